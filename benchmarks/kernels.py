@@ -1,0 +1,160 @@
+"""Every kernel and the full local steps against a copy, on one device.
+
+    python benchmarks/kernels.py --sizes 1e5,1e6,25e6,2^25 --out benchmark-results
+
+Each round runs every subject once, one after the other, so that a noisy machine is noisy for all of them; printed are
+medians over the rounds with their quartiles, and ratios to a copy (``x * 2``) and to a read pass (``max |x|``) of the same
+run. Runs on CPU, GPU and TPU unchanged. Writes a JSON and a PNG.
+
+A peer is any Python module with ``compress(array) -> payload`` and ``decompress(payload) -> array`` over float32 NumPy
+arrays: ``--peer path/to/module.py`` times the two together. PyTorch's PowerSGD hooks run beside ours where torch is installed.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+from peers import load_peers
+from subjects import SUBJECTS, Subject
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", default="1e5,1e6,2^25", help="entries, separated by commas (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=15, help="timed rounds after one that warms up (default: %(default)s)"
+    )
+    parser.add_argument("--only", default="", help="names of subjects, separated by commas; copy and read always run")
+    parser.add_argument("--peer", action="append", default=[], help="a module with compress and decompress; repeatable")
+    parser.add_argument("--no-torch", action="store_true", help="leave PyTorch's hooks out")
+    parser.add_argument("--out", type=Path, default=Path("benchmark-results"), help="folder (default: %(default)s)")
+    return parser.parse_args()
+
+
+def parse_size(text: str) -> int:
+    base, _, power = text.partition("^")
+    size = int(float(base) ** int(power)) if power else int(float(text))
+    if size < 1:
+        raise SystemExit(f"a size must be at least 1, got {text}")
+    return size
+
+
+def measure(subjects: dict[str, Subject], n: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds of every round of every subject, interleaved."""
+    gradient = np.random.default_rng(0).standard_normal(n, dtype=np.float32)
+    running = {name: subject.start(gradient) for name, subject in subjects.items()}
+    for step in running.values():
+        step()
+    seconds: dict[str, list[float]] = {name: [] for name in running}
+    for _ in range(rounds):
+        for name, step in running.items():
+            begin = time.perf_counter()
+            step()
+            seconds[name].append(time.perf_counter() - begin)
+    return seconds
+
+
+def summary(seconds: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """Medians and quartiles in milliseconds, and ratios of medians, and of what each round gives."""
+    copy, read = seconds["copy"], seconds["read"]
+    result = {}
+    for name, values in seconds.items():
+        low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+        result[name] = {
+            "ms": 1e3 * middle,
+            "ms_low": 1e3 * low,
+            "ms_high": 1e3 * high,
+            "copies": statistics.median(v / c for v, c in zip(values, copy, strict=True)),
+            "reads": statistics.median(v / r for v, r in zip(values, read, strict=True)),
+        }
+    return result
+
+
+def table(n: int, rows: dict[str, dict[str, float]]) -> str:
+    lines = [f"\n{n:,} entries, float32", ""]
+    lines += ["| subject | ms (quartiles) | x copy | x read |", "|---|---:|---:|---:|"]
+    for name, row in rows.items():
+        spread = f"{row['ms']:.2f} ({row['ms_low']:.2f} .. {row['ms_high']:.2f})"
+        lines.append(f"| {name} | {spread} | {row['copies']:.2f} | {row['reads']:.2f} |")
+    return "\n".join(lines)
+
+
+def plot(results: dict[int, dict[str, dict[str, float]]], path: Path, title: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    sizes = sorted(results)
+    names = list(results[sizes[0]])
+    figure, axes = plt.subplots(figsize=(11, 6.5), layout="constrained")
+    colours = plt.get_cmap("tab20").colors
+    for i, name in enumerate(names):
+        style = {"copy": ("black", "-", 2.5), "read": ("black", "--", 2.0)}.get(name, (colours[i % 20], "-", 1.2))
+        times = [results[n][name]["ms"] for n in sizes]
+        axes.plot(
+            sizes, times, color=style[0], linestyle=style[1], linewidth=style[2], marker="o", markersize=3, label=name
+        )
+    # The roofline: reading the gradient once, at the best bandwidth that a read pass reached at any size.
+    best = max(4 * n / results[n]["read"]["ms"] for n in sizes)
+    axes.plot(
+        sizes, [4 * n / best for n in sizes], color="grey", linestyle=":", label="one read at the best bandwidth seen"
+    )
+    axes.set(xscale="log", yscale="log", xlabel="entries (float32)", ylabel="milliseconds (median)", title=title)
+    axes.grid(alpha=0.3, which="both", linewidth=0.5)
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def machine() -> dict[str, str | int | None]:
+    device = jax.devices()[0]
+    model = next(
+        (line.split(":")[1].strip() for line in cpuinfo() if line.startswith("model name")), platform.processor()
+    )
+    return {
+        "processor": model,
+        "cores": os.cpu_count(),
+        "device": device.device_kind,
+        "platform": device.platform,
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+    }
+
+
+def cpuinfo() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def main() -> None:
+    options = arguments()
+    wanted = [name for name in options.only.split(",") if name]
+    subjects = {name: s for name, s in SUBJECTS.items() if not wanted or name in (*wanted, "copy", "read")}
+    subjects |= load_peers(options.peer, torch=not options.no_torch)
+    unknown = [name for name in wanted if name not in subjects]
+    if unknown:
+        raise SystemExit(f"no subject {', '.join(unknown)}; there are {', '.join(SUBJECTS)}")
+    facts = machine()
+    print(", ".join(f"{k} {v}" for k, v in facts.items()))
+    results = {}
+    for n in map(parse_size, options.sizes.split(",")):
+        results[n] = summary(measure(subjects, n, options.rounds))
+        print(table(n, results[n]), flush=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    target = options.out / f"kernels-{facts['platform']}"
+    report = {"machine": facts, "rounds": options.rounds, "results": {str(n): rows for n, rows in results.items()}}
+    target.with_suffix(".json").write_text(json.dumps(report, indent=1))
+    plot(
+        results, target.with_suffix(".png"), f"One device: {facts['device']} ({facts['processor']}), jax {facts['jax']}"
+    )
+    print(f"\nwrote {target}.json and {target}.png")
+
+
+if __name__ == "__main__":
+    main()

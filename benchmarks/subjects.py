@@ -1,0 +1,168 @@
+"""What ``kernels.py`` times: each subject takes a gradient and returns a function that does one round."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import gradcomp_jax as gc
+from gradcomp_jax import kernels
+
+Start = Callable[[np.ndarray], Callable[[], None]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """Attributes: ``start(gradient)`` compiles and returns one round; ``note`` says what is in it."""
+
+    start: Start
+    note: str
+
+
+def pure(function: Callable[[jax.Array], Any]) -> Start:
+    """A function of the gradient."""
+
+    def start(gradient: np.ndarray) -> Callable[[], None]:
+        x, jitted = jnp.asarray(gradient), jax.jit(function)
+
+        def step() -> None:
+            jax.block_until_ready(jitted(x))
+
+        return step
+
+    return start
+
+
+def prepared(prepare: Callable[[jax.Array], Any], function: Callable[[Any], Any]) -> Start:
+    """A function of something made of the gradient beforehand, a payload say."""
+
+    def start(gradient: np.ndarray) -> Callable[[], None]:
+        made, jitted = jax.block_until_ready(jax.jit(prepare)(jnp.asarray(gradient))), jax.jit(function)
+
+        def step() -> None:
+            jax.block_until_ready(jitted(made))
+
+        return step
+
+    return start
+
+
+def donated(init: Callable[[jax.Array], Any], function: Callable[[jax.Array, Any], Any]) -> Start:
+    """A step whose state is updated in place."""
+
+    def start(gradient: np.ndarray) -> Callable[[], None]:
+        x = jnp.asarray(gradient)
+        jitted = jax.jit(function, donate_argnums=1)
+        holder = [jax.tree.map(jnp.array, init(x))]
+
+        def step() -> None:
+            holder[0] = jax.block_until_ready(jitted(x, holder[0]))
+
+        return step
+
+    return start
+
+
+KEY = jax.random.key(0)
+
+
+def encode(compressor: gc.compressors.Compressor) -> Callable[[jax.Array], Any]:
+    """Statistics and payload of a whole gradient."""
+
+    def run(x: jax.Array) -> Any:
+        rows, count = kernels.as_rows(x, compressor.block), kernels.valid_counts(x.size, compressor.block)
+        local = compressor.measure(rows, count)
+        shared = local if compressor.agrees else None
+        payload, _ = compressor.encode(rows, (), KEY, count=count, local=local, shared=shared)
+        return payload, None if shared is None else jnp.broadcast_to(shared, count.shape)
+
+    return run
+
+
+def decode_add(compressor: gc.compressors.Compressor) -> Start:
+    """One payload, decoded and added to a dense sum in place."""
+
+    def init(x: jax.Array) -> Any:
+        return jnp.zeros((kernels.row_count(x.size, compressor.block), compressor.block)), encode(compressor)(x)
+
+    def add(x: jax.Array, state: Any) -> Any:
+        total, (payload, shared) = state
+        return total + compressor.decode(payload, shared=shared), (payload, shared)
+
+    return donated(init, add)
+
+
+def select_with_residual(x: jax.Array) -> Any:
+    compressor = gc.compressors.topk(1e-3)
+    rows = kernels.as_rows(x, compressor.block)
+    payload, _ = compressor.encode(rows, (), KEY, count=kernels.valid_counts(x.size, compressor.block))
+    return payload, rows - compressor.decode(payload)
+
+
+def local_step(tx: Any) -> Start:
+    """Memory, payload and its absorption, without the averaged update: what one worker computes."""
+    return donated(tx.init, lambda x, state: tx.update(x, state)[1])
+
+
+def whole_step(tx: Any) -> Start:
+    """The local step, and plain SGD on parameters that are updated in place."""
+
+    def step(x: jax.Array, carried: Any) -> Any:
+        updates, state = tx.update(x, carried[0])
+        return state, carried[1] - 0.1 * updates
+
+    return donated(lambda x: (tx.init(x), jnp.zeros_like(x)), step)
+
+
+def momentum_alone(x: jax.Array, state: Any) -> Any:
+    velocity = 0.9 * state[0] + x
+    return velocity, state[1] + velocity
+
+
+def ternarize_with_uniform(x: jax.Array) -> jax.Array:
+    """The usual formulation: jax.random, a byte for each value."""
+    scale = jnp.max(jnp.abs(x))
+    taken = jax.random.uniform(KEY, x.shape) < jnp.abs(x) / scale
+    return jnp.where(taken, jnp.sign(x), 0.0).astype(jnp.int8)
+
+
+def naive_dgc(x: jax.Array, state: Any) -> Any:
+    """The usual formulation: one global lax.top_k, dense masks."""
+    velocity, accumulated = momentum_alone(x, state)
+    index = lax.top_k(jnp.abs(accumulated), max(1, x.size // 1000))[1]
+    keep = jnp.ones(x.shape, bool).at[index].set(False)
+    payload = accumulated[index]
+    return jnp.where(keep, velocity, 0.0), jnp.where(keep, accumulated, 0.0) + 0 * payload[0]
+
+
+TERNARY = gc.compressors.ternary(clip=None)
+CLIPPED = gc.compressors.ternary()
+EVERYTHING = {"axis_name": None, "select": lambda path, leaf: True}
+
+SUBJECTS: dict[str, Subject] = {
+    "copy": Subject(pure(lambda x: x * 2), "x * 2 into fresh memory"),
+    "read": Subject(pure(lambda x: jnp.max(jnp.abs(x))), "max |x|"),
+    "ternarize + pack": Subject(pure(encode(TERNARY)), "scale, stochastic rounding, 1.6 bits"),
+    "ternarize + pack, clipped": Subject(pure(encode(CLIPPED)), "the same with sigma"),
+    "top 1 of 1024": Subject(pure(encode(gc.compressors.topk(1e-3))), "16-bit index, bfloat16 value"),
+    "top 4 of 1024": Subject(pure(encode(gc.compressors.topk(4e-3))), "the same, four of each block"),
+    "top 32 of 1024": Subject(pure(encode(gc.compressors.topk(1 / 32))), "the same, 32 of each block"),
+    "top 1 of 1024 + residual": Subject(pure(select_with_residual), "payload and what stays behind"),
+    "block int8": Subject(pure(encode(gc.compressors.block_int8())), "scale of 256, nearest"),
+    "decode + add ternary": Subject(decode_add(TERNARY), "one payload into a dense sum"),
+    "decode + add top 1": Subject(decode_add(gc.compressors.topk(1e-3)), "one payload into a dense sum"),
+    "decode + add int8": Subject(decode_add(gc.compressors.block_int8()), "one payload into a dense sum"),
+    "u = m u + g, v = v + u": Subject(donated(lambda x: (x, x), momentum_alone), "momentum alone, state donated"),
+    "dgc local step": Subject(local_step(gc.dgc(**EVERYTHING)), "state donated; no update"),
+    "dgc step + sgd": Subject(whole_step(gc.dgc(**EVERYTHING)), "state and parameters donated"),
+    "terngrad encode + decode": Subject(
+        pure(lambda x: gc.terngrad(**EVERYTHING).update(x, gc.terngrad(**EVERYTHING).init(x))[0]), "one worker"
+    ),
+    "naive: jax.random ternarize": Subject(pure(ternarize_with_uniform), "int8 values, not packed"),
+    "naive: lax.top_k 0.1%": Subject(pure(lambda x: lax.top_k(jnp.abs(x), max(1, x.size // 1000))), "global"),
+    "naive: dgc with lax.top_k": Subject(donated(lambda x: (x, x), naive_dgc), "state donated"),
+}

@@ -1,0 +1,58 @@
+"""Validators for what users pass. Every message names the value and the remedy."""
+
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+
+def static_number(name: str, value: Any) -> float:
+    """Returns ``value`` as given, refusing arrays: it decides a shape or a program."""
+    if isinstance(value, jax.Array) or not isinstance(value, (int, float)):
+        raise TypeError(
+            f"{name} must be a Python number, because shapes depend on it, got {type(value).__name__}; "
+            f"under optax.inject_hyperparams add {name!r} to static_args"
+        )
+    return value
+
+
+def in_unit_interval(name: str, value: Any) -> float:
+    """Checks ``0 < value <= 1``."""
+    number = static_number(name, value)
+    if not 0 < number <= 1:
+        raise ValueError(f"{name} must be in (0, 1], got {value}")
+    return number
+
+
+def positive_int(name: str, value: Any) -> int:
+    """Checks for an integer of at least 1."""
+    number = static_number(name, value)
+    if isinstance(value, bool) or int(number) != number or number < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {value}")
+    return int(number)
+
+
+def at_least_zero(name: str, value: Any) -> Any:
+    """Checks ``value >= 0``; arrays (a schedule's value) are passed through unchecked."""
+    if isinstance(value, (int, float)) and not (value >= 0 and math.isfinite(value)):
+        raise ValueError(f"{name} must be finite and at least 0, got {value}")
+    return value
+
+
+def below_one(name: str, value: Any) -> Any:
+    """Checks ``0 <= value < 1``; arrays are passed through unchecked."""
+    if isinstance(value, (int, float)) and not 0 <= value < 1:
+        raise ValueError(f"{name} must be in [0, 1), got {value}")
+    return value
+
+
+def one_of(name: str, value: Any, choices: Iterable[Any]) -> Any:
+    """Checks membership, suggesting the nearest name."""
+    known = list(choices)
+    if value not in known:
+        near = difflib.get_close_matches(str(value), [str(c) for c in known], n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}{hint}")
+    return value

@@ -1,0 +1,34 @@
+"""The ``gradcomp`` command.
+
+Only the standard library is imported here, so that a missing extra is one clear sentence.
+"""
+
+import importlib.util
+import shlex
+import sys
+from collections.abc import Sequence
+
+_NEEDED = {"typer": "typer", "rich": "rich", "matplotlib": "matplotlib"}
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Runs the command line and exits: 0 when done, 2 for a mistake of the user.
+
+    Args:
+      args: the words after ``gradcomp``; those of the process by default.
+    """
+    missing = [name for name, module in _NEEDED.items() if not _is_installed(module)]
+    if missing:
+        print(
+            f"gradcomp: the command line needs {', '.join(missing)}: pip install 'gradcomp-jax[cli]'",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
+    from gradcomp_jax.cli.app import app
+
+    words = list(sys.argv[1:] if args is None else args)
+    app(words, prog_name="gradcomp", obj=shlex.join(["gradcomp", *words]))
+
+
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None

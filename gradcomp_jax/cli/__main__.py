@@ -1,0 +1,5 @@
+"""``python -m gradcomp_jax.cli`` is ``gradcomp``."""
+
+from gradcomp_jax.cli import main
+
+main()

@@ -1,0 +1,264 @@
+"""The commands: what they take, and what they leave behind."""
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from gradcomp_jax.cli import devices, report
+from gradcomp_jax.cli.plot import save_plot
+from gradcomp_jax.cli.progress import Bar
+from gradcomp_jax.experiments import (
+    Comparison,
+    Dataset,
+    ExperimentError,
+    SettingError,
+    Settings,
+    Task,
+    Trainer,
+    compare,
+    count_baselines,
+    data_mesh,
+    load,
+    summarize,
+    task,
+    train_with_checkpoints,
+)
+from gradcomp_jax.experiments.errors import look_up
+from gradcomp_jax.experiments.machine import versions
+from gradcomp_jax.experiments.recipes import ABLATIONS, DEFAULT, RECIPES, ROUTES
+from gradcomp_jax.experiments.settings import split_batch
+from gradcomp_jax.experiments.tasks import TASKS
+
+_METHODS = ", ".join(RECIPES)
+_DATASETS = ", ".join(TASKS)
+_OUT = pathlib.Path("gradcomp-results")
+
+app = typer.Typer(
+    help="Gradient compression for JAX: train with it, and see what it saves.",
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+
+DatasetOption = Annotated[str, typer.Option(help=f"What to train on: {_DATASETS}.")]
+DataDirOption = Annotated[
+    pathlib.Path | None,
+    typer.Option(help="Folder of the data set's files, if not where its package puts them."),
+]
+WorkersOption = Annotated[int, typer.Option(help="Devices that share every batch.")]
+EpochsOption = Annotated[int | None, typer.Option(help="Passes over the training set; the task's own by default.")]
+BatchOption = Annotated[
+    int | None,
+    typer.Option(help="Examples in a step, all workers together; the task's own by default."),
+]
+RateOption = Annotated[float | None, typer.Option(help="Learning rate; the task's own by default.")]
+MomentumOption = Annotated[float | None, typer.Option(help="Momentum, in [0, 1).")]
+DensityOption = Annotated[
+    float | None,
+    typer.Option(help="Share of the entries that DGC sends, in (0, 1]; the task's own by default."),
+]
+RealOption = Annotated[
+    bool,
+    typer.Option("--real-devices", help="Use the devices that JAX finds instead of simulated CPU workers."),
+]
+OutOption = Annotated[pathlib.Path, typer.Option(help="Folder for the picture and the JSON.")]
+
+MarkdownOption = Annotated[pathlib.Path | None, typer.Option(help="Also write the table to this Markdown file.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"gradcomp {versions()['gradcomp-jax']}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    del version
+
+
+@app.command("compare")
+def compare_command(
+    context: typer.Context,
+    dataset: DatasetOption = "digits",
+    methods: Annotated[
+        str,
+        typer.Option(help=f"Names with commas between: {_METHODS}; also 'all', 'ablations' and 'routes'."),
+    ] = ",".join(DEFAULT),
+    seeds: Annotated[int, typer.Option(help="Runs of each method: seeds 0, 1, 2, ...")] = 5,
+    workers: WorkersOption = 8,
+    epochs: EpochsOption = None,
+    batch: BatchOption = None,
+    learning_rate: RateOption = None,
+    momentum: MomentumOption = None,
+    density: DensityOption = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Two seeds, a few epochs: a trial, not a result.")] = False,
+    data_dir: DataDirOption = None,
+    real_devices: RealOption = False,
+    out: OutOption = _OUT,
+    markdown: MarkdownOption = None,
+) -> None:
+    """Train several methods with equal hyper-parameters, and compare accuracy and bytes.
+
+    Every method sees the same examples in the same order from the same initial parameters.
+    The bytes are read from the compiled programs.
+    """
+    console = Console()
+    with _user_errors():
+        names = _method_names(methods)
+        if seeds < 1:
+            raise SettingError(f"seeds must be at least 1, got {seeds}")
+        the_task = task(dataset)
+        if quick:
+            seeds = min(seeds, 2)
+            epochs = max(the_task.settings.epochs // 10, 1) if epochs is None else epochs
+        settings = _settings(the_task, workers, epochs, batch, learning_rate, momentum, density)
+        if not real_devices:
+            devices.simulate(workers)
+        data = _load(dataset, data_dir, settings)
+        _make_folder(out)
+        with Bar(Console(stderr=True), runs=seeds * len(names)) as bar:
+            result = compare(the_task, data, names, seeds=range(seeds), settings=settings, listener=bar)
+        command = context.obj or "gradcomp compare"
+        written = _write(result, out, f"compare-{dataset}", command, markdown)
+    _show(console, result, written)
+
+
+@app.command("train")
+def train_command(
+    context: typer.Context,
+    method: Annotated[str, typer.Option(help=f"One of: {_METHODS}.")] = "dgc",
+    dataset: DatasetOption = "digits",
+    seed: Annotated[int, typer.Option(help="Of the parameters and of the order.")] = 0,
+    workers: WorkersOption = 8,
+    epochs: EpochsOption = None,
+    batch: BatchOption = None,
+    learning_rate: RateOption = None,
+    momentum: MomentumOption = None,
+    density: DensityOption = None,
+    checkpoint: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="Save every epoch in this folder, and go on from what is there."),
+    ] = None,
+    data_dir: DataDirOption = None,
+    real_devices: RealOption = False,
+    out: OutOption = _OUT,
+    markdown: MarkdownOption = None,
+) -> None:
+    """Train one method once, with checkpoints if wanted."""
+    console = Console()
+    with _user_errors():
+        the_task = task(dataset)
+        settings = _settings(the_task, workers, epochs, batch, learning_rate, momentum, density)
+        look_up("method", method, RECIPES)
+        if not real_devices:
+            devices.simulate(workers)
+        data = _load(dataset, data_dir, settings)
+        _make_folder(out)
+        with Bar(Console(stderr=True), runs=1) as bar:
+            trainer = Trainer(method, the_task, data, settings, listener=bar)
+            baselines = count_baselines(the_task, data, settings, known=[trainer], listener=bar)
+            if checkpoint is None:
+                run = trainer.run(seed, listener=bar)
+            else:
+                run = train_with_checkpoints(trainer, seed, checkpoint, listener=bar)
+        result = summarize([run], baselines)
+        command = context.obj or "gradcomp train"
+        written = _write(result, out, f"train-{method}-{dataset}", command, markdown)
+    _show(console, result, written)
+
+
+def _method_names(text: str) -> list[str]:
+    """Returns the names that ``text`` stands for, each of them known and there once."""
+    groups = {name: (name,) for name in RECIPES} | {"all": tuple(RECIPES), "ablations": ABLATIONS, "routes": ROUTES}
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise SettingError(f"methods must not be empty: name some of {_METHODS}")
+    names = [name for word in words for name in look_up("method", word, groups)]
+    return list(dict.fromkeys(names))
+
+
+def _settings(
+    the_task: Task,
+    workers: int,
+    epochs: int | None,
+    batch: int | None,
+    learning_rate: float | None,
+    momentum: float | None,
+    density: float | None,
+) -> Settings:
+    """Returns the task's settings with what the user has said in their place."""
+    # The batch stays what it is when the workers change, and with it the training problem.
+    shared = split_batch(the_task.settings.batch if batch is None else batch, workers)
+    said: dict[str, Any] = {
+        "epochs": epochs,
+        "learning_rate": learning_rate,
+        "momentum": momentum,
+        "density": density,
+    }
+    given = {name: value for name, value in said.items() if value is not None}
+    return dataclasses.replace(the_task.settings, workers=workers, batch_per_worker=shared, **given)
+
+
+def _load(dataset: str, data_dir: pathlib.Path | None, settings: Settings) -> Dataset:
+    """Reads the data, and makes sure before anything is drawn that a run can start."""
+    data_mesh(settings.workers, settings.axis_name)
+    data = load(dataset, data_dir=data_dir)
+    settings.steps_per_epoch(len(data.train_x))
+    return data
+
+
+def _make_folder(folder: pathlib.Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(f"cannot write to {folder}: {error}") from error
+
+
+def _write(
+    result: Comparison, out: pathlib.Path, stem: str, command: str, markdown: pathlib.Path | None
+) -> list[pathlib.Path]:
+    """Writes the picture, the JSON and, if wanted, the Markdown; returns their paths."""
+    picture, figures = out / f"{stem}.png", out / f"{stem}.json"
+    try:
+        figures.write_text(result.to_json(command=command))
+        save_plot(result, picture)
+        if markdown is None:
+            return [picture, figures]
+        markdown.parent.mkdir(parents=True, exist_ok=True)
+        markdown.write_text(report.markdown(result, command=command))
+    except OSError as error:
+        raise SettingError(f"cannot write the results: {error}") from error
+    return [picture, figures, markdown]
+
+
+def _show(console: Console, result: Comparison, written: list[pathlib.Path]) -> None:
+    console.print(report.title(result), style="bold", highlight=False)
+    console.print()
+    console.print(report.table(result))
+    console.print()
+    for note in report.notes(result):
+        console.print(note, style="dim", highlight=False)
+    for path in written:
+        console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _user_errors() -> Iterator[None]:
+    """Turns a mistake of the user into one sentence on stderr and exit code 2."""
+    try:
+        yield
+    except ExperimentError as error:
+        typer.echo(f"gradcomp: {error}", err=True)
+        raise typer.Exit(2) from error

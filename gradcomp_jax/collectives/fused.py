@@ -1,0 +1,63 @@
+"""Many small arrays through one collective: one buffer for each word width crosses, not one for each array."""
+
+from collections.abc import Callable, Sequence
+
+import jax.numpy as jnp
+from jax import lax
+
+from gradcomp_jax import _compat, kernels
+from gradcomp_jax._typing import Array, AxisName
+
+
+def _fuse(arrays: Sequence[Array], lead: int, cross: Callable[[Array], Array]) -> list[Array]:
+    """Joins arrays by dtype after ``lead`` kept dimensions, crosses each buffer and takes the arrays apart again.
+
+    ``cross`` may add leading dimensions but must leave the last one alone.
+    """
+    results: list[Array | None] = [None] * len(arrays)
+    for dtype in dict.fromkeys(a.dtype for a in arrays):
+        members = [i for i, a in enumerate(arrays) if a.dtype == dtype]
+        flat = [arrays[i].reshape(*arrays[i].shape[:lead], -1) for i in members]
+        buffer = flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=-1)
+        crossed = cross(buffer)
+        start = 0
+        for i, piece in zip(members, flat, strict=True):
+            part = lax.slice_in_dim(crossed, start, start + piece.shape[-1], axis=crossed.ndim - 1)
+            results[i] = part.reshape(*crossed.shape[:-1], *arrays[i].shape[lead:])
+            start += piece.shape[-1]
+    return [r for r in results if r is not None]
+
+
+def _as_words(arrays: Sequence[Array], lead: int, cross: Callable[[Array], Array]) -> list[Array]:
+    crossed = _fuse([kernels.to_words(a) for a in arrays], lead, cross)
+    return [kernels.from_words(c, a.dtype) for c, a in zip(crossed, arrays, strict=True)]
+
+
+def all_to_all(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Array]:
+    """Sends slice j of every array ``[N, ...]`` to worker j; the result's slice i came from worker i."""
+    if axis_name is None:
+        return list(arrays)
+
+    def cross(buffer: Array) -> Array:
+        return lax.all_to_all(_compat.varying(buffer, axis_name), axis_name, 0, 0, tiled=True)
+
+    return _as_words(arrays, 1, cross)
+
+
+def all_gather(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Array]:
+    """Stacks every worker's arrays on a new leading dimension, replicated."""
+    return _as_words(arrays, 0, lambda buffer: _compat.all_gather(buffer, axis_name))
+
+
+def psum(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Array]:
+    """Adds every worker's arrays, in their own dtype."""
+    if axis_name is None:
+        return list(arrays)
+    return _fuse(arrays, 0, lambda buffer: lax.psum(buffer, axis_name))
+
+
+def pmax(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Array]:
+    """The largest of every worker's entries."""
+    if axis_name is None:
+        return list(arrays)
+    return _fuse(arrays, 0, lambda buffer: lax.pmax(buffer, axis_name))

@@ -1,0 +1,150 @@
+"""What every compressor is: a static pair of encode and decode over rows."""
+
+import abc
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from gradcomp_jax import kernels
+from gradcomp_jax._typing import Array, PyTree
+
+Payload = Any
+"""A registered dataclass of arrays; every leaf's leading dimension is ``rows``, with a static shape."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Compressor(abc.ABC):
+    """Encodes each row of a float32 ``[rows, block]`` view of a tensor by itself.
+
+    Static and hashable: configuration only, no arrays. Because every payload leaf leads with ``rows``, a
+    collective can split, route and reassemble any payload without knowing its format.
+    """
+
+    @property
+    @abc.abstractmethod
+    def block(self) -> int:
+        """Entries of a row."""
+
+    @property
+    def summable(self) -> bool:
+        """Whether payloads of several workers add up, leaf by leaf, to the payload of the sum."""
+        return False
+
+    @property
+    def selects(self) -> bool:
+        """Whether a payload holds some of a row's entries and the others decode to exactly zero."""
+        return False
+
+    @property
+    def lossless(self) -> bool:
+        """Whether decoding returns the rows bit for bit."""
+        return False
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the decoded payload has the (clipped) rows as its expectation."""
+        return self.lossless
+
+    def init(self, shape: tuple[int, ...]) -> PyTree:
+        """State of one tensor of the given shape; none by default."""
+        del shape
+        return ()
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all workers must know the maximum over the workers of what :meth:`measure` returns."""
+        return False
+
+    def measure(self, rows: Array, count: Array) -> Array | None:
+        """A statistic that :meth:`encode` needs before its own pass: float32 ``[rows]`` or ``[1]``, or ``None``.
+
+        In a function of its own so that each reads the rows once: the caller may compute them anew for each pass
+        instead of holding them. Not finite where an entry is not. ``count`` (int32 ``[rows]``) says how many entries
+        of each row are not padding.
+        """
+        del rows, count
+        return None
+
+    @abc.abstractmethod
+    def encode(
+        self,
+        rows: Array,
+        state: PyTree,
+        key: Array,
+        *,
+        count: Array,
+        local: Array | None = None,
+        shared: Array | None = None,
+    ) -> tuple[Payload, PyTree]:
+        """Encodes float32 ``[rows, block]``.
+
+        Args:
+            rows: zeros in the padding.
+            state: what :meth:`init` or the previous call returned.
+            key: typed JAX key, different for every worker, tensor and step.
+            count: int32 ``[rows]``, valid entries of each row.
+            local: what :meth:`measure` returned here.
+            shared: its maximum over the workers, where they :attr:`agree <agrees>`.
+        """
+
+    def finite(self, payload: Payload, local: Array | None) -> Array:
+        """Whether every entry that was encoded is finite, boolean scalar, told from the payload and the statistic.
+
+        Every code has a number in which one bad entry shows (the largest value, a scale), so the check costs no pass
+        over the gradient.
+        """
+        numbers = [a for a in jax.tree.leaves((payload, local)) if jnp.issubdtype(a.dtype, jnp.floating)]
+        return jnp.stack([kernels.all_finite(a) for a in numbers]).all()
+
+    @abc.abstractmethod
+    def decode(self, payload: Payload, *, shared: Array | None = None) -> Array:
+        """Returns float32 ``[rows, block]``."""
+
+    def reduce(self, payloads: Payload, *, shared: Array | None = None) -> Array:
+        """Decodes and sums the payloads of N workers, stacked on a new leading dimension.
+
+        Memory is one dense copy, whatever N is. The order of the sum is fixed, so equal payloads give equal bits on
+        every worker.
+        """
+
+        def one(i: int | Array) -> Array:
+            picked = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), payloads)
+            return self.decode(picked, shared=shared)
+
+        workers = jax.tree.leaves(payloads)[0].shape[0]
+        if workers == 1:
+            return one(0)
+        return lax.fori_loop(1, workers, lambda i, total: total + one(i), one(0))
+
+    def back(self, workers: int) -> "Compressor":
+        """The compressor of the way back: what an owner encodes the mean of ``workers`` payloads with."""
+        del workers
+        return self
+
+    def exact_back(self, workers: int) -> bool:
+        """Whether the way back reproduces the mean of the decoded payloads exactly."""
+        return self.back(workers).lossless
+
+    def rounding(self, rows: Array, payload: Payload) -> Payload:
+        """For a selection: a payload with the same positions and what rounding took from their values."""
+        raise TypeError(f"{type(self).__name__} is not a selection")
+
+    def payload_bytes(self, rows: int) -> int:
+        """Bytes of the payload of ``rows`` rows."""
+        spec = jax.eval_shape(
+            lambda r, c, s: self.encode(
+                r,
+                self.init(()),
+                jax.random.key(0),
+                count=c,
+                local=self.measure(r, c),
+                shared=s if self.agrees else None,
+            )[0],
+            jax.ShapeDtypeStruct((rows, self.block), jnp.float32),
+            jax.ShapeDtypeStruct((rows,), jnp.int32),
+            jax.ShapeDtypeStruct((rows,), jnp.float32),
+        )
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(spec))

@@ -1,0 +1,76 @@
+"""Plain numbers: float32 as it is, or rounded to bfloat16."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradcomp_jax._typing import Array, PyTree
+from gradcomp_jax.compressors.base import Compressor
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DensePayload:
+    """Values ``[rows, 1]`` in the compressor's dtype; decoding is a cast."""
+
+    values: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense(Compressor):
+    """See :func:`dense`."""
+
+    dtype: Any
+
+    @property
+    def block(self) -> int:
+        """One entry a row: nothing is padded but to the number of workers."""
+        return 1
+
+    @property
+    def summable(self) -> bool:
+        """A sum of casts is a cast of a sum, up to the dtype's rounding."""
+        return True
+
+    @property
+    def lossless(self) -> bool:
+        """Only float32 is."""
+        return jnp.dtype(self.dtype) == jnp.float32
+
+    def encode(
+        self,
+        rows: Array,
+        state: PyTree,
+        key: Array,
+        *,
+        count: Array,
+        local: Array | None = None,
+        shared: Array | None = None,
+    ) -> tuple[DensePayload, PyTree]:
+        """Casts to the dtype, to the nearest value."""
+        del key, count, local, shared
+        return DensePayload(rows.astype(self.dtype)), state
+
+    def decode(self, payload: DensePayload, *, shared: Array | None = None) -> Array:
+        """Casts to float32."""
+        del shared
+        return payload.values.astype(jnp.float32)
+
+    def reduce(self, payloads: DensePayload, *, shared: Array | None = None) -> Array:
+        """Sums in float32; the cast fuses into the reduction."""
+        del shared
+        return jnp.sum(payloads.values.astype(jnp.float32), axis=0)
+
+
+def dense(dtype: Any = jnp.float32) -> Dense:
+    """No compression, or a cast to bfloat16 (8 bits of mantissa; the baseline that every method has to beat).
+
+    Raises:
+        ValueError: for a dtype that is neither float32 nor bfloat16.
+    """
+    resolved = jnp.dtype(dtype)
+    if resolved not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)):
+        raise ValueError(f"dtype must be float32 or bfloat16, got {resolved.name}")
+    return Dense(resolved)

@@ -1,0 +1,203 @@
+"""Several methods with equal hyper-parameters and the same seeds, side by side."""
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gradcomp_jax.experiments import recipes
+from gradcomp_jax.experiments.datasets import Dataset
+from gradcomp_jax.experiments.errors import SettingError, look_up
+from gradcomp_jax.experiments.machine import machine, versions
+from gradcomp_jax.experiments.run import Listener, RunResult, StepTime, Trainer, Wire
+from gradcomp_jax.experiments.settings import Settings
+from gradcomp_jax.experiments.tasks import Task
+
+BASELINES = ("dense-bf16", "dense-f32")
+_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MethodResult:
+    """What the runs of one method gave together.
+
+    Attributes:
+      method: a name of ``recipes.RECIPES``.
+      runs: one for each seed.
+      accuracy_mean: mean over the seeds of the final test accuracy, in ``[0, 1]``.
+      accuracy_std: its standard deviation over the seeds (``n - 1``); 0 for one seed.
+      wire: bytes that a device sends.
+      ratio_bf16: bytes of the bfloat16 all-reduce over bytes of this method, per step.
+      ratio_f32: the same for the float32 all-reduce.
+      step_time: the median over the seeds of each figure.
+    """
+
+    method: str
+    runs: tuple[RunResult, ...]
+    accuracy_mean: float
+    accuracy_std: float
+    wire: Wire
+    ratio_bf16: float
+    ratio_f32: float
+    step_time: StepTime
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Comparison:
+    """The result of :func:`compare`.
+
+    Attributes:
+      dataset: a name of ``datasets.SOURCES``.
+      settings: the hyper-parameters that all methods shared.
+      seeds: what was run.
+      methods: in the order that was asked for.
+      baseline_bytes: bytes that a device sends in a step of each dense method.
+      machine: where it was measured.
+      versions: with what.
+    """
+
+    dataset: str
+    settings: Settings
+    seeds: tuple[int, ...]
+    methods: tuple[MethodResult, ...]
+    baseline_bytes: dict[str, int]
+    machine: dict[str, str | int]
+    versions: dict[str, str]
+
+    def to_dict(self, *, command: str = "") -> dict[str, Any]:
+        """Returns everything as plain values, with the command line that produced it."""
+        fields = dataclasses.asdict(self)
+        for method in fields["methods"]:
+            for run in method["runs"]:
+                run["loss"] = [_short(loss) for loss in run["loss"]]
+                # The same for every run, and stated once for the method or the comparison.
+                for name in ("method", "dataset", "settings", "wire"):
+                    del run[name]
+        return {"format": _FORMAT, "command": command, **fields}
+
+    def to_json(self, *, command: str = "") -> str:
+        """Returns :meth:`to_dict` as JSON."""
+        return json.dumps(self.to_dict(command=command), allow_nan=False)
+
+
+def compare(
+    the_task: Task,
+    dataset: Dataset,
+    methods: Sequence[str],
+    *,
+    seeds: Sequence[int],
+    settings: Settings | None = None,
+    listener: Listener | None = None,
+) -> Comparison:
+    """Trains every method with every seed, and counts its bytes against both dense baselines.
+
+    Seeds are the outer loop, so that a machine whose speed drifts is unfair to no method. A step is
+    compiled once for each method. A baseline that is not among ``methods`` is compiled for its
+    bytes and not trained.
+
+    Args:
+      the_task: the network and the default hyper-parameters.
+      dataset: what to train on.
+      methods: names of ``recipes.RECIPES``, each once.
+      seeds: each once.
+      settings: the hyper-parameters; those of the task by default.
+      listener: hears of every compilation, step and epoch.
+
+    Raises:
+      UnknownNameError: if a method is unknown.
+      SettingError: if a method or a seed is given twice or not at all, or the settings do not fit.
+    """
+    settings = settings or the_task.settings
+    for kind, values in (("methods", methods), ("seeds", seeds)):
+        if not values:
+            raise SettingError(f"{kind} must not be empty")
+        if len(set(values)) < len(values):
+            listed = ", ".join(map(str, values))
+            raise SettingError(f"{kind} must differ from each other, got {listed}")
+    for method in methods:
+        look_up("method", method, recipes.RECIPES)
+
+    trainers = {method: Trainer(method, the_task, dataset, settings, listener=listener) for method in methods}
+    baseline_bytes = count_baselines(the_task, dataset, settings, known=trainers.values(), listener=listener)
+    runs: list[RunResult] = []
+    for seed in seeds:
+        runs.extend(trainers[method].run(seed, listener=listener) for method in methods)
+    return summarize(runs, baseline_bytes)
+
+
+def count_baselines(
+    the_task: Task,
+    dataset: Dataset,
+    settings: Settings,
+    *,
+    known: Iterable[Trainer] = (),
+    listener: Listener | None = None,
+) -> dict[str, int]:
+    """Returns the bytes that a device sends in a step of each dense method.
+
+    Args:
+      the_task: the network.
+      dataset: what it trains on, for the shape of a batch.
+      settings: the hyper-parameters.
+      known: trainers that are compiled already.
+      listener: hears of every further compilation.
+    """
+    sent = {trainer.method: trainer.wire.sent for trainer in known}
+    for name in BASELINES:
+        if name not in sent:
+            sent[name] = Trainer(name, the_task, dataset, settings, listener=listener).wire.sent
+    return {name: sent[name] for name in BASELINES}
+
+
+def summarize(runs: Sequence[RunResult], baseline_bytes: dict[str, int]) -> Comparison:
+    """Puts runs with equal settings side by side.
+
+    Args:
+      runs: at least one; methods keep the order in which they first appear.
+      baseline_bytes: bytes of a step of each dense method.
+    """
+    by_method: dict[str, list[RunResult]] = {}
+    for run in runs:
+        by_method.setdefault(run.method, []).append(run)
+    return Comparison(
+        dataset=runs[0].dataset,
+        settings=runs[0].settings,
+        seeds=tuple(dict.fromkeys(run.seed for run in runs)),
+        methods=tuple(_summarize(group, baseline_bytes) for group in by_method.values()),
+        baseline_bytes=baseline_bytes,
+        machine=machine(),
+        versions=versions(),
+    )
+
+
+def _summarize(runs: Sequence[RunResult], baseline_bytes: dict[str, int]) -> MethodResult:
+    accuracy = [run.final_accuracy for run in runs]
+    times = [run.step_time for run in runs]
+    wire = runs[0].wire
+    return MethodResult(
+        method=runs[0].method,
+        runs=tuple(runs),
+        accuracy_mean=statistics.fmean(accuracy),
+        accuracy_std=statistics.stdev(accuracy) if len(accuracy) > 1 else 0.0,
+        wire=wire,
+        ratio_bf16=_ratio(baseline_bytes["dense-bf16"], wire.sent),
+        ratio_f32=_ratio(baseline_bytes["dense-f32"], wire.sent),
+        step_time=StepTime(
+            median=statistics.median(time.median for time in times),
+            lower_quartile=statistics.median(time.lower_quartile for time in times),
+            upper_quartile=statistics.median(time.upper_quartile for time in times),
+            steps=sum(time.steps for time in times),
+        ),
+    )
+
+
+def _short(loss: float) -> float | None:
+    """Five digits, and no value where there is none: JSON knows no NaN."""
+    return float(f"{loss:.5g}") if math.isfinite(loss) else None
+
+
+def _ratio(baseline: int, sent: int) -> float:
+    # One worker sends nothing, whatever the method.
+    return baseline / sent if sent else 1.0

@@ -1,0 +1,41 @@
+"""Errors that a user of the experiments can cause, and can mend by reading the message."""
+
+import difflib
+from collections.abc import Mapping
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+class ExperimentError(ValueError):
+    """Base of every error that is the user's to mend: a name, a combination, a missing file."""
+
+
+class UnknownNameError(ExperimentError):
+    """A method or a data set that no registry knows."""
+
+
+class SettingError(ExperimentError):
+    """A value, or a combination of values, that no run can have."""
+
+
+class MissingDataError(ExperimentError):
+    """A data set that is not on this machine; the message names the command that installs it."""
+
+
+def look_up(kind: str, name: str, table: Mapping[str, _T]) -> _T:
+    """Returns ``table[name]``, or raises with the known names and the closest of them.
+
+    Args:
+      kind: what the names are, in the words of a message: ``"method"``, ``"data set"``.
+      name: the name to look up.
+      table: the registry.
+
+    Raises:
+      UnknownNameError: if ``name`` is not in ``table``.
+    """
+    if name in table:
+        return table[name]
+    close = difflib.get_close_matches(name.lower(), table, n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise UnknownNameError(f"unknown {kind} {name!r}{hint} (known: {', '.join(table)})")

@@ -1,0 +1,92 @@
+"""The two small networks of the experiments, and their loss."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen
+
+Params: TypeAlias = Any
+
+
+CLASSIFIER = "classifier"
+"""Name of the last layer of every model here."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Model:
+    """A network as two functions of explicit parameters.
+
+    Attributes:
+      init: ``init(key) -> params``, a tree of float32 arrays.
+      apply: ``apply(params, images) -> logits``; float32 ``[batch, height, width, channels]`` in,
+        float32 ``[batch, classes]`` out.
+    """
+
+    init: Callable[[jax.Array], Params]
+    apply: Callable[[Params, jax.Array], jax.Array]
+
+
+class _ConvNet(linen.Module):
+    """3x3x16, 3x3x32 with stride 2, dense 64, dense ``classes``; ReLU between."""
+
+    classes: int
+
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = linen.relu(linen.Conv(16, (3, 3))(x))
+        x = linen.relu(linen.Conv(32, (3, 3), strides=(2, 2))(x))
+        x = x.reshape((x.shape[0], -1))
+        x = linen.relu(linen.Dense(64)(x))
+        return linen.Dense(self.classes, name=CLASSIFIER)(x)
+
+
+class _Mlp(linen.Module):
+    """Dense layers of the given widths with ReLU between, then ``classes`` logits."""
+
+    widths: Sequence[int]
+    classes: int
+
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x.reshape((x.shape[0], -1))
+        for width in self.widths:
+            x = linen.relu(linen.Dense(width)(x))
+        return linen.Dense(self.classes, name=CLASSIFIER)(x)
+
+
+def conv_net(image: tuple[int, int, int] = (8, 8, 1), classes: int = 10) -> Model:
+    """Returns a conv net of 38 thousand parameters for 8x8 images."""
+    return _from_linen(_ConvNet(classes), image)
+
+
+def mlp(
+    image: tuple[int, int, int] = (28, 28, 1),
+    widths: Sequence[int] = (512, 256),
+    classes: int = 10,
+) -> Model:
+    """Returns a fully connected net; by default 784-512-256-10, 536 thousand parameters."""
+    return _from_linen(_Mlp(tuple(widths), classes), image)
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Returns the mean cross-entropy, in nats.
+
+    Args:
+      logits: float32 ``[batch, classes]``.
+      labels: int32 ``[batch]``.
+    """
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
+
+
+def _from_linen(module: linen.Module, image: tuple[int, int, int]) -> Model:
+    def init(key: jax.Array) -> Params:
+        return module.init(key, jnp.zeros((1, *image), jnp.float32))["params"]
+
+    def apply(params: Params, images: jax.Array) -> jax.Array:
+        return module.apply({"params": params}, images)  # type: ignore[return-value]
+
+    return Model(init, apply)

@@ -1,0 +1,205 @@
+"""The methods that can be compared, each as an optax chain that takes per-device gradients.
+
+Every recipe trains with the same learning rate and momentum. What differs is how the gradient
+crosses the axis and, for DGC, where the momentum lives.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradcomp_jax import collectives
+from gradcomp_jax.compressors import block_int8, ternary, topk
+from gradcomp_jax.compressors import dense as dense_code
+from gradcomp_jax.experiments.errors import SettingError, look_up
+from gradcomp_jax.experiments.models import CLASSIFIER
+from gradcomp_jax.experiments.settings import Settings
+from gradcomp_jax.methods import dense, dgc, terngrad
+from gradcomp_jax.transforms import exchange
+from gradcomp_jax.transforms.plan import gains
+
+Transformation: TypeAlias = optax.GradientTransformationExtraArgs
+WarmUp: TypeAlias = tuple[tuple[int, float], ...]
+
+# 1712.01887, section 3.3: 75%, 93.75%, 98.4375% and 99.6% of the entries stay behind.
+_WARM_UP_DENSITIES = (0.25, 0.0625, 0.015625, 0.004)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recipe:
+    """A method with its place in an optimizer.
+
+    Attributes:
+      make: ``make(settings, warm_up, seed) -> transformation``.
+      summary: one line for a person.
+      warms_up: whether the density falls to its final value over the first steps.
+    """
+
+    make: Callable[[Settings, WarmUp, int], Transformation]
+    summary: str
+    warms_up: bool = False
+
+    def warm_up(self, settings: Settings, steps_per_epoch: int) -> WarmUp:
+        """Returns the ``(steps, density)`` stages before the final density; empty if none."""
+        return warm_up_stages(settings, steps_per_epoch) if self.warms_up else ()
+
+
+def warm_up_stages(settings: Settings, steps_per_epoch: int) -> WarmUp:
+    """Cuts the warm-up epochs into equal stages of falling density.
+
+    Densities at or below the final one are left out, so a dense enough run has no warm-up.
+    """
+    densities = [density for density in _WARM_UP_DENSITIES if density > settings.density]
+    steps = round(settings.warm_up_epochs * steps_per_epoch)
+    if not densities or not steps:
+        return ()
+    edges = [round(steps * i / len(densities)) for i in range(len(densities) + 1)]
+    lengths = [after - before for before, after in itertools.pairwise(edges)]
+    return tuple((n, density) for n, density in zip(lengths, densities, strict=True) if n)
+
+
+def build(method: str, settings: Settings, steps_per_epoch: int, *, seed: int = 0) -> Transformation:
+    """Makes the transformation of a method.
+
+    The seed of random rounding is part of the state: transformations that differ in nothing but
+    their seed have states of one structure and the same ``update``, so a step that was compiled
+    with one of them runs with the state of another.
+
+    Args:
+      method: a name of :data:`RECIPES`.
+      settings: the shared hyper-parameters.
+      steps_per_epoch: steps in one pass over the training set, for the warm-up.
+      seed: of random rounding.
+
+    Raises:
+      UnknownNameError: if there is no such method.
+      SettingError: if the method cannot run with these settings.
+    """
+    recipe = look_up("method", method, RECIPES)
+    try:
+        return recipe.make(settings, recipe.warm_up(settings, steps_per_epoch), seed)
+    except ValueError as error:
+        raise SettingError(f"{method}: {error}") from error
+
+
+def _after(exchange: Transformation, settings: Settings) -> Transformation:
+    """The exchange, then SGD with momentum on the averaged gradient."""
+    return optax.chain(exchange, optax.sgd(settings.learning_rate, momentum=settings.momentum))
+
+
+def _dense(settings: Settings, warm_up: WarmUp, seed: int, *, dtype: Any) -> Transformation:
+    del warm_up, seed
+    return _after(dense(axis_name=settings.axis_name, dtype=dtype), settings)
+
+
+def _terngrad(settings: Settings, warm_up: WarmUp, seed: int, *, down: Literal["levels", "ternary"]) -> Transformation:
+    del warm_up
+    gain = gains(ternary(down=down), dense_code())
+
+    def select(path: str, leaf: Any) -> bool:
+        """The paper's practice: the last classification layer stays dense."""
+        return CLASSIFIER not in path and gain(path, leaf)
+
+    make = functools.partial(terngrad, axis_name=settings.axis_name, down=down, select=select)
+    return _after(_seeded(make, seed), settings)
+
+
+def _dgc(settings: Settings, warm_up: WarmUp, seed: int, **ablation: Any) -> Transformation:
+    """DGC with some of its options replaced; the momentum is inside, so plain SGD follows."""
+    del seed
+    options = {
+        "axis_name": settings.axis_name,
+        "density": settings.density,
+        "momentum": settings.momentum,
+        "clip_norm": settings.clip_norm,
+        "warm_up": warm_up,
+        **ablation,
+    }
+    return optax.chain(dgc(**options), optax.sgd(settings.learning_rate))
+
+
+def _dgc_gather(settings: Settings, warm_up: WarmUp, seed: int) -> Transformation:
+    """By gather one worker sends N - 1 payloads, in two phases 2 (N - 1) / N: as many bytes at 2 / N of the density."""
+    share = 2 / settings.workers
+    stages = tuple((steps, density * share) for steps, density in warm_up)
+    return _dgc(dataclasses.replace(settings, density=settings.density * share), stages, seed, route="gather")
+
+
+def _route(name: str) -> collectives.Route:
+    return collectives.gather() if name == "gather" else collectives.two_phase(cast(collectives.Remainder, name))
+
+
+def _residual(settings: Settings, warm_up: WarmUp, seed: int, *, route: str, share: float = 1.0) -> Transformation:
+    """Top-k with error feedback, and the momentum after it."""
+    del warm_up, seed
+    code = topk(settings.density * share)
+    return _after(exchange(code, axis_name=settings.axis_name, route=_route(route)), settings)
+
+
+def _int8(settings: Settings, warm_up: WarmUp, seed: int, *, route: str) -> Transformation:
+    """Block int8 with error feedback, and the momentum after it."""
+    del warm_up, seed
+    return _after(exchange(block_int8(), axis_name=settings.axis_name, route=_route(route)), settings)
+
+
+class _SeededState(NamedTuple):
+    key: jax.Array
+    inner: Any
+
+
+def _seeded(make: Callable[..., Transformation], seed: int) -> Transformation:
+    """A transformation whose key lies in its state and not in the compiled program."""
+    make(key=seed)  # What it refuses, it refuses now.
+
+    def init(params: Any) -> _SeededState:
+        key = jax.random.key(seed)
+        return _SeededState(jax.random.key_data(key), make(key=key).init(params))
+
+    def update(updates: Any, state: _SeededState, params: Any = None, **extra: Any) -> tuple[Any, _SeededState]:
+        key = jax.random.wrap_key_data(state.key)
+        updates, inner = make(key=key).update(updates, state.inner, params, **extra)
+        return updates, _SeededState(state.key, inner)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+RECIPES: dict[str, Recipe] = {
+    "dense-f32": Recipe(functools.partial(_dense, dtype=jnp.float32), "float32 all-reduce"),
+    "dense-bf16": Recipe(functools.partial(_dense, dtype=jnp.bfloat16), "bfloat16 on the wire, float32 sums"),
+    "terngrad": Recipe(
+        functools.partial(_terngrad, down="levels"), "TernGrad, exact levels on the way back, last layer dense"
+    ),
+    "terngrad-ternary": Recipe(functools.partial(_terngrad, down="ternary"), "TernGrad, ternary again on the way back"),
+    "dgc": Recipe(_dgc, "Deep Gradient Compression, complete", warms_up=True),
+    "dgc-no-correction": Recipe(
+        functools.partial(_dgc, momentum_correction=False),
+        "DGC with a plain residual, and the momentum after the exchange",
+        warms_up=True,
+    ),
+    "dgc-no-masking": Recipe(functools.partial(_dgc, masking=False), "DGC without factor masking", warms_up=True),
+    "dgc-no-warm-up": Recipe(_dgc, "DGC at its final density from the first step"),
+    "dgc-no-clip": Recipe(functools.partial(_dgc, clip_norm=None), "DGC without local clipping", warms_up=True),
+    "dgc-gather": Recipe(_dgc_gather, "DGC by gather, at the density that sends the same bytes", warms_up=True),
+    "topk-gather": Recipe(
+        functools.partial(_residual, route="gather", share=0.25), "top-k with a residual, by gather at the same bytes"
+    ),
+    "topk-put-back": Recipe(functools.partial(_residual, route="put_back"), "top-k with a residual, in two phases"),
+    "topk-server": Recipe(functools.partial(_residual, route="server"), "the same with a server residual"),
+    "int8-gather": Recipe(functools.partial(_int8, route="gather"), "block int8 with a residual, by gather"),
+    "int8-put-back": Recipe(functools.partial(_int8, route="put_back"), "block int8 with a residual, in two phases"),
+    "int8-server": Recipe(functools.partial(_int8, route="server"), "the same with a server residual"),
+}
+
+ROUTES = (
+    "dense-bf16",
+    "dgc",
+    *(name for name in RECIPES if name.rpartition("-")[2] in ("gather", "back", "server")),
+)
+DEFAULT = ("dense-bf16", "terngrad", "dgc")
+ABLATIONS = ("dense-bf16", "dgc", *(name for name in RECIPES if name.startswith("dgc-no-")))

@@ -1,0 +1,111 @@
+"""A run that is saved after every epoch, and goes on from what is saved."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+from typing import Any
+
+from gradcomp_jax.experiments.errors import SettingError
+from gradcomp_jax.experiments.run import Listener, Past, RunResult, Trainer
+from gradcomp_jax.training import restore_checkpoint, save_checkpoint
+
+_RECORD = "run.json"
+
+
+def train_with_checkpoints(
+    trainer: Trainer,
+    seed: int,
+    folder: pathlib.Path,
+    *,
+    listener: Listener | None = None,
+) -> RunResult:
+    """Trains, saves after every epoch, and starts from the last epoch saved if there is one.
+
+    The result is that of a run which was never broken off, bit for bit. Where the number of workers has changed and the
+    batch has not, the run goes on with its per-device state handed to the new workers.
+
+    Args:
+      trainer: the compiled method.
+      seed: of the initial parameters and of the order of the examples.
+      folder: where to save; it is made when it is not there.
+      listener: hears of every step and epoch.
+
+    Raises:
+      SettingError: if ``folder`` holds another run, or one that has had all its epochs.
+    """
+    what = _describe(trainer, seed)
+    saver = _Saver(what, folder, listener or Listener())
+    return trainer.run(seed, listener=saver, past=_restore(trainer, seed, what, folder))
+
+
+class _Saver(Listener):
+    """Passes everything on, and saves first."""
+
+    def __init__(self, what: dict[str, Any], folder: pathlib.Path, listener: Listener) -> None:
+        self._what = what
+        self._folder = folder.absolute()
+        self._listener = listener
+
+    def started(self, method: str, seed: int, steps: int) -> None:
+        self._listener.started(method, seed, steps)
+
+    def stepped(self, method: str, seed: int, step: int, loss: float) -> None:
+        self._listener.stepped(method, seed, step, loss)
+
+    def finished_epoch(self, method: str, seed: int, epoch: int, past: Past) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        state = self._folder / f"epoch-{epoch}"
+        if state.exists():
+            # Left behind by a run that was stopped between the two lines below.
+            shutil.rmtree(state)
+        save_checkpoint(state, past.state)
+        record = {**self._what, "epoch": epoch, "loss": past.loss, "accuracy": past.accuracy}
+        # The record names the state and is replaced in one go: a run that is stopped here, at any
+        # moment, leaves a record whose state is complete.
+        draft = self._folder / f"{_RECORD}.draft"
+        draft.write_text(json.dumps(record))
+        os.replace(draft, self._folder / _RECORD)
+        for old in self._folder.glob("epoch-*"):
+            if old != state:
+                shutil.rmtree(old)
+        self._listener.finished_epoch(method, seed, epoch, past)
+
+    def finished(self, result: RunResult) -> None:
+        self._listener.finished(result)
+
+
+def _restore(trainer: Trainer, seed: int, what: dict[str, Any], folder: pathlib.Path) -> Past | None:
+    path = folder.absolute() / _RECORD
+    if not path.is_file():
+        return None
+    try:
+        record = json.loads(path.read_text())
+        epoch, loss, accuracy = record["epoch"], record["loss"], record["accuracy"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SettingError(f"{path} is not the record of a run: use another folder") from error
+    for name, value in what.items():
+        if record.get(name) != value:
+            raise SettingError(
+                f"{folder} holds a run with {name} {record.get(name)}, not {value}: "
+                "use the same value or another folder"
+            )
+    like = trainer.initial_state(seed)
+    state = restore_checkpoint(path.parent / f"epoch-{epoch}", like)
+    return Past(state, tuple(loss), tuple(accuracy))
+
+
+def _describe(trainer: Trainer, seed: int) -> dict[str, Any]:
+    """What two runs must have in common for one to go on with the other."""
+    settings = dataclasses.asdict(trainer.settings)
+    # More epochs are what a run goes on for, and workers may share the same batch anew.
+    for name in ("epochs", "workers", "batch_per_worker"):
+        del settings[name]
+    return {
+        "method": trainer.method,
+        "dataset": trainer.dataset.name,
+        "seed": seed,
+        "batch": trainer.settings.batch,
+        **settings,
+    }

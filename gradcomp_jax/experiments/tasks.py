@@ -1,0 +1,67 @@
+"""Data set, network and hyper-parameters that belong together.
+
+The hyper-parameters are those of the dense run: no method has a learning rate or momentum of its own.
+The clipping threshold lets about nine in ten local gradients pass as they are.
+"""
+
+import dataclasses
+
+from gradcomp_jax.experiments import models
+from gradcomp_jax.experiments.errors import look_up
+from gradcomp_jax.experiments.settings import Settings
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Task:
+    """One thing to train.
+
+    Attributes:
+      dataset: a name of ``datasets.SOURCES``.
+      model: the network.
+      settings: what a run uses unless the user says otherwise.
+      summary: one line for a person.
+    """
+
+    dataset: str
+    model: models.Model
+    settings: Settings
+    summary: str
+
+
+def task(dataset: str) -> Task:
+    """Returns the task on a data set.
+
+    Raises:
+      UnknownNameError: if there is no such data set.
+    """
+    return look_up("data set", dataset, TASKS)
+
+
+TASKS: dict[str, Task] = {
+    "digits": Task(
+        "digits",
+        models.conv_net(),
+        Settings(
+            epochs=30,
+            batch_per_worker=8,
+            learning_rate=0.05,
+            density=0.01,
+            clip_norm=8.0,
+            warm_up_epochs=2,
+        ),
+        "conv net of 38 thousand parameters on scikit-learn's 8x8 digits",
+    ),
+    "fashion-mnist": Task(
+        "fashion-mnist",
+        models.mlp(),
+        Settings(
+            epochs=6,
+            batch_per_worker=16,
+            learning_rate=0.02,
+            density=0.001,
+            clip_norm=8.0,
+            warm_up_epochs=0.5,
+        ),
+        "MLP 784-512-256-10 on Fashion-MNIST",
+    ),
+}

@@ -1,0 +1,32 @@
+"""Pure functions on one array: packing, ternarization, selection, quantization. No axes, trees or optax."""
+
+from gradcomp_jax.kernels.casting import from_words as from_words
+from gradcomp_jax.kernels.casting import to_words as to_words
+from gradcomp_jax.kernels.packing import pack_bits as pack_bits
+from gradcomp_jax.kernels.packing import pack_digits as pack_digits
+from gradcomp_jax.kernels.packing import pack_ternary as pack_ternary
+from gradcomp_jax.kernels.packing import packed_length as packed_length
+from gradcomp_jax.kernels.packing import unpack_bits as unpack_bits
+from gradcomp_jax.kernels.packing import unpack_digits as unpack_digits
+from gradcomp_jax.kernels.packing import unpack_ternary as unpack_ternary
+from gradcomp_jax.kernels.quantize import dequantize_int8 as dequantize_int8
+from gradcomp_jax.kernels.quantize import quantize_int8 as quantize_int8
+from gradcomp_jax.kernels.random import hash_bits as hash_bits
+from gradcomp_jax.kernels.random import uniform as uniform
+from gradcomp_jax.kernels.reductions import all_finite as all_finite
+from gradcomp_jax.kernels.reductions import largest_of_rows as largest_of_rows
+from gradcomp_jax.kernels.rows import as_rows as as_rows
+from gradcomp_jax.kernels.rows import from_rows as from_rows
+from gradcomp_jax.kernels.rows import row_count as row_count
+from gradcomp_jax.kernels.rows import valid_counts as valid_counts
+from gradcomp_jax.kernels.rows import valid_mask as valid_mask
+from gradcomp_jax.kernels.selection import exact_top_k as exact_top_k
+from gradcomp_jax.kernels.selection import place_in_rows as place_in_rows
+from gradcomp_jax.kernels.selection import recall as recall
+from gradcomp_jax.kernels.selection import sampled_threshold as sampled_threshold
+from gradcomp_jax.kernels.selection import take_from_rows as take_from_rows
+from gradcomp_jax.kernels.selection import top_entries as top_entries
+from gradcomp_jax.kernels.selection import top_of_rows as top_of_rows
+from gradcomp_jax.kernels.ternary import clip_bound as clip_bound
+from gradcomp_jax.kernels.ternary import ternarize as ternarize
+from gradcomp_jax.kernels.ternary import ternarize_packed as ternarize_packed

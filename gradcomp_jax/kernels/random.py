@@ -1,0 +1,61 @@
+"""Random numbers for stochastic rounding.
+
+The fast generator is a counter-based hash: the number at position ``i`` depends on ``i`` and the key alone,
+so it fuses into the kernel that uses it and does not depend on how the array is sharded. threefry, JAX's
+own generator, is several times slower and stays selectable.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from gradcomp_jax._typing import Array
+
+Generator = Literal["hash", "threefry"]
+GENERATORS: tuple[Generator, ...] = ("hash", "threefry")
+
+
+def mix(x: Array) -> Array:
+    """A bijection of uint32 with low bias (the two-multiply xor-shift construction of Wellons, hash-prospector)."""
+    x = x ^ (x >> 16)
+    x = x * jnp.uint32(0x7FEB352D)
+    x = x ^ (x >> 15)
+    x = x * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+def hash_bits(key: Array, shape: tuple[int, ...], *, first: Array | int = 0, stride: int | None = None) -> Array:
+    """Uniform uint32 ``shape`` from a key, by hashing each entry's position.
+
+    Args:
+        key: a typed JAX key (scalar).
+        shape: ``(rows, width)``.
+        first: position of the first entry in the whole tensor, where these rows are a part of it.
+        stride: positions from one row to the next, where these are some columns of longer rows; ``width`` by default.
+    """
+    words = jax.random.key_data(key).reshape(-1).astype(jnp.uint32)
+    row = jax.lax.broadcasted_iota(jnp.uint32, shape, 0) * jnp.uint32(shape[1] if stride is None else stride)
+    position = row + jax.lax.broadcasted_iota(jnp.uint32, shape, 1) + jnp.asarray(first).astype(jnp.uint32)
+    # Two rounds with a key word before each: after one round alone, keys that differ in a word have streams that are
+    # permutations of each other. The second word carries the first for the same reason.
+    return mix(mix(position ^ words[0]) + (words[-1] ^ mix(words[0])))
+
+
+def uniform(
+    key: Array,
+    shape: tuple[int, ...],
+    generator: Generator = "hash",
+    *,
+    first: Array | int = 0,
+    stride: int | None = None,
+) -> Array:
+    """Uniform float32 in [0, 1) with 24 random bits, shape ``(rows, width)``; see :func:`hash_bits`.
+
+    Only the hash can start at a position; threefry draws the shape as a whole.
+    """
+    if generator == "threefry":
+        return jax.random.uniform(key, shape, jnp.float32)
+    # Through int32: a conversion from uint32 takes several instructions where the signed one takes one.
+    bits = (hash_bits(key, shape, first=first, stride=stride) >> 8).astype(jnp.int32)
+    return bits.astype(jnp.float32) * jnp.float32(2**-24)

@@ -1,0 +1,42 @@
+"""A tensor seen as float32 rows of a fixed length, and back."""
+
+import jax
+import jax.numpy as jnp
+
+from gradcomp_jax._typing import Array
+
+
+def row_count(size: int, block: int) -> int:
+    """Number of rows of ``block`` entries that hold ``size`` entries."""
+    return -(-size // block)
+
+
+def as_rows(x: Array, block: int) -> Array:
+    """Flattens ``x`` of any shape and real dtype into float32 ``[ceil(size / block), block]``, zeros at the end."""
+    flat = x.reshape(-1).astype(jnp.float32)
+    rows = row_count(flat.size, block)
+    if flat.size != rows * block:
+        flat = jnp.pad(flat, (0, rows * block - flat.size))
+    return flat.reshape(rows, block)
+
+
+def from_rows(rows: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    """Inverse of :func:`as_rows`: drops the padding and restores shape and dtype."""
+    size = 1
+    for n in shape:
+        size *= n
+    flat = rows.reshape(-1)
+    if flat.size != size:
+        flat = jax.lax.slice(flat, (0,), (size,))
+    return flat.reshape(shape).astype(dtype)
+
+
+def valid_counts(size: int, block: int) -> Array:
+    """How many entries of each row are not padding: int32 ``[rows]``."""
+    start = jax.lax.iota(jnp.int32, row_count(size, block)) * block
+    return jnp.clip(size - start, 0, block)
+
+
+def valid_mask(count: Array, block: int) -> Array:
+    """Boolean ``[rows, block]``, true where an entry is not padding."""
+    return jax.lax.broadcasted_iota(jnp.int32, (count.shape[0], block), 1) < count[:, None]

@@ -1,0 +1,196 @@
+"""Which entries to send: the largest of each row, the exact largest, or all above a sampled threshold."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from gradcomp_jax._typing import Array
+from gradcomp_jax.kernels.reductions import max_of_rows
+
+
+def _keys(rows: Array, low_bits: int) -> Array:
+    """One int32 for each entry, ordered as the magnitudes are, that names its position in its row and its sign.
+
+    The low ``low_bits`` bits of the mantissa give way to the sign (the lowest of them) and the position.
+    """
+    bits = lax.bitcast_convert_type(rows, jnp.int32)
+    position = lax.broadcasted_iota(jnp.int32, rows.shape, 1)
+    negative = lax.shift_right_logical(bits, jnp.int32(31))
+    return (bits & jnp.int32(0x7FFFFFFF & -(1 << low_bits))) | (position << 1) | negative
+
+
+def _low_bits(block: int) -> int:
+    return max(1, (block - 1).bit_length()) + 1
+
+
+def _best_keys(rows: Array, k: int) -> Array:
+    """The ``k`` best keys of every row, int32 ``[rows, k]``."""
+    block = rows.shape[1]
+    keys = _keys(rows, _low_bits(block))
+    if k == 1:
+        return max_of_rows(keys)[:, None]
+    # The best of each lane first, in one pass; then the best lanes. With 16 lanes for each entry wanted, few of the
+    # largest share a lane, and one that does stays behind and is seen in the next step.
+    lanes = 64
+    while lanes < 16 * k:
+        lanes *= 2
+    if block % lanes == 0 and block > lanes:
+        keys = lax.optimization_barrier(jnp.max(keys.reshape(-1, block // lanes, lanes), axis=1))
+    if k > ROUNDS:
+        # As float32, whose order is that of the bits here: backends sort integers whole, several times slower.
+        place = lax.top_k(lax.bitcast_convert_type(keys, jnp.float32), k)[1]
+        return jnp.take_along_axis(keys, place, axis=1)
+    best = [max_of_rows(keys)]
+    for _ in range(k - 1):
+        # Keys of one row are distinct: below the last one is without it.
+        best.append(max_of_rows(jnp.where(keys < best[-1][:, None], keys, -1)))
+    return jnp.stack(best, axis=1)
+
+
+ROUNDS = 8
+"""Up to this many entries of a row are found one after the other, beyond it by sorting."""
+
+
+def top_of_rows(rows: Array, k: int) -> Array:
+    """Positions of the ``k`` largest magnitudes of every row, approximately.
+
+    Magnitudes are compared without their lowest ``log2(block) + 1`` mantissa bits: an entry counts as largest up to a
+    relative difference of 2**-12 for a block of 1024. For ``k > 1`` and ``16 k`` below the block, the row is first
+    reduced to at least ``16 k`` lanes, so a large entry that shares a lane with a larger one is missed;
+    :func:`recall` says how many are found. A selection rule need not be finer: what is not sent stays behind.
+
+    Args:
+        rows: float32 ``[rows, block]``.
+        k: at most ``block``.
+
+    Returns:
+        int32 ``[rows, k]``, distinct within a row.
+    """
+    return top_entries(rows, k)[0]
+
+
+def top_entries(rows: Array, k: int) -> tuple[Array, Array]:
+    """:func:`top_of_rows` with the values, from one pass over the rows.
+
+    Args:
+        rows: float32 ``[rows, block]``; a row with a NaN or an infinity gives one.
+        k: at most ``block``.
+
+    Returns:
+        ``(index, value)``: int32 and float32 ``[rows, k]``. Where 11 or fewer bits hold position and sign (a block of
+        at most 1024), values lack those bits of the mantissa: they are the entries cut to 12 bits, which a cast to
+        bfloat16 (7 bits) does not notice much and a residual sees. For larger blocks they are the entries themselves.
+    """
+    n, block = rows.shape
+    if n == 0:
+        return jnp.zeros((0, k), jnp.int32), jnp.zeros((0, k), jnp.float32)
+    low_bits = _low_bits(block)
+    if low_bits > 20:
+        index = lax.top_k(jnp.abs(rows), k)[1].astype(jnp.int32)
+        return index, take_from_rows(rows, index)
+    keys = _best_keys(rows, k)
+    index = (keys & jnp.int32((1 << low_bits) - 1)) >> 1
+    if low_bits > 11:
+        return index, take_from_rows(rows, index)
+    sign = keys << 31
+    value = lax.bitcast_convert_type((keys & jnp.int32(0x7FFFFFFF & -(1 << low_bits))) | sign, jnp.float32)
+    return index, value
+
+
+def recall(rows: Array, k: int) -> Array:
+    """The part of the true ``k`` largest of each row that :func:`top_of_rows` finds: float32 scalar in [0, 1].
+
+    Args:
+        rows: float32 ``[rows, block]``, at least one row.
+        k: at most ``block``.
+    """
+    smallest = lax.top_k(jnp.abs(rows), k)[0][:, -1:]
+    found = jnp.abs(take_from_rows(rows, top_of_rows(rows, k))) >= smallest
+    return jnp.mean(found.astype(jnp.float32))
+
+
+def take_from_rows(rows: Array, index: Array) -> Array:
+    """Values at ``index`` (int ``[rows, k]``) of each row: float32 ``[rows, k]``."""
+    if rows.shape[0] == 0:
+        return jnp.zeros(index.shape, rows.dtype)
+    return jnp.take_along_axis(rows, index.astype(jnp.int32), axis=1)
+
+
+def place_in_rows(index: Array, value: Array, block: int, into: Array | None = None) -> Array:
+    """Dense rows with ``value`` added at ``index``; positions are distinct within a row.
+
+    Args:
+        index: integer ``[rows, k]``.
+        value: float32 ``[rows, k]``.
+        block: length of a row.
+        into: float32 ``[rows, block]`` to add to; zeros by default.
+    """
+    n, k = index.shape
+    if k <= ROUNDS and into is None:
+        # A comparison per entry fuses with whatever consumes the rows; a scatter would be a pass of its own.
+        position = lax.broadcasted_iota(jnp.int32, (n, block), 1)
+        dense = jnp.zeros((n, block), jnp.float32)
+        for j in range(k):
+            dense = jnp.where(position == index[:, j : j + 1].astype(jnp.int32), value[:, j : j + 1], dense)
+        return dense
+    base = jnp.zeros((n, block), jnp.float32) if into is None else into
+    row = lax.broadcasted_iota(jnp.int32, (n, k), 0)
+    return base.at[row, index.astype(jnp.int32)].add(value, unique_indices=True, mode="promise_in_bounds")
+
+
+def exact_top_k(x: Array, k: int) -> tuple[Array, Array]:
+    """The ``k`` largest magnitudes of a whole vector.
+
+    Args:
+        x: float32 ``[n]``.
+        k: at most n.
+
+    Returns:
+        ``(index, value)``: int32 ``[k]`` and float32 ``[k]``, largest first.
+    """
+    if x.size == 0 or k == 0:
+        return jnp.zeros((0,), jnp.int32), jnp.zeros((0,), x.dtype)
+    index = lax.top_k(jnp.abs(x), k)[1].astype(jnp.int32)
+    return index, x[index]
+
+
+def sampled_threshold(
+    x: Array, k: int, *, capacity: int, samples: int, key: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Everything above a threshold that is estimated from a sample, up to a fixed capacity.
+
+    The threshold is the magnitude that a fraction ``k / n`` of the sample exceeds. More entries than ``capacity``
+    can pass it: then the largest of those are taken, never the first in index order, and the number that found
+    no room is handed back; they stay with the caller.
+
+    Args:
+        x: float32 ``[n]``, n >= 1.
+        k: number of entries wanted.
+        capacity: entries in the result, at least ``k``.
+        samples: entries sampled, with replacement.
+        key: typed JAX key.
+
+    Returns:
+        ``(index, value, taken, overflow)``: int32 ``[capacity]`` and float32 ``[capacity]``, unused places with index
+        ``n`` and value 0; int32 scalars.
+
+    References:
+        Lin et al., 2018, Deep Gradient Compression, https://arxiv.org/abs/1712.01887, section 5 (hierarchical
+        sampling).
+    """
+    n = x.size
+    magnitude = jnp.abs(x)
+    sample = magnitude[jax.random.randint(key, (samples,), 0, n)]
+    keep = min(samples, max(1, round(samples * k / n)))
+    threshold = lax.top_k(sample, keep)[0][-1]
+    # An exact zero carries nothing: without this an all-zero vector would pass whole.
+    passed = (magnitude >= threshold) & (magnitude > 0)
+    count = jnp.sum(passed, dtype=jnp.int32)
+    width = min(capacity, n)
+    best, index = lax.top_k(jnp.where(passed, magnitude, -1.0), width)
+    used = best > 0
+    index = jnp.where(used, index.astype(jnp.int32), n)
+    value = jnp.where(used, x[jnp.minimum(index, n - 1)], 0.0)
+    pad = (0, capacity - width)
+    taken = jnp.minimum(count, capacity)
+    return jnp.pad(index, pad, constant_values=n), jnp.pad(value, pad), taken, count - taken

@@ -1,0 +1,116 @@
+"""TernGrad's ternarization: clip, scale, stochastic rounding to {-1, 0, 1}.
+
+Wen et al., 2017, https://arxiv.org/abs/1705.07878, sections 3.1 to 3.3.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from gradcomp_jax._typing import Array
+from gradcomp_jax.kernels import rows as _rows
+from gradcomp_jax.kernels.packing import pack_ternary, packed_length, plane_starts
+from gradcomp_jax.kernels.random import Generator, uniform
+from gradcomp_jax.kernels.reductions import largest, largest_of_rows
+
+_EXPONENT = np.uint32(0x7F800000)  # the exponent bits of a float32
+_FLAT = 1e-3  # a variance below this part of the mean square is a constant's rounding error
+_SAFE = (1e-15, 1e15)  # magnitudes whose squares, summed, neither vanish nor overflow
+
+
+def clip_bound(rows: Array, count: Array, *, clip: float | None, per_row: bool) -> Array:
+    r"""The largest magnitude after clipping, which is also the scale of an unshared ternary code.
+
+    :math:`\min(\max|g|, c\,\sigma)`, with sigma the standard deviation of the valid entries.
+
+    Where sigma is 0 (a constant, a single entry) nothing is clipped: clipping there would zero the tensor for ever.
+    A tensor as a whole is read once, so its variance is a difference of sums: below a thousandth of the mean square
+    (sigma below 3% of the root mean square) it counts as constant, and outside magnitudes of 1e-15 to 1e15 nothing is
+    clipped.
+
+    Args:
+        rows: float32 ``[rows, block]``, zeros in the padding.
+        count: int32 ``[rows]``, valid entries of each row.
+        clip: c; ``None`` does not clip.
+        per_row: one bound for each row, or one for the tensor.
+
+    Returns:
+        float32 ``[rows]`` (``per_row``) or ``[1]``.
+    """
+    if rows.shape[0] == 0:
+        return jnp.zeros((0 if per_row else 1,), jnp.float32)
+    if clip is None:
+        return largest_of_rows(rows) if per_row else largest(rows)[None]
+    return _row_bounds(rows, count, clip) if per_row else _tensor_bound(rows, count, clip)
+
+
+def _tensor_bound(rows: Array, count: Array, clip: float) -> Array:
+    """One bound from one pass: the three reductions fuse. Zeros in the padding add nothing to the sums."""
+    top, first, second = largest(rows), jnp.sum(rows), jnp.sum(rows * rows)
+    n = jnp.maximum(jnp.sum(count).astype(jnp.float32), 1.0)
+    square = second / n
+    variance = square - (first / n) ** 2
+    varies = (variance > _FLAT * square) & (top > _SAFE[0]) & (top < _SAFE[1])
+    sigma = jnp.sqrt(jnp.where(varies, variance, 1.0))
+    return jnp.where(varies, jnp.minimum(top, clip * sigma), top)[None]
+
+
+def _row_bounds(rows: Array, count: Array, clip: float) -> Array:
+    """A bound for each row, from deviations around its first entry: a constant row's variance is then exactly 0."""
+    top = largest_of_rows(rows)
+    # In units of the largest's power of two, which divides exactly: no square over- or underflows.
+    unit = lax.bitcast_convert_type(lax.bitcast_convert_type(top, jnp.uint32) & _EXPONENT, jnp.float32)
+    unit = jnp.where(unit > 0, unit, 1.0)
+    valid = _rows.valid_mask(count, rows.shape[1])
+    away = jnp.where(valid, (rows - rows[:, :1]) / unit[:, None], 0.0)
+    first, second = jnp.sum(away, axis=1), jnp.sum(away * away, axis=1)
+    n = jnp.maximum(count.astype(jnp.float32), 1.0)
+    sigma = jnp.sqrt(jnp.maximum(second / n - (first / n) ** 2, 0.0)) * unit
+    return jnp.where(sigma > 0, jnp.minimum(top, clip * sigma), top)
+
+
+def ternarize(rows: Array, bound: Array, scale: Array, key: Array, *, generator: Generator = "hash") -> Array:
+    r"""Stochastic ternary code :math:`t = sign(g)\,b`, :math:`b \sim Bernoulli(\min(|g|, bound) / scale)`.
+
+    ``scale * t`` has the clipped gradient as its expectation, exactly so up to the generator's 24 bits.
+
+    Args:
+        rows: float32 ``[rows, block]``.
+        bound: float32 ``[rows]`` or ``[1]``: entries are clipped to it.
+        scale: float32 ``[rows]`` or ``[1]``, at least ``bound``; 0 gives zeros.
+        key: typed JAX key.
+        generator: ``hash`` or ``threefry``.
+
+    Returns:
+        int8 ``[rows, block]`` in {-1, 0, 1}.
+    """
+    taken = uniform(key, rows.shape, generator) < _probability(rows, bound[:, None], scale[:, None])
+    return jnp.where(taken, jnp.sign(rows), 0.0).astype(jnp.int8)
+
+
+def _probability(rows: Array, bound: Array, scale: Array) -> Array:
+    """Of an entry to be sent: its clipped magnitude over the scale."""
+    # The reciprocal of a subnormal scale would overflow, and then no entry would ever be taken for certain.
+    return jnp.minimum(jnp.abs(rows), bound) / jnp.where(scale > 0, scale, 1.0)
+
+
+def ternarize_packed(rows: Array, bound: Array, scale: Array, key: Array, *, generator: Generator = "hash") -> Array:
+    """:func:`ternarize` and ``pack_ternary`` in one pass: the same bits, without the int8 values in between.
+
+    Each of a byte's five planes is a slice of the input, so the whole is one expression that reads the gradient once.
+
+    Returns:
+        uint8 ``[rows, ceil(block / 5)]``.
+    """
+    n, block = rows.shape
+    if generator == "threefry":
+        return pack_ternary(ternarize(rows, bound, scale, key, generator=generator))
+    width = packed_length(block, 3, 8)
+    bound, scale = bound[:, None], scale[:, None]
+    total = jnp.zeros((n, width), jnp.int32)
+    for place, start in enumerate(plane_starts(block, 3, 8)):
+        part = lax.slice_in_dim(rows, start, start + width, axis=1)
+        taken = uniform(key, part.shape, first=start, stride=block) < _probability(part, bound, scale)
+        digit = jnp.where(taken, jnp.where(part < 0, 0, 2), 1)
+        total = total + digit.astype(jnp.int32) * jnp.int32(3**place)
+    return total.astype(jnp.uint8)

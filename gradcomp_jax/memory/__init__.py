@@ -1,0 +1,15 @@
+"""What stays behind on a worker."""
+
+from gradcomp_jax.memory.base import Memory as Memory
+from gradcomp_jax.memory.momentum import Momentum as Momentum
+from gradcomp_jax.memory.momentum import momentum_correction as momentum_correction
+from gradcomp_jax.memory.none import none as none
+from gradcomp_jax.memory.residual import residual as residual
+
+__all__ = [
+    "Memory",
+    "Momentum",
+    "momentum_correction",
+    "none",
+    "residual",
+]

@@ -1,0 +1,45 @@
+"""What every memory is: what a worker adds to its gradient, and what it keeps of what it did not send."""
+
+import abc
+import dataclasses
+from typing import Any
+
+from gradcomp_jax._typing import Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory(abc.ABC):
+    """State kept as float32 rows like the gradient's, one value for each worker.
+
+    Law: in every step, ``target == sent + kept``, where ``sent`` is the worker's own decoded payload and ``kept`` is
+    what the next target starts from.
+    """
+
+    @property
+    def keeps(self) -> bool:
+        """Whether anything stays behind; without, what is not sent is lost (or, unbiased, averages out)."""
+        return True
+
+    def on_dense(self, *, lossless: bool) -> "Memory":
+        """The memory for leaves that are sent whole, ``lossless`` or rounded to a narrower dtype."""
+        del lossless
+        return self
+
+    @abc.abstractmethod
+    def init(self, rows: Array) -> Any:
+        """The memory before the first step, for zeros of float32 ``[rows, block]``."""
+
+    @abc.abstractmethod
+    def compensate(self, gradient: Array, memory: Any) -> tuple[Array, Any]:
+        """Returns the target, what ought to be sent, and the memory as far as it follows from the gradient."""
+
+    @abc.abstractmethod
+    def absorb(self, target: Array, sent: Array, left: Array, memory: Any) -> Any:
+        """Returns the memory after the exchange.
+
+        Args:
+            target: float32 ``[rows, block]``, what :meth:`compensate` returned.
+            sent: float32 ``[rows, block]``, what counted of it.
+            left: boolean ``[rows, block]``, the entries that went out.
+            memory: what :meth:`compensate` returned.
+        """

@@ -1,0 +1,72 @@
+"""Momentum correction: the momentum is applied before the compression, on every worker."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradcomp_jax import _checks
+from gradcomp_jax._typing import Array
+from gradcomp_jax.memory.base import Memory
+
+
+class Momentum(NamedTuple):
+    """Attributes: ``velocity`` u and ``accumulated`` v, float32 ``[rows, block]``."""
+
+    velocity: Any
+    accumulated: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class MomentumCorrection(Memory):
+    """See :func:`momentum_correction`."""
+
+    momentum: Any
+    nesterov: bool
+    masking: bool
+
+    def on_dense(self, *, lossless: bool) -> "MomentumCorrection":
+        """Sent whole, an entry's velocity is ordinary momentum and must go on."""
+        del lossless
+        return dataclasses.replace(self, masking=False)
+
+    def init(self, rows: Array) -> Momentum:
+        """Zeros, of which no two share a buffer: both are donated."""
+        return Momentum(rows, jnp.zeros_like(rows))
+
+    def compensate(self, gradient: Array, memory: Momentum) -> tuple[Array, Momentum]:
+        """Adds the gradient to the velocity and the velocity to what was not sent."""
+        if self.nesterov:
+            velocity = self.momentum * (memory.velocity + gradient)
+            target = memory.accumulated + velocity + gradient
+        else:
+            velocity = self.momentum * memory.velocity + gradient
+            target = memory.accumulated + velocity
+        return target, Momentum(velocity, target)
+
+    def absorb(self, target: Array, sent: Array, left: Array, memory: Momentum) -> Momentum:
+        """Keeps what was not sent; stops the velocity of what was (factor masking)."""
+        velocity = jnp.where(left, 0.0, memory.velocity) if self.masking else memory.velocity
+        return Momentum(velocity, target - sent)
+
+
+def momentum_correction(momentum: Any = 0.9, *, nesterov: bool = False, masking: bool = True) -> MomentumCorrection:
+    r"""Deep Gradient Compression's memory: :math:`u = m u + g`, :math:`v = v + u`, send from v, keep the rest of v.
+
+    With Nesterov momentum :math:`u = m (u + g)`, :math:`v = v + u + g`. Entries that are sent leave v, and with
+    ``masking`` leave u as well, so that an old velocity does not push them in a stale direction. The optimizer after
+    the exchange must be plain SGD: the momentum lives here.
+
+    Args:
+        momentum: m, in [0, 1).
+        nesterov: the look-ahead form.
+        masking: momentum factor masking.
+
+    Raises:
+        ValueError: for a momentum outside [0, 1).
+
+    References:
+        Lin et al., 2018, https://arxiv.org/abs/1712.01887, sections 3.1 and 3.2.
+    """
+    _checks.below_one("momentum", momentum)
+    return MomentumCorrection(momentum, nesterov, masking)

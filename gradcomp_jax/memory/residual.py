@@ -1,0 +1,52 @@
+"""Error feedback: what was not sent is added to the next gradient."""
+
+import dataclasses
+from typing import Any
+
+from gradcomp_jax import _checks
+from gradcomp_jax._typing import Array
+from gradcomp_jax.memory.base import Memory
+from gradcomp_jax.memory.none import none
+
+
+@dataclasses.dataclass(frozen=True)
+class Residual(Memory):
+    """See :func:`residual`."""
+
+    decay: Any
+
+    def on_dense(self, *, lossless: bool) -> Memory:
+        """Nothing stays behind of leaves that are sent as they are."""
+        return none() if lossless else self
+
+    def init(self, rows: Array) -> Array:
+        """Zeros."""
+        return rows
+
+    def compensate(self, gradient: Array, memory: Array) -> tuple[Array, Array]:
+        """Gradient plus residual."""
+        # 1.0 is the law's own value: a multiplication by it would not fold away for a traced decay.
+        kept = memory if isinstance(self.decay, (int, float)) and self.decay == 1 else self.decay * memory
+        return gradient + kept, memory
+
+    def absorb(self, target: Array, sent: Array, left: Array, memory: Array) -> Array:
+        """Target minus sent."""
+        del left, memory
+        return target - sent
+
+
+def residual(*, decay: Any = 1.0) -> Residual:
+    r"""Error feedback, :math:`p_t = g_t + \gamma e_t`, :math:`e_{t+1} = p_t - D(C(p_t))`, with :math:`e_0 = 0`.
+
+    Args:
+        decay: :math:`\gamma`. Below 1 the memory forgets on purpose and the conservation law holds for :math:`\gamma
+        e`.
+
+    Raises:
+        ValueError: for a negative decay.
+
+    References:
+        Seide et al., 2014 (Interspeech); Karimireddy et al., 2019, https://arxiv.org/abs/1901.09847.
+    """
+    _checks.at_least_zero("decay", decay)
+    return Residual(decay)

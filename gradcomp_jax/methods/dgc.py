@@ -1,0 +1,90 @@
+"""Deep Gradient Compression (Lin et al., 2018)."""
+
+from typing import Any
+
+import optax
+
+from gradcomp_jax import collectives, compressors, memory
+from gradcomp_jax._typing import AxisName
+from gradcomp_jax.transforms import Stages, exchange, local_clip, staged
+from gradcomp_jax.transforms.plan import Select, gains
+
+
+def dgc(
+    *,
+    axis_name: AxisName | None,
+    density: float = 1e-3,
+    momentum: Any = 0.9,
+    nesterov: bool = False,
+    weight_decay: Any = 0.0,
+    clip_norm: Any = None,
+    warm_up: Stages = (),
+    momentum_correction: bool = True,
+    masking: bool = True,
+    block: int | None = None,
+    back_density: float | None = None,
+    dtype: Any = "bfloat16",
+    route: collectives.Route | str = "auto",
+    select: Select | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Sends one entry in a thousand; momentum, clipping and weight decay happen on the worker, before that.
+
+    Per worker and tensor: :math:`g \leftarrow g + \lambda w`; clip the whole gradient to :math:`thr\,N^{-1/2}`;
+    :math:`u \leftarrow m u + g`, :math:`v \leftarrow v + u`; send the largest entries M of v;
+    :math:`v \leftarrow v (1 - M)`, :math:`u \leftarrow u (1 - M)`. The update is the mean of what was sent.
+
+    Chain plain ``optax.sgd(lr)`` after it: the momentum lives in here. Leaves with fewer than two dimensions go dense,
+    in the same momentum, and what rounding to ``dtype`` takes from any value stays in v.
+
+    Args:
+        axis_name: the axis to average over, or ``None`` for one worker.
+        density: fraction of the entries to send.
+        momentum: m, in [0, 1).
+        nesterov: the look-ahead form of the momentum.
+        weight_decay: :math:`\lambda`, added to the local gradient; ``update`` then needs ``params``.
+        clip_norm: thr, of the averaged gradient; ``None`` does not clip.
+        warm_up: ``((steps, density), ...)`` before the final density, see :func:`gradcomp_jax.warm_up`.
+        momentum_correction: without, plain error feedback, and the momentum follows the exchange (an ablation).
+        masking: momentum factor masking.
+        block: entries among which the largest are chosen; 1024 by default, longer for densities that need it.
+        back_density: fraction that the owners of a two-phase exchange keep; ``density`` by default.
+        dtype: of values on the wire, bfloat16 or float32; of the dense leaves too.
+        route: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``gather`` and ``two_phase``, where entries
+            that the owners do not keep are put back into the workers' memories.
+        select: which leaves to compress; by default those with two or more dimensions.
+
+    Raises:
+        ValueError: for values out of range.
+        TypeError: for a density that is traced.
+
+    References:
+        Lin et al., 2018, Deep Gradient Compression, https://arxiv.org/abs/1712.01887.
+    """
+    kept = (
+        memory.momentum_correction(momentum, nesterov=nesterov, masking=masking)
+        if momentum_correction
+        else memory.residual()
+    )
+    final = compressors.topk(density, block=block)
+    # By the final density in every stage: which leaves have a memory must not change under way.
+    chosen = gains(final, compressors.dense(dtype)) if select is None else select
+
+    def send(at: float) -> optax.GradientTransformationExtraArgs:
+        # The owners keep what the workers send while the density is above their own.
+        back = None if back_density is None else max(at, back_density)
+        return exchange(
+            compressors.topk(at, block=final.block, back_density=back, dtype=dtype),
+            axis_name=axis_name,
+            memory=kept,
+            route=collectives.as_route(route, second_encoding=True),
+            select=chosen,
+            dense_compressor=compressors.dense(dtype),
+        )
+
+    before = (
+        [] if isinstance(weight_decay, (int, float)) and not weight_decay else [optax.add_decayed_weights(weight_decay)]
+    )
+    if clip_norm is not None:
+        before.append(local_clip(clip_norm, axis_name=axis_name))
+    after = [] if momentum_correction else [optax.trace(momentum, nesterov)]
+    return optax.chain(*before, staged(send, warm_up, density, step_of=lambda state: state.step), *after)

@@ -1,0 +1,45 @@
+"""Clipping of a worker's own gradient, before anything is accumulated or sent."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradcomp_jax import _checks, _compat
+from gradcomp_jax._typing import AxisName, PyTree
+
+
+def local_clip(max_norm: Any, *, axis_name: AxisName | None) -> optax.GradientTransformationExtraArgs:
+    r"""Clips each worker's whole gradient to the global norm :math:`thr\,N^{-1/2}`.
+
+    The mean of N independent gradients has a norm about :math:`N^{-1/2}` of one worker's, so a bound of thr on the mean
+    asks for this one on each of them.
+
+    Args:
+        max_norm: thr, the norm that the averaged gradient may have.
+        axis_name: the axis that the gradients are averaged over later; ``None`` for one worker.
+
+    Raises:
+        ValueError: for a negative norm.
+
+    References:
+        Lin et al., 2018, https://arxiv.org/abs/1712.01887, section 3.2 (local gradient clipping).
+    """
+    _checks.at_least_zero("clip_norm", max_norm)
+
+    def init(params: PyTree) -> optax.EmptyState:
+        del params
+        return optax.EmptyState()
+
+    def update(updates: PyTree, state: optax.EmptyState, params: PyTree | None = None, **extra: Any) -> Any:
+        del params, extra
+        workers = _compat.axis_size(axis_name) or 1
+        squares = [jnp.sum(jnp.square(g.astype(jnp.float32))) for g in jax.tree.leaves(updates)]
+        norm = jnp.sqrt(sum(squares, jnp.zeros((), jnp.float32)))
+        bound = jnp.asarray(max_norm, jnp.float32) * jnp.float32(workers**-0.5)
+        # A norm that is not finite would multiply to zeros and NaNs: left alone, the exchange sees it and skips.
+        factor = jnp.where(jnp.isfinite(norm) & (norm > bound), bound / norm, 1.0)
+        return jax.tree.map(lambda g: (g.astype(jnp.float32) * factor).astype(g.dtype), updates), state
+
+    return optax.GradientTransformationExtraArgs(init, update)

@@ -1,0 +1,69 @@
+"""The entry point, in a process of its own: its environment, and a missing extra."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import gradcomp_jax.cli
+
+
+def run(*words, code=None, **environment):
+    command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "gradcomp_jax.cli"]
+    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    return subprocess.run(
+        [*command, *words],
+        env=kept | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_workers_are_simulated_without_any_environment(tmp_path):
+    pytest.importorskip("typer")
+    words = ("train", "--method", "dense-f32", "--workers", "3", "--batch", "96", "--epochs", "1")
+    result = run(*words, "--out", str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    text = (tmp_path / "train-dense-f32-digits.json").read_text()
+    assert f'"command": "gradcomp {" ".join(words)} --out {tmp_path}"' in text
+
+
+def test_other_flags_of_xla_are_kept(monkeypatch):
+    from gradcomp_jax.cli.devices import simulate
+
+    monkeypatch.setenv("XLA_FLAGS", "--a=1 --xla_force_host_platform_device_count=2 --b=2")
+    simulate(8)
+    assert os.environ["XLA_FLAGS"].split() == [
+        "--a=1",
+        "--b=2",
+        "--xla_force_host_platform_device_count=8",
+    ]
+
+
+@pytest.mark.parametrize("module", ["typer", "rich", "matplotlib"])
+def test_a_missing_extra_is_one_sentence_and_exit_code_2(monkeypatch, capsys, module):
+    found = gradcomp_jax.cli._is_installed
+    monkeypatch.setattr(gradcomp_jax.cli, "_is_installed", lambda name: name != module and found(name))
+    with pytest.raises(SystemExit) as caught:
+        gradcomp_jax.cli.main(["--help"])
+    assert caught.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.strip().splitlines()
+    assert module in line
+    assert "pip install 'gradcomp-jax[cli]'" in line
+
+
+def test_missing_scikit_learn_is_one_sentence_and_exit_code_2(tmp_path):
+    pytest.importorskip("typer")
+    code = (
+        "import sys; sys.modules['sklearn'] = None; sys.modules['sklearn.datasets'] = None\n"
+        "from gradcomp_jax.cli import main; main()"
+    )
+    result = run("compare", "--out", str(tmp_path), code=code)
+    assert result.returncode == 2
+    (line,) = result.stderr.strip().splitlines()
+    assert "pip install 'gradcomp-jax[cli]'" in line

@@ -1,0 +1,339 @@
+"""What every compressor promises, whatever its format."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from gradcomp_jax import compressors
+from gradcomp_jax.compressors import Compressor
+from gradcomp_jax.compressors.ternary import Levels
+
+ROWS = 6
+
+
+class Case(NamedTuple):
+    """``row_bytes``: payload bytes of a row, counted by hand."""
+
+    compressor: Compressor
+    row_bytes: int
+
+
+def ternary(**options: Any) -> Compressor:
+    return compressors.ternary(**{"bucket_size": 13, **options})
+
+
+CASES = {
+    "dense-f32": Case(compressors.dense(), 4),
+    "dense-bf16": Case(compressors.dense(jnp.bfloat16), 2),
+    # 13 trits are 3 bytes; a scale is 4 and absent where it is shared.
+    "ternary": Case(ternary(), 3),
+    "ternary-bucket": Case(ternary(granularity="bucket"), 3),
+    "ternary-int8": Case(ternary(packing="int8"), 13),
+    "ternary-down": Case(ternary(down="ternary"), 3),
+    "ternary-own": Case(ternary(share_scale=False, down="ternary"), 3 + 4),
+    "ternary-own-bucket": Case(ternary(share_scale=False, down="ternary", granularity="bucket"), 3 + 4),
+    "levels": Case(ternary().back(8), 2 * 4),  # base 17: seven digits a word
+    "topk-1": Case(compressors.topk(0.1, block=13), 1 + 2),
+    "topk-3-f32": Case(compressors.topk(0.25, block=13, dtype=jnp.float32), 3 * (1 + 4)),
+    "topk-all": Case(compressors.topk(1.0, block=13, dtype=jnp.float32), 13 * (1 + 4)),
+    "topk-wide": Case(compressors.topk(0.01, block=257), 3 * (2 + 2)),
+    "int8": Case(compressors.block_int8(block=13), 13 + 4),
+    "int8-stochastic": Case(compressors.block_int8(block=13, stochastic=True), 13 + 4),
+}
+EVERY = pytest.mark.parametrize("name", CASES)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def encode(compressor: Compressor, rows, key, count, local=None, shared=None):
+    return compressor.encode(rows, compressor.init((rows.size,)), key, count=count, local=local, shared=shared)[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def measure(compressor: Compressor, rows, count):
+    return compressor.measure(rows, count)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def decode(compressor: Compressor, payload, shared=None):
+    return compressor.decode(payload, shared=shared)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def reduce(compressor: Compressor, payloads, shared=None):
+    return compressor.reduce(payloads, shared=shared)
+
+
+def gradient(compressor: Compressor, seed: int = 0, rows: int = ROWS) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(rows, compressor.block)).astype(np.float32)
+
+
+def full(rows: np.ndarray) -> np.ndarray:
+    return np.full(rows.shape[0], rows.shape[1], np.int32)
+
+
+def shared_of(compressor: Compressor, *workers: np.ndarray) -> np.ndarray | None:
+    """The scale that these workers agree on, one for each row."""
+    if isinstance(compressor, Levels):
+        return np.full(workers[0].shape[0], 0.75, np.float32)
+    measured = [measure(compressor, w, full(w)) for w in workers]
+    if measured[0] is None:
+        return None
+    return np.broadcast_to(np.max(np.stack(measured), axis=0), workers[0].shape[:1])
+
+
+def round_trip(compressor: Compressor, rows: np.ndarray, seed: int = 0) -> np.ndarray:
+    shared = shared_of(compressor, rows)
+    payload = encode(compressor, rows, jax.random.key(seed), full(rows), shared=shared)
+    return np.asarray(decode(compressor, payload, shared))
+
+
+def assert_same(a: Any, b: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@EVERY
+@pytest.mark.parametrize("rows", (0, ROWS))
+def test_payload_leads_with_rows_and_weighs_what_it_says(name: str, rows: int) -> None:
+    compressor, row_bytes = CASES[name]
+    x = gradient(compressor, rows=rows)
+    payload = encode(compressor, x, jax.random.key(0), full(x), shared=shared_of(compressor, x))
+    leaves = jax.tree.leaves(payload)
+    assert leaves
+    assert all(leaf.shape[0] == rows for leaf in leaves)
+    assert sum(leaf.nbytes for leaf in leaves) == rows * row_bytes == compressor.payload_bytes(rows)
+    got = decode(compressor, payload, shared_of(compressor, x))
+    assert got.shape == x.shape
+    assert got.dtype == jnp.float32
+
+
+@EVERY
+def test_zeros_stay_zeros(name: str) -> None:
+    compressor = CASES[name].compressor
+    zeros = np.zeros((ROWS, compressor.block), np.float32)
+    got = round_trip(compressor, zeros)
+    np.testing.assert_array_equal(got, zeros)
+
+
+# Levels decode multiples of a scale: see test_ternary.py.
+@pytest.mark.parametrize("name", [name for name in CASES if name != "levels"])
+@pytest.mark.parametrize("value", (0.1, -3.3, 1e30, 1e-30))
+def test_a_constant_is_neither_lost_nor_clipped(name: str, value: float) -> None:
+    compressor = CASES[name].compressor
+    rows = np.full((ROWS, compressor.block), value, np.float32)
+    got = round_trip(compressor, rows)
+    sent = got != 0
+    assert sent.sum(axis=1).min() >= (compressor.k if compressor.selects else compressor.block)
+    wide = name in ("dense-f32", "topk-3-f32", "topk-all")
+    np.testing.assert_allclose(got[sent], rows[sent], rtol=0 if wide else 2.0**-8)
+
+
+# The position in the tensor decides what a stochastic code draws; all others see a row alone.
+DETERMINISTIC = [name for name, case in CASES.items() if not (name.startswith("ternary") or name == "int8-stochastic")]
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_rows_are_encoded_by_themselves(name: str) -> None:
+    compressor = CASES[name].compressor
+    x = gradient(compressor)
+    shared = shared_of(compressor, x)
+    whole = encode(compressor, x, jax.random.key(0), full(x), shared=shared)
+    halves = [
+        encode(compressor, x[s], jax.random.key(1), full(x[s]), shared=None if shared is None else shared[s])
+        for s in (slice(0, 3), slice(3, 6))
+    ]
+    assert_same(whole, jax.tree.map(lambda *a: np.concatenate(a), *halves))
+    order = np.random.default_rng(1).permutation(ROWS)
+    mixed = encode(compressor, x[order], jax.random.key(2), full(x), shared=None if shared is None else shared[order])
+    assert_same(mixed, jax.tree.map(lambda a: a[order], whole))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("ternary")])
+def test_ternary_rows_are_encoded_by_themselves(name: str) -> None:
+    """With the statistics of the whole tensor given, rows of entries that are certain do not depend on the draw."""
+    compressor = CASES[name].compressor
+    trits = np.random.default_rng(0).integers(-1, 2, (ROWS, 13))
+    trits[:, 0] = 1
+    x = (trits * np.float32(0.3)).astype(np.float32)
+    local = np.full(ROWS, 0.3, np.float32)
+    whole = encode(compressor, x, jax.random.key(0), full(x), local, local)
+    halves = [
+        encode(compressor, x[s], jax.random.key(1), full(x[s]), local[s], local[s]) for s in (slice(3), slice(3, 6))
+    ]
+    assert_same(whole, jax.tree.map(lambda *a: np.concatenate(a), *halves))
+    np.testing.assert_array_equal(decode(compressor, whole, local), x)
+    # The hash of the first rows of a tensor is that of the tensor: any entries, one key.
+    y = gradient(compressor)
+    bound = np.full(ROWS, 2.0, np.float32)
+    one = encode(compressor, y, jax.random.key(5), full(y), bound, bound)
+    part = encode(compressor, y[:3], jax.random.key(5), full(y)[:3], bound[:3], bound[:3])
+    assert_same(jax.tree.map(lambda a: a[:3], one), part)
+
+
+@EVERY
+@pytest.mark.parametrize("workers", (1, 3))
+def test_reduce_is_the_sum_of_what_is_decoded(name: str, workers: int) -> None:
+    compressor = CASES[name].compressor
+    xs = [gradient(compressor, seed) for seed in range(workers)]
+    shared = shared_of(compressor, *xs)
+    if shared is not None:
+        # A power of two: sums of its multiples are exact, in any order.
+        shared = np.exp2(np.ceil(np.log2(shared))).astype(np.float32)
+    payloads = [encode(compressor, x, jax.random.key(i), full(x), shared=shared) for i, x in enumerate(xs)]
+    stacked = jax.tree.map(lambda *a: np.stack(a), *payloads)
+    got = np.asarray(reduce(compressor, stacked, shared))
+    decoded = np.stack([decode(compressor, p, shared) for p in payloads])
+    if name.startswith(("dense", "int8")):
+        # The order of a dense sum, and whether a product is rounded before it is added, are the compiler's.
+        np.testing.assert_allclose(got, decoded.sum(axis=0, dtype=np.float64), rtol=1e-5, atol=1e-6)
+        return
+    total = decoded[0]
+    for one in decoded[1:]:
+        total = total + one
+    np.testing.assert_array_equal(got, total)
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [
+        compressors.dense(),
+        compressors.dense(jnp.bfloat16),
+        compressors.ternary(),
+        compressors.ternary(packing="int8"),
+        compressors.ternary(share_scale=False, down="ternary"),
+        compressors.topk(1e-3),
+        compressors.topk(0.008),
+        compressors.block_int8(),
+    ],
+    ids=str,
+)
+def test_reduce_needs_no_dense_copy_for_each_worker(compressor: Compressor) -> None:
+    """Fourteen workers more take less than a quarter of one dense copy."""
+    rows = 2**20 // compressor.block
+
+    def encoded(x, shared):
+        count = np.zeros(rows, np.int32)
+        return compressor.encode(x, (), jax.random.key(0), count=count, local=shared, shared=shared)[0]
+
+    shared = jax.ShapeDtypeStruct((rows,), jnp.float32)
+    spec = jax.eval_shape(encoded, jax.ShapeDtypeStruct((rows, compressor.block), jnp.float32), shared)
+
+    def temporaries(workers: int) -> int:
+        stacked = jax.tree.map(lambda a: jax.ShapeDtypeStruct((workers, *a.shape), a.dtype), spec)
+        return reduce.lower(compressor, stacked, shared).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporaries(16) <= temporaries(2) + 2**20
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "levels"])
+def test_flags_say_what_the_code_does(name: str) -> None:
+    compressor = CASES[name].compressor
+    x = gradient(compressor)
+    got = round_trip(compressor, x)
+    assert np.array_equal(got, x) == (compressor.lossless or name == "topk-all")
+    zeros_among = (got == 0).any()
+    assert not compressor.selects or zeros_among or name == "topk-all"
+    if compressor.unbiased and not compressor.lossless:
+        assert not np.array_equal(got, round_trip(compressor, x, seed=1))
+    elif not name.startswith("ternary"):
+        np.testing.assert_array_equal(got, round_trip(compressor, x, seed=1))
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.compressor.summable])
+def test_summable_payloads_add_up(name: str) -> None:
+    compressor = CASES[name].compressor
+    # Integers: exact in every dtype.
+    xs = [np.random.default_rng(i).integers(-1, 2, (ROWS, compressor.block)).astype(np.float32) for i in range(5)]
+    one = np.ones(ROWS, np.float32)
+    payloads = [encode(compressor, x, jax.random.key(i), full(x), one, one) for i, x in enumerate(xs)]
+    added = jax.tree.map(lambda *a: sum(a[1:], start=a[0]), *payloads)
+    assert jax.tree.map(lambda a: a.dtype, added) == jax.tree.map(lambda a: a.dtype, payloads[0])
+    np.testing.assert_array_equal(decode(compressor, added, one), np.sum(xs, axis=0))
+
+
+def test_which_add_up() -> None:
+    assert {name for name, case in CASES.items() if case.compressor.summable} == {
+        "dense-f32",
+        "dense-bf16",
+        "ternary-int8",
+    }
+
+
+@EVERY
+def test_equal_configurations_are_one_static_argument(name: str) -> None:
+    compressor = CASES[name].compressor
+    twin = type(compressor)(**vars(compressor))
+    assert twin is not compressor
+    assert twin == compressor
+    assert hash(twin) == hash(compressor)
+    others = [case.compressor for other, case in CASES.items() if other != name]
+    assert compressor not in others
+
+
+def test_dense_is_the_cast() -> None:
+    x = np.concatenate([gradient(compressors.dense(), rows=50), np.float32([[-0.0], [3e38], [1e-30], [1.00390625]])])
+    np.testing.assert_array_equal(round_trip(compressors.dense(), x).view(np.uint32), x.view(np.uint32))
+    rounded = x.astype(ml_dtypes.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(round_trip(compressors.dense(jnp.bfloat16), x), rounded)
+
+
+def test_int8_is_within_half_a_step_and_stochastic_within_one() -> None:
+    for stochastic, bound in ((False, 0.5), (True, 1.0)):
+        compressor = compressors.block_int8(block=13, stochastic=stochastic)
+        x = gradient(compressor)
+        step = np.abs(x).max(axis=1, keepdims=True) / 127
+        error = np.abs(round_trip(compressor, x) - x) / step
+        assert error.max() <= bound + 1e-4
+        # Not merely small: quantization happens.
+        assert error.max() > 0.4
+
+
+REFUSED = [
+    (lambda: compressors.dense(jnp.float16), ValueError, "dtype must be float32 or bfloat16, got float16"),
+    (lambda: compressors.dense(jnp.int8), ValueError, "got int8"),
+    (lambda: compressors.ternary(bucket_size=0), ValueError, "bucket_size must be an integer of at least 1, got 0"),
+    (lambda: compressors.ternary(bucket_size=2.5), ValueError, "bucket_size must be an integer of at least 1, got 2.5"),
+    (lambda: compressors.ternary(clip=0), ValueError, "clip must be a positive Python number or None, got 0"),
+    (lambda: compressors.ternary(clip=-1.0), ValueError, "got -1.0"),
+    (lambda: compressors.ternary(clip=jnp.float32(2)), ValueError, "clip must be a positive Python number"),
+    (
+        lambda: compressors.ternary(granularity="tensors"),
+        ValueError,
+        "granularity.*'bucket', got 'tensors'; did you mean",
+    ),
+    (lambda: compressors.ternary(packing="base4"), ValueError, "packing must be one of 'base3', 'int8', got 'base4'"),
+    (lambda: compressors.ternary(down="level"), ValueError, "down must be.*did you mean 'levels'"),
+    (lambda: compressors.ternary(generator="hashes"), ValueError, "generator must be.*did you mean 'hash'"),
+    (
+        lambda: compressors.ternary(share_scale=False),
+        ValueError,
+        "down='levels' needs share_scale=True.*down='ternary'",
+    ),
+    (lambda: compressors.topk(0), ValueError, r"density must be in \(0, 1\], got 0"),
+    (lambda: compressors.topk(1.5), ValueError, r"density must be in \(0, 1\], got 1.5"),
+    (lambda: compressors.topk(float("nan")), ValueError, "density must be in"),
+    (lambda: compressors.topk(0.1, block=0), ValueError, "block must be an integer of at least 1, got 0"),
+    (lambda: compressors.topk(0.1, block=2**21), ValueError, "block must be at most 1048576, got 2097152"),
+    (lambda: compressors.topk(0.1, back_density=2), ValueError, r"back_density must be in \(0, 1\], got 2"),
+    (lambda: compressors.topk(0.1, dtype=jnp.float16), ValueError, "dtype must be float32 or bfloat16, got float16"),
+    (lambda: compressors.topk(jnp.float32(0.1)), TypeError, "density must be a Python number.*static_args"),
+    (lambda: compressors.block_int8(block=-1), ValueError, "block must be an integer of at least 1, got -1"),
+    (lambda: compressors.block_int8(block=True), ValueError, "block must be an integer of at least 1, got True"),
+    (lambda: compressors.block_int8(generator="x"), ValueError, "generator must be one of 'hash', 'threefry', got 'x'"),
+]
+
+
+@pytest.mark.parametrize(("build", "error", "message"), REFUSED, ids=[message for _, _, message in REFUSED])
+def test_refused_at_construction(build, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        build()
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.compressor.selects])
+def test_only_selections_have_a_rounding(name: str) -> None:
+    with pytest.raises(TypeError, match="is not a selection"):
+        CASES[name].compressor.rounding(None, None)

@@ -1,0 +1,100 @@
+"""The selection's own promises: what it sends, what it leaves, what rounding takes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from gradcomp_jax import compressors
+from gradcomp_jax.compressors.topk import block_for
+
+KS = (1, 3, 5)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def encode(compressor, rows):
+    count = np.full(rows.shape[0], rows.shape[1], np.int32)
+    return compressor.encode(rows, (), jax.random.key(0), count=count)[0]
+
+
+def rows_of(block: int) -> np.ndarray:
+    rng = np.random.default_rng(block)
+    return np.concatenate([rng.normal(size=(3, block)), np.zeros((1, block)), np.full((1, block), 0.1)]).astype(
+        np.float32
+    )
+
+
+@pytest.mark.parametrize("dtype", (np.float32, ml_dtypes.bfloat16))
+@pytest.mark.parametrize("k", KS)
+def test_the_largest_arrive_and_nothing_else(k: int, dtype: type) -> None:
+    compressor = compressors.topk(k / 13, block=13, dtype=dtype)
+    assert (compressor.k, compressor.density) == (k, k / 13)
+    rows = rows_of(13)
+    payload = encode(compressor, rows)
+    assert payload.value.dtype == dtype
+    decoded = np.asarray(compressor.decode(payload))
+    for row, got in zip(rows, decoded, strict=True):
+        sent = np.flatnonzero(got)
+        assert len(sent) <= k
+        np.testing.assert_array_equal(got[sent], row[sent].astype(dtype).astype(np.float32))
+        left = np.delete(np.abs(row), sent)
+        assert np.abs(row[sent]).min(initial=np.inf) >= left.max() * (1 - 2.0**-18)
+    # A constant is not taken for nothing, nor for everything; zeros send zeros.
+    assert (decoded[-1] != 0).sum() == k
+    assert not decoded[-2].any()
+
+
+@pytest.mark.parametrize("dtype", (np.float32, ml_dtypes.bfloat16))
+@pytest.mark.parametrize("k", KS)
+def test_rounding_and_what_is_decoded_make_the_rows(k: int, dtype: type) -> None:
+    compressor = compressors.topk(k / 13, block=13, dtype=dtype)
+    rows = rows_of(13)
+    payload = encode(compressor, rows)
+    rounding = compressor.rounding(jnp.asarray(rows), payload)
+    np.testing.assert_array_equal(rounding.index, payload.index)
+    assert rounding.value.dtype == np.float32
+    decoded, lost = np.asarray(compressor.decode(payload)), np.asarray(compressor.decode(rounding))
+    kept = np.zeros(rows.shape, bool)
+    np.put_along_axis(kept, np.asarray(payload.index).astype(int), True, axis=1)
+    # The rounding to bfloat16 is exact in float32, so the two add up to the bit.
+    np.testing.assert_array_equal((decoded + lost)[kept], rows[kept])
+    assert not lost[~kept].any()
+    assert not lost[rows == 0].any()
+    assert lost.any() == (dtype != np.float32)
+
+
+def test_back_keeps_what_was_asked_for() -> None:
+    compressor = compressors.topk(3 / 13, block=13, back_density=5 / 13)
+    assert compressor.back(8).k == 5
+    assert compressor.back(8).block == 13
+    assert compressors.topk(3 / 13, block=13).back(8) == compressors.topk(3 / 13, block=13)
+    assert not compressor.exact_back(8)
+
+
+@pytest.mark.parametrize(
+    ("block", "dtype"), [(256, jnp.uint8), (257, jnp.uint16), (65536, jnp.uint16), (65537, jnp.uint32)]
+)
+def test_indices_are_as_narrow_as_the_block_allows(block: int, dtype: type) -> None:
+    compressor = compressors.topk(1 / block, block=block)
+    rows = np.zeros((2, block), np.float32)
+    rows[0, -1] = rows[1, 0] = 1
+    payload = encode(compressor, rows)
+    assert payload.index.dtype == dtype
+    np.testing.assert_array_equal(payload.index, [[block - 1], [0]])
+    np.testing.assert_array_equal(compressor.decode(payload), rows)
+
+
+@pytest.mark.parametrize("density", (1.0, 0.25, 1e-3, 4e-4, 1e-4, 2e-5))
+def test_density_is_met_by_the_default_block(density: float) -> None:
+    compressor = compressors.topk(density)
+    assert compressor.block == block_for(density)
+    assert 1024 <= compressor.block <= 65536
+    assert compressor.density == pytest.approx(density, rel=0.35)
+
+
+def test_a_density_below_one_of_the_longest_block_sends_one() -> None:
+    compressor = compressors.topk(1e-7)
+    assert (compressor.block, compressor.k) == (65536, 1)

@@ -1,0 +1,132 @@
+"""The same transformation under every way of mapping it over workers."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, PartitionSpec
+
+import gradcomp_jax as gc
+
+WORKERS = 8
+AXIS = "data"
+ENVIRONMENTS = (
+    "shard_map-auto-vma",
+    "shard_map-auto",
+    "shard_map-explicit-vma",
+    "shard_map-explicit",
+    "pmap",
+    "vmap",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Environment:
+    """``init(params)`` gives a global state; ``update(gradients, state, params)`` takes gradients stacked by worker.
+
+    The updates come back stacked by worker as well, so that a difference between replicas shows. ``jitted`` is the
+    compiled function behind ``update``, where there is one.
+    """
+
+    init: Callable[[Any], Any]
+    update: Callable[[Any, Any, Any], tuple[Any, Any]]
+    jitted: Any
+    rows_first: bool
+
+
+def mesh_of(kind: AxisType, workers: int = WORKERS) -> jax.sharding.Mesh:
+    return jax.make_mesh((workers,), (AXIS,), axis_types=(kind,), devices=jax.devices()[:workers])
+
+
+def _shard_map(tx: Any, kind: AxisType, check_vma: bool) -> Environment:
+    mesh = mesh_of(kind)
+    spec = PartitionSpec(AXIS)
+    placed = functools.partial(jax.device_put, device=jax.NamedSharding(mesh, spec))
+    replicated = functools.partial(jax.device_put, device=jax.NamedSharding(mesh, PartitionSpec()))
+
+    def init(params: Any) -> Any:
+        return gc.init_state(params, tx, mesh, axis_name=AXIS).opt_state
+
+    def local(gradient: Any, state: Any, params: Any) -> Any:
+        updates, state = tx.update(jax.tree.map(lambda a: a[0], gradient), state, params)
+        return jax.tree.map(lambda a: a[None], updates), state
+
+    @jax.jit
+    def update(gradient: Any, state: Any, params: Any) -> Any:
+        specs = gc.state_specs(state, axis_name=AXIS)
+        return jax.shard_map(
+            local,
+            mesh=mesh,
+            in_specs=(spec, specs, PartitionSpec()),
+            out_specs=(spec, specs),
+            check_vma=check_vma,
+        )(gradient, state, params)
+
+    def call(gradient: Any, state: Any, params: Any) -> Any:
+        return update(jax.tree.map(placed, gradient), state, jax.tree.map(replicated, params))
+
+    return Environment(init, call, update, True)
+
+
+def _mapped(tx: Any, name: str) -> Environment:
+    def init(params: Any) -> Any:
+        axes = gc.state_axes(jax.eval_shape(tx.init, params))
+        if name == "pmap":
+            # pmap needs a mapped argument; init has none but the parameters, which are replicated.
+            return jax.pmap(lambda p, _: tx.init(p), AXIS, in_axes=(None, 0), out_axes=axes)(params, np.zeros(WORKERS))
+        return jax.vmap(tx.init, in_axes=None, out_axes=axes, axis_name=AXIS, axis_size=WORKERS)(params)
+
+    @functools.cache
+    def mapped(structure: Any, axes: Any) -> Any:
+        tree = jax.tree.unflatten(structure, axes)
+        arguments = {"in_axes": (0, tree, None), "out_axes": (0, tree), "axis_name": AXIS}
+        if name == "pmap":
+            return jax.pmap(tx.update, **arguments)
+        return jax.jit(jax.vmap(tx.update, **arguments))
+
+    def call(gradient: Any, state: Any, params: Any) -> Any:
+        axes = jax.tree.leaves(gc.state_axes(state), is_leaf=lambda x: x is None)
+        return mapped(jax.tree.structure(state), tuple(axes))(gradient, state, params)
+
+    return Environment(init, call, None, False)
+
+
+def environment(name: str, tx: Any) -> Environment:
+    """The named environment around a transformation."""
+    if name.startswith("shard_map"):
+        kind = AxisType.Explicit if "explicit" in name else AxisType.Auto
+        return _shard_map(tx, kind, name.endswith("vma"))
+    return _mapped(tx, name)
+
+
+def by_worker(mark: gc.PerDevice, env: Environment) -> np.ndarray:
+    """A per-device value as ``[workers, rows, ...]``."""
+    value = np.asarray(mark.value)
+    return value.reshape(WORKERS, -1, *value.shape[1:]) if env.rows_first else value
+
+
+def share_rows(mark: gc.PerDevice, env: Environment) -> np.ndarray:
+    """The owners' shares as ``[rows, ...]``, padding dropped."""
+    value = np.asarray(mark.value)
+    flat = value if env.rows_first else value.reshape(-1, *value.shape[2:])
+    return flat[: mark.rows]
+
+
+def exchange_state(state: Any) -> gc.ExchangeState:
+    """The exchange's state inside a chain's."""
+    found = [
+        x
+        for x in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, gc.ExchangeState))
+        if isinstance(x, gc.ExchangeState)
+    ]
+    assert len(found) == 1
+    return found[0]
+
+
+def as_float32(tree: Any) -> Any:
+    """NumPy float32 leaves."""
+    return jax.tree.map(lambda a: np.asarray(jnp.asarray(a).astype(jnp.float32)), tree)

@@ -1,0 +1,188 @@
+"""Methods inside the rest of optax, and misuse that must be refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+import gradcomp_jax as gc
+
+from .environments import AXIS, WORKERS, environment, exchange_state, mesh_of
+from .methods import METHODS
+from .test_conformance import gradients, parameters
+
+each_method = pytest.mark.parametrize("method", METHODS)
+P = PartitionSpec
+
+
+@each_method
+def test_abstract_init(method: str) -> None:
+    tx = METHODS[method].make(AXIS)
+    spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), parameters())
+    outside = jax.eval_shape(tx.init, spec)
+    inside = jax.eval_shape(environment("shard_map-auto-vma", tx).init, parameters())
+    assert jax.tree.structure(outside) == jax.tree.structure(inside)
+    for mark in jax.tree.leaves(outside, is_leaf=lambda x: isinstance(x, gc.PerDevice)):
+        if isinstance(mark, gc.PerDevice):
+            assert mark.value.dtype == jnp.float32
+
+
+@each_method
+def test_extra_arguments_and_scan(method: str) -> None:
+    """Three steps in one program, with an argument that only other transformations know."""
+    tx = optax.chain(METHODS[method].make(AXIS), optax.sgd(0.1))
+    mesh = mesh_of(AxisType.Auto)
+    params = {k: v for k, v in parameters().items() if k in ("bias", "matrix")}
+    each = [{k: g[k] for k in params} for g in (gradients("normal", s) for s in range(3))]
+    stacked = jax.tree.map(lambda *g: jnp.stack(g), *each)
+    state = gc.init_state(params, tx, mesh, axis_name=AXIS)
+    specs = gc.state_specs(state, axis_name=AXIS)
+
+    def local(state, gradient):
+        def body(carry, g):
+            updates, opt_state = tx.update(g, carry.opt_state, carry.params, value=jnp.float32(1), unknown=None)
+            return gc.TrainState(carry.step + 1, optax.apply_updates(carry.params, updates), opt_state), None
+
+        return jax.lax.scan(body, state, jax.tree.map(lambda a: a[:, 0], gradient))[0]
+
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(specs, P(None, AXIS)), out_specs=specs)
+    scanned = jax.jit(mapped)(state, stacked)
+    world = environment("shard_map-auto-vma", tx)
+    loop_state, loop_params = world.init(params), params
+    for gradient in each:
+        updates, loop_state = world.update(gradient, loop_state, loop_params)
+        loop_params = optax.apply_updates(loop_params, jax.tree.map(lambda a: a[0], updates))
+    for name in params:
+        np.testing.assert_allclose(scanned.params[name], loop_params[name], rtol=1e-5, atol=1e-5)
+    assert int(exchange_state(scanned.opt_state).step) == 3
+
+
+@each_method
+def test_masked_and_partition(method: str) -> None:
+    params = {k: v for k, v in parameters().items() if k in ("bias", "matrix")}
+    gradient = {k: g for k, g in gradients("normal").items() if k in params}
+    mask = {"bias": False, "matrix": True}
+    masked = optax.masked(METHODS[method].make(AXIS), mask)
+    world = environment("vmap", masked)
+    updates, _ = world.update(gradient, world.init(params), params)
+    np.testing.assert_array_equal(updates["bias"], gradient["bias"])
+    assert len({np.asarray(u).tobytes() for u in updates["matrix"]}) == 1
+
+    split = optax.partition(
+        {"a": METHODS[method].make(AXIS), "b": gc.dense(axis_name=AXIS)}, {"bias": "b", "matrix": "a"}
+    )
+    world = environment("vmap", split)
+    both, _ = world.update(gradient, world.init(params), params)
+    np.testing.assert_array_equal(both["matrix"], updates["matrix"])
+    np.testing.assert_allclose(both["bias"][0], np.mean(gradient["bias"], axis=0), atol=1e-5)
+
+
+@pytest.mark.standard_promotion
+def test_inject_hyperparams() -> None:
+    make = optax.inject_hyperparams(gc.dgc, static_args=("density", "axis_name", "back_density", "block"))
+    tx = make(
+        axis_name=AXIS, density=0.02, momentum=optax.linear_schedule(0.5, 0.9, 3), clip_norm=3.0, weight_decay=0.1
+    )
+    plain = gc.dgc(axis_name=AXIS, density=0.02, momentum=0.5, clip_norm=3.0, weight_decay=0.1)
+    params, gradient = parameters(), gradients("normal")
+    results = []
+    for candidate in (tx, plain):
+        world = environment("vmap", candidate)
+        state = world.init(params)
+        updates, _ = world.update(gradient, state, params)
+        results.append(updates)
+    for name in params:
+        np.testing.assert_allclose(
+            np.asarray(results[0][name], np.float32), np.asarray(results[1][name], np.float32), rtol=1e-5, atol=1e-5
+        )
+
+
+@pytest.mark.standard_promotion
+def test_a_traced_density_is_refused_with_its_remedy() -> None:
+    tx = optax.inject_hyperparams(gc.dgc)(axis_name=AXIS, density=0.02)
+    with pytest.raises(TypeError, match="static_args"):
+        jax.eval_shape(tx.init, parameters())
+
+
+@each_method
+def test_reduced_gradients_are_refused(method: str) -> None:
+    """jax.grad of replicated parameters has summed already: nothing is left to compress."""
+    tx = METHODS[method].make(AXIS)
+    mesh = mesh_of(AxisType.Auto)
+    params = {"matrix": jnp.ones((61, 37))}
+    state = gc.init_state(params, tx, mesh, axis_name=AXIS).opt_state
+
+    def step(state, x):
+        gradient = jax.grad(lambda p: jnp.mean(x @ p["matrix"]))(params)
+        return tx.update(gradient, state, params)
+
+    specs = gc.state_specs(state, axis_name=AXIS)
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(specs, P(AXIS)), out_specs=(P(), specs))
+    with pytest.raises(ValueError, match=r"'matrix' is already reduced over 'data'.*local_value_and_grad"):
+        jax.eval_shape(mapped, state, jnp.ones((16, 61)))
+
+
+@each_method
+def test_outside_the_axis_is_refused(method: str) -> None:
+    tx = METHODS[method].make(AXIS)
+    params = parameters()
+    with pytest.raises(NameError, match="axis_name=None"):
+        tx.update(params, tx.init(params), params)
+
+
+@each_method
+def test_one_worker_needs_no_axis(method: str) -> None:
+    """axis_name=None is the local round trip: what a single worker on a mesh of one computes."""
+    params = {k: v for k, v in parameters().items() if k in ("bias", "matrix")}
+    gradient = {k: g[0] for k, g in gradients("normal").items() if k in params}
+    alone = METHODS[method].make(None)
+    updates, state = jax.jit(alone.update)(gradient, alone.init(params), params)
+    tx = METHODS[method].make(AXIS)
+    one = jax.vmap(tx.update, axis_name=AXIS, in_axes=(0, 0, None), axis_size=1)
+    states = jax.vmap(tx.init, axis_name=AXIS, in_axes=None, axis_size=1)(params)
+    mapped, _ = jax.jit(one)(jax.tree.map(lambda a: a[None], gradient), states, params)
+    for name in params:
+        np.testing.assert_allclose(mapped[name][0], updates[name], rtol=1e-5, atol=1e-5)
+    assert int(exchange_state(state).skipped) == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("method", ["terngrad", "dgc", "topk-server", "int8-put-back", "dense-bf16"])
+def test_any_number_of_workers(method: str, workers: int) -> None:
+    assert workers != WORKERS
+    tx = METHODS[method].make(AXIS)
+    params = {k: v for k, v in parameters().items() if k in ("bias", "matrix")}
+    gradient = {k: g[:workers] for k, g in gradients("normal").items() if k in params}
+    axes = gc.state_axes(jax.eval_shape(tx.init, params))
+    state = jax.vmap(tx.init, axis_name=AXIS, in_axes=None, out_axes=axes, axis_size=workers)(params)
+    update = jax.vmap(tx.update, axis_name=AXIS, in_axes=(0, axes, None), out_axes=(0, axes))
+    updates, state = jax.jit(update)(gradient, state, params)
+    for name in params:
+        assert len({np.asarray(u).tobytes() for u in updates[name]}) == 1
+    np.testing.assert_allclose(updates["bias"][0], np.mean(gradient["bias"], axis=0), atol=2**-7 * 100)
+
+
+def test_integer_gradients_are_refused() -> None:
+    tx = gc.terngrad(axis_name=None)
+    with pytest.raises(TypeError, match=r"'steps' has dtype int32.*optax\.masked"):
+        tx.init({"steps": jnp.zeros((3, 4), jnp.int32)})
+
+
+def test_a_server_residual_from_outside_the_axis_is_refused() -> None:
+    tx = METHODS["int8-server"].make(AXIS)
+    params = parameters()
+    state = jax.tree.map(lambda a: jnp.stack([a] * WORKERS), tx.init(params))
+    axes = jax.tree.map(lambda _: 0, state)
+    with pytest.raises(ValueError, match=r"initialise inside the axis"):
+        jax.eval_shape(jax.vmap(tx.update, axis_name=AXIS, in_axes=(0, axes, None)), gradients("normal"), state, params)
+
+
+def test_int8_sums_that_could_wrap_are_refused() -> None:
+    tx = gc.terngrad(axis_name=AXIS, route="sum")
+    params = {"matrix": jnp.ones((20, 80))}
+    with pytest.raises(ValueError, match=r"128 ternaries can wrap.*two_phase"):
+        jax.eval_shape(
+            jax.vmap(lambda g: tx.update(g, tx.init(params)), axis_name=AXIS), {"matrix": jnp.ones((128, 20, 80))}
+        )

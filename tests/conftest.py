@@ -1,0 +1,60 @@
+"""What every test shares: eight simulated devices, strict dtypes, one compilation cache.
+
+The environment is set before jax is imported, because jax reads it at import.
+"""
+
+import os
+
+_DEVICES = 8
+_COUNT_FLAG = "--xla_force_host_platform_device_count"
+_LEVEL_FLAG = "--xla_backend_optimization_level"
+
+
+def _with_device_count(flags: str) -> str:
+    """Returns XLA flags that ask for eight host devices, other flags kept as they were."""
+    kept = [flag for flag in flags.split() if flag.split("=")[0] not in (_COUNT_FLAG, _LEVEL_FLAG)]
+    # The programs are many and small: most of the suite's time is compilation, and this halves it.
+    return " ".join([*kept, f"{_COUNT_FLAG}={_DEVICES}", f"{_LEVEL_FLAG}=0"])
+
+
+os.environ["XLA_FLAGS"] = _with_device_count(os.environ.get("XLA_FLAGS", ""))
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Figures are written to files; a display may not exist.
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+_cache = os.environ.get("GRADCOMP_TEST_CACHE") or os.environ.get("JAX_COMPILATION_CACHE_DIR")
+if _cache:
+    # The environment, not jax.config: processes that a test starts share the cache too.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+
+import hypothesis  # noqa: E402
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+# Here and not in the environment: child processes run third-party code that mixes dtypes freely.
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# An example may compile a program, so none has a deadline and there are few of them.
+hypothesis.settings.register_profile("local", deadline=None, max_examples=25)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(autouse=True)
+def _standard_promotion(request: pytest.FixtureRequest):
+    """Lifts strict promotion where a test is marked ``standard_promotion``.
+
+    optax.adam multiplies an int32 count by a Python float, which strict promotion rejects.
+    """
+    if request.node.get_closest_marker("standard_promotion") is None:
+        yield
+    else:
+        with jax.numpy_dtype_promotion("standard"):
+            yield
+
+
+@pytest.fixture(scope="session")
+def mesh8() -> jax.sharding.Mesh:
+    """A mesh of eight devices on one Auto axis called ``data``."""
+    return jax.make_mesh((_DEVICES,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))

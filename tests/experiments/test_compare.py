@@ -1,0 +1,65 @@
+"""The comparison: means, spreads and ratios are what their names say."""
+
+import dataclasses
+import json
+import statistics
+
+import pytest
+
+from gradcomp_jax.experiments import SettingError, UnknownNameError, compare
+
+# One process for all of them: a step is compiled once.
+pytestmark = pytest.mark.xdist_group("experiments")
+
+
+@pytest.fixture(scope="module")
+def result(digits_task, digits):
+    settings = dataclasses.replace(digits_task.settings, epochs=1)
+    return compare(digits_task, digits, ["dgc", "dense-bf16"], seeds=[0, 7], settings=settings)
+
+
+def test_every_method_has_a_run_for_every_seed(result):
+    assert [method.method for method in result.methods] == ["dgc", "dense-bf16"]
+    for method in result.methods:
+        assert [run.seed for run in method.runs] == [0, 7]
+        accuracy = [run.final_accuracy for run in method.runs]
+        assert method.accuracy_mean == pytest.approx(statistics.mean(accuracy))
+        assert method.accuracy_std == pytest.approx(statistics.stdev(accuracy))
+
+
+def test_both_baselines_are_counted_though_one_was_not_trained(result):
+    assert set(result.baseline_bytes) == {"dense-bf16", "dense-f32"}
+    dgc, bf16 = result.methods
+    assert bf16.wire.sent == result.baseline_bytes["dense-bf16"]
+    assert bf16.ratio_bf16 == 1.0
+    assert dgc.ratio_bf16 == result.baseline_bytes["dense-bf16"] / dgc.wire.sent
+    assert dgc.ratio_f32 == result.baseline_bytes["dense-f32"] / dgc.wire.sent
+    assert dgc.ratio_f32 > 1
+
+
+def test_bfloat16_halves_the_bytes(result):
+    ratio = result.baseline_bytes["dense-f32"] / result.baseline_bytes["dense-bf16"]
+    assert ratio == pytest.approx(2, rel=0.01)
+
+
+def test_json_holds_all_of_it(result):
+    fields = json.loads(result.to_json(command="gradcomp compare"))
+    assert fields["command"] == "gradcomp compare"
+    assert fields["machine"]["cores"] >= 1
+    assert "jax" in fields["versions"]
+    assert fields["settings"]["workers"] == 2
+    for method, expected in zip(fields["methods"], result.methods, strict=True):
+        assert method["accuracy_mean"] == expected.accuracy_mean
+        assert method["wire"]["sent"] == expected.wire.sent
+        for run, original in zip(method["runs"], expected.runs, strict=True):
+            assert run["loss"] == pytest.approx(original.loss, rel=1e-4)
+            assert run["accuracy"] == list(original.accuracy)
+
+
+def test_what_cannot_be_compared_is_refused(digits_task, digits):
+    with pytest.raises(UnknownNameError, match="did you mean 'dgc'"):
+        compare(digits_task, digits, ["dcg"], seeds=[0])
+    with pytest.raises(SettingError, match="methods must not be empty"):
+        compare(digits_task, digits, [], seeds=[0])
+    with pytest.raises(SettingError, match="seeds must differ"):
+        compare(digits_task, digits, ["dgc"], seeds=[1, 1])

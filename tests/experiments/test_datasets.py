@@ -1,0 +1,103 @@
+"""Data sets: shapes, the split, the idx format, and what is said when files are missing."""
+
+import gzip
+import struct
+
+import numpy as np
+import pytest
+
+from gradcomp_jax.experiments import datasets
+from gradcomp_jax.experiments.errors import MissingDataError, SettingError, UnknownNameError
+
+FASHION = datasets.SOURCES["fashion-mnist"]
+
+
+def write_idx(path, array, *, shape=None, kind=8):
+    shape = array.shape if shape is None else shape
+    header = bytes([0, 0, kind, len(shape)]) + struct.pack(f">{len(shape)}I", *shape)
+    path.write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes()))
+
+
+def test_digits_shapes_and_ranges():
+    data = datasets.load("digits")
+    assert len(data.train_x) + len(data.test_x) == 1797
+    for images, labels in ((data.train_x, data.train_y), (data.test_x, data.test_y)):
+        assert images.shape == (len(labels), 8, 8, 1)
+        assert images.dtype == np.float32
+        assert labels.dtype == np.int32
+        assert images.min() == 0.0
+        assert images.max() == 1.0
+        assert set(labels.tolist()) == set(range(10))
+
+
+def test_digits_split_takes_a_fifth_of_every_class():
+    data = datasets.load("digits")
+    for label in range(10):
+        test = int(np.sum(data.test_y == label))
+        total = test + int(np.sum(data.train_y == label))
+        assert abs(test - total / 5) <= 0.5
+
+
+def test_digits_split_is_a_partition_and_always_the_same():
+    sklearn_datasets = pytest.importorskip("sklearn.datasets")
+    first, second = datasets.load("digits"), datasets.load("digits")
+    np.testing.assert_array_equal(first.test_x, second.test_x)
+    np.testing.assert_array_equal(first.train_y, second.train_y)
+    both = np.concatenate([first.train_x, first.test_x]).reshape(-1, 64)
+    original = sklearn_datasets.load_digits().data.astype(np.float32) / np.float32(16)
+    np.testing.assert_array_equal(both[np.lexsort(both.T)], original[np.lexsort(original.T)])
+
+
+def test_read_idx_gives_back_what_was_written(tmp_path):
+    array = np.arange(2 * 3 * 4).reshape(2, 3, 4)
+    write_idx(tmp_path / "a.gz", array)
+    np.testing.assert_array_equal(datasets.read_idx(tmp_path / "a.gz"), array)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"shape": (2, 3, 5)}, "promises shape"), ({"kind": 13}, "header of an idx file")],
+)
+def test_read_idx_refuses_a_wrong_header(tmp_path, options, message):
+    write_idx(tmp_path / "a.gz", np.arange(24).reshape(2, 3, 4), **options)
+    with pytest.raises(MissingDataError, match=message):
+        datasets.read_idx(tmp_path / "a.gz")
+
+
+def test_read_idx_refuses_what_is_not_gzip(tmp_path):
+    (tmp_path / "a.gz").write_bytes(b"no gzip")
+    with pytest.raises(MissingDataError, match="not a readable gzip"):
+        datasets.read_idx(tmp_path / "a.gz")
+
+
+def test_missing_fashion_mnist_names_the_command(tmp_path):
+    with pytest.raises(MissingDataError, match="apt-get install -y dataset-fashion-mnist"):
+        datasets.load("fashion-mnist", data_dir=tmp_path)
+
+
+def test_other_files_are_not_taken_for_fashion_mnist(tmp_path):
+    write_idx(tmp_path / "train-images-idx3-ubyte.gz", np.zeros((2, 28, 28)))
+    with pytest.raises(MissingDataError, match="not the published file"):
+        datasets.load("fashion-mnist", data_dir=tmp_path)
+
+
+@pytest.mark.skipif(not FASHION.folder.is_dir(), reason=f"needs {FASHION.install}")
+def test_fashion_mnist():
+    data = datasets.load("fashion-mnist")
+    assert data.train_x.shape == (60000, 28, 28, 1)
+    assert data.test_x.shape == (10000, 28, 28, 1)
+    assert data.train_x.dtype == np.float32
+    assert data.train_x.max() == 1.0
+    # Ten classes of equal size.
+    np.testing.assert_array_equal(np.bincount(data.train_y), [6000] * 10)
+    np.testing.assert_array_equal(np.bincount(data.test_y), [1000] * 10)
+
+
+def test_unknown_name_suggests_the_closest():
+    with pytest.raises(UnknownNameError, match="did you mean 'fashion-mnist'"):
+        datasets.load("fashon-mnist")
+
+
+def test_a_folder_for_digits_is_refused(tmp_path):
+    with pytest.raises(SettingError, match="drop data_dir"):
+        datasets.load("digits", data_dir=tmp_path)

@@ -1,0 +1,105 @@
+"""Recipes: each ablation leaves out one part and nothing else."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from gradcomp_jax.experiments import recipes
+from gradcomp_jax.experiments.errors import SettingError, UnknownNameError
+from gradcomp_jax.experiments.tasks import TASKS
+
+SETTINGS = TASKS["fashion-mnist"].settings
+STEPS = 468
+
+
+@pytest.mark.parametrize("method", recipes.RECIPES)
+@pytest.mark.parametrize("dataset", TASKS)
+def test_every_method_builds_for_every_task(method, dataset):
+    tx = recipes.build(method, TASKS[dataset].settings, STEPS)
+    assert isinstance(tx, optax.GradientTransformationExtraArgs)
+
+
+def test_unknown_method_lists_the_names_and_suggests_one():
+    with pytest.raises(UnknownNameError, match="did you mean 'terngrad'") as caught:
+        recipes.build("ternagrad", SETTINGS, STEPS)
+    assert all(name in str(caught.value) for name in recipes.RECIPES)
+
+
+def test_a_refusal_of_the_method_is_a_setting_error(monkeypatch):
+    def refuse(**options):
+        raise ValueError("does not fit")
+
+    monkeypatch.setattr(recipes, "terngrad", refuse)
+    with pytest.raises(SettingError, match="terngrad: does not fit"):
+        recipes.build("terngrad", SETTINGS, STEPS)
+
+
+def dgc_options(monkeypatch, method):
+    """The options with which a recipe calls dgc."""
+    seen = []
+
+    def record(**options):
+        seen.append(options)
+        return optax.GradientTransformationExtraArgs(*optax.identity())
+
+    monkeypatch.setattr(recipes, "dgc", record)
+    recipes.build(method, SETTINGS, STEPS)
+    (options,) = seen
+    return options
+
+
+@pytest.mark.parametrize(
+    ("method", "changed"),
+    [
+        ("dgc-no-clip", {"clip_norm": None}),
+        ("dgc-no-masking", {"masking": False}),
+        ("dgc-no-warm-up", {"warm_up": ()}),
+        ("dgc-no-correction", {"momentum_correction": False}),
+    ],
+)
+def test_an_ablation_changes_one_option(monkeypatch, method, changed):
+    full = dgc_options(monkeypatch, "dgc")
+    assert full["clip_norm"] == SETTINGS.clip_norm
+    assert full["momentum"] == SETTINGS.momentum
+    assert full["density"] == SETTINGS.density
+    ((name, value),) = changed.items()
+    assert full.get(name, True) != value
+    assert dgc_options(monkeypatch, method) == {**full, name: value}
+
+
+def test_warm_up_falls_to_the_final_density():
+    stages = recipes.warm_up_stages(SETTINGS, STEPS)
+    densities = [density for _, density in stages]
+    assert densities == sorted(densities, reverse=True)
+    assert min(densities) > SETTINGS.density
+    assert sum(steps for steps, _ in stages) == round(SETTINGS.warm_up_epochs * STEPS)
+
+
+def test_warm_up_leaves_out_what_is_not_above_the_final_density():
+    settings = dataclasses.replace(SETTINGS, density=0.0625)
+    assert [density for _, density in recipes.warm_up_stages(settings, STEPS)] == [0.25]
+    assert recipes.warm_up_stages(dataclasses.replace(SETTINGS, density=0.5), STEPS) == ()
+    assert recipes.warm_up_stages(dataclasses.replace(SETTINGS, warm_up_epochs=0), STEPS) == ()
+
+
+def test_the_seed_is_in_the_state_and_not_in_the_program():
+    params = {"w": jnp.ones((32, 64))}
+
+    def build(seed):
+        return recipes.build("terngrad", dataclasses.replace(SETTINGS, axis_name="x"), STEPS, seed=seed)
+
+    def program(tx):
+        def update(updates, state):
+            return tx.update(updates, state)[0]
+
+        return str(jax.make_jaxpr(update, axis_env=[("x", 2)])(params, build(0).init(params)))
+
+    first, second = build(1).init(params), build(2).init(params)
+    assert jax.tree.structure(first) == jax.tree.structure(second)
+    leaves = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    assert sum(not np.array_equal(a, b) for a, b in leaves) == 1
+    assert program(build(1)) == program(build(2))

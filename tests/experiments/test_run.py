@@ -1,0 +1,165 @@
+"""A run: it learns, it repeats itself, it counts its bytes, and it goes on where it stopped."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from gradcomp_jax.experiments import (
+    Listener,
+    SettingError,
+    Trainer,
+    train,
+    train_with_checkpoints,
+)
+
+# One process for all of them: a step is compiled once.
+pytestmark = pytest.mark.xdist_group("experiments")
+
+
+@pytest.fixture(scope="module")
+def dgc(digits_task, digits):
+    return Trainer("dgc", digits_task, digits, digits_task.settings)
+
+
+@pytest.fixture(scope="module")
+def dense(digits_task, digits):
+    return Trainer("dense-f32", digits_task, digits, digits_task.settings)
+
+
+@pytest.mark.parametrize("method", ["dense-f32", "terngrad", "dgc"])
+def test_training_learns(method):
+    result = train(method, "digits", workers=2, batch_per_worker=32, epochs=6, density=0.1)
+    # Ten classes: chance is a tenth.
+    assert result.final_accuracy > 0.7
+    assert np.mean(result.loss[-5:]) < 0.5 * np.mean(result.loss[:5])
+
+
+def test_result_has_one_loss_a_step_and_one_accuracy_an_epoch(dense):
+    result = dense.run(0)
+    assert len(result.loss) == 2 * dense.steps_per_epoch == 16
+    assert len(result.accuracy) == 2
+    assert result.final_accuracy == result.accuracy[-1]
+    assert 0 < result.step_time.lower_quartile <= result.step_time.median
+    assert result.step_time.median <= result.step_time.upper_quartile
+
+
+def test_same_seed_same_bits_and_another_seed_others(dgc):
+    first, again, other = dgc.run(3), dgc.run(3), dgc.run(4)
+    assert first.loss == again.loss
+    assert first.accuracy == again.accuracy
+    assert first.loss != other.loss
+
+
+def test_all_workers_together_see_the_same_batch_however_many_they_are(digits_task, digits):
+    losses = []
+    for workers in (1, 4):
+        settings = dataclasses.replace(digits_task.settings, workers=workers, batch_per_worker=16 // workers)
+        losses.append(Trainer("dense-f32", digits_task, digits, settings).run(0).loss)
+    # The same sums in another order.
+    np.testing.assert_allclose(losses[0], losses[1], rtol=2e-3)
+
+
+def test_dense_bytes_are_those_of_an_all_reduce(dense):
+    params = jax.tree.leaves(dense.initial_state(0).params)
+    size = sum(leaf.size for leaf in params)
+    workers = dense.settings.workers
+    # Beside the gradient only the loss and a flag or two cross.
+    expected = 2 * (workers - 1) / workers * 4 * size
+    assert expected <= dense.wire.sent <= expected + 64
+
+
+def test_bytes_of_the_warm_up_are_counted(dgc):
+    assert dgc.wire.sent < dgc.wire.sent_mean < dgc.wire.sent_most
+
+
+def test_a_run_hears_of_itself(dense):
+    class Counter(Listener):
+        def __init__(self):
+            self.steps = []
+            self.epochs = []
+            self.lengths = []
+            self.results = []
+
+        def started(self, method, seed, steps):
+            self.lengths.append(steps)
+
+        def stepped(self, method, seed, step, loss):
+            self.steps.append(step)
+
+        def finished_epoch(self, method, seed, epoch, past):
+            self.epochs.append((epoch, len(past.loss)))
+
+        def finished(self, result):
+            self.results.append(result)
+
+    counter = Counter()
+    result = dense.run(0, listener=counter)
+    assert counter.results == [result]
+    assert counter.lengths == [16]
+    assert counter.steps == list(range(1, 17))
+    assert counter.epochs == [(1, 8), (2, 16)]
+
+
+class Stop(Exception):
+    """Breaks a run off."""
+
+
+class StopAfter(Listener):
+    """Breaks a run off after an epoch."""
+
+    def __init__(self, epoch):
+        self.epoch = epoch
+
+    def finished_epoch(self, method, seed, epoch, past):
+        if epoch == self.epoch:
+            raise Stop
+
+
+def test_a_resumed_run_is_the_run_that_was_never_broken_off(dgc, tmp_path):
+    whole = dgc.run(5)
+    with pytest.raises(Stop):
+        train_with_checkpoints(dgc, 5, tmp_path, listener=StopAfter(1))
+    resumed = train_with_checkpoints(dgc, 5, tmp_path)
+    assert resumed.loss == whole.loss
+    assert resumed.accuracy == whole.accuracy
+    assert [path.name for path in tmp_path.glob("epoch-*")] == ["epoch-2"]
+    with pytest.raises(SettingError, match="ask for more than 2"):
+        train_with_checkpoints(dgc, 5, tmp_path)
+
+
+def test_a_run_goes_on_with_another_number_of_workers(digits_task, digits, dgc, tmp_path):
+    with pytest.raises(Stop):
+        train_with_checkpoints(dgc, 0, tmp_path, listener=StopAfter(1))
+    settings = dataclasses.replace(dgc.settings, workers=4, batch_per_worker=4)
+    result = train_with_checkpoints(Trainer("dgc", digits_task, digits, settings), 0, tmp_path)
+    assert result.loss[:8] == dgc.run(0).loss[:8]
+    assert len(result.loss) == 16
+    assert np.isfinite(result.loss).all()
+
+
+def test_a_negative_seed_is_refused(dense):
+    with pytest.raises(SettingError, match="seed must be at least 0, got -1"):
+        dense.run(-1)
+
+
+def test_another_run_s_checkpoint_is_refused(dgc, dense, tmp_path):
+    with pytest.raises(Stop):
+        train_with_checkpoints(dense, 0, tmp_path, listener=StopAfter(1))
+    with pytest.raises(SettingError, match="a run with method dense-f32, not dgc"):
+        train_with_checkpoints(dgc, 0, tmp_path)
+    with pytest.raises(SettingError, match="a run with seed 0, not 1"):
+        train_with_checkpoints(dense, 1, tmp_path)
+
+
+def test_a_folder_with_something_else_is_refused(dense, tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(SettingError, match="not the record of a run"):
+        train_with_checkpoints(dense, 0, tmp_path)
+
+
+def test_more_workers_than_devices_is_refused(digits_task, digits):
+    settings = dataclasses.replace(digits_task.settings, workers=128, batch_per_worker=1)
+    with pytest.raises(SettingError, match="128 workers need 128 devices"):
+        Trainer("dense-f32", digits_task, digits, settings)

@@ -1,0 +1,51 @@
+"""Settings: what cannot be run is refused, with what to do instead."""
+
+import dataclasses
+
+import pytest
+
+from gradcomp_jax.experiments.errors import SettingError
+from gradcomp_jax.experiments.settings import split_batch
+from gradcomp_jax.experiments.tasks import TASKS
+
+SETTINGS = TASKS["digits"].settings
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("workers", 0),
+        ("epochs", 0),
+        ("batch_per_worker", -1),
+        ("learning_rate", 0.0),
+        ("learning_rate", float("nan")),
+        ("momentum", 1.0),
+        ("momentum", -0.1),
+        ("density", 0.0),
+        ("density", 1.5),
+        ("clip_norm", 0.0),
+        ("warm_up_epochs", -1.0),
+    ],
+)
+def test_a_value_out_of_range_is_named(field, value):
+    with pytest.raises(SettingError, match=f"{field} must .* got {value}"):
+        dataclasses.replace(SETTINGS, **{field: value})
+
+
+def test_steps_per_epoch_counts_whole_batches():
+    settings = dataclasses.replace(SETTINGS, workers=4, batch_per_worker=8)
+    assert settings.steps_per_epoch(32) == 1
+    assert settings.steps_per_epoch(100) == 3
+    with pytest.raises(SettingError, match="use a smaller batch"):
+        settings.steps_per_epoch(31)
+
+
+def test_split_batch():
+    assert split_batch(64, 8) == 8
+    assert split_batch(7, 7) == 1
+    with pytest.raises(SettingError, match="use 63 or 70"):
+        split_batch(64, 7)
+    with pytest.raises(SettingError, match="use 8 or 16"):
+        split_batch(4, 8)
+    with pytest.raises(SettingError, match="workers must be at least 1"):
+        split_batch(64, 0)

@@ -1,0 +1,216 @@
+"""Selections against sorting."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from gradcomp_jax import kernels
+
+# Below, at and above the width at which the reduction becomes a two-stage one, and multiples of it that are not powers.
+BLOCKS = (1, 2, 5, 63, 64, 65, 128, 192, 1024)
+top = jax.jit(kernels.top_of_rows, static_argnums=1)
+take = jax.jit(kernels.take_from_rows)
+place = jax.jit(kernels.place_in_rows, static_argnums=2)
+
+
+def check_top(rows: np.ndarray, k: int) -> None:
+    """Positions in range, distinct, and no magnitude left behind that is larger than one taken."""
+    n, block = rows.shape
+    index = np.asarray(top(rows, k))
+    assert index.dtype == np.int32
+    assert index.shape == (n, k)
+    assert ((index >= 0) & (index < block)).all()
+    # The key names position and sign in the low bits of the mantissa, so it tells magnitudes apart up to those.
+    dropped_bits = max(1, (block - 1).bit_length()) + 1
+    for row, found in zip(np.abs(rows), index, strict=True):
+        assert len(set(found.tolist())) == k
+        wanted = np.sort(row)[block - k :]
+        assert (np.sort(row[found]) >= wanted * (1 - 2.0 ** (dropped_bits - 23)) - 1e-37).all()
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_largest_of_each_row(block: int) -> None:
+    rng = np.random.default_rng(block)
+    rows = [
+        rng.normal(size=(4, block)),
+        rng.normal(size=(1, block)) * 1e-30,
+        rng.normal(size=(1, block)) * 1e30,
+        # Neighbours that differ in a bit the key is allowed to drop, and in one that it is not.
+        1 + rng.permutation(block)[None] * 2.0**-20,
+        1 + (rng.permutation(block)[None] == 0) * 2.0**-12,
+        np.eye(block)[:1],
+        -np.eye(block)[-1:],
+        np.full((1, block), -2.0),
+        np.zeros((1, block)),
+        np.full((1, block), -0.0),
+    ]
+    check_top(np.concatenate(rows).astype(np.float32), 1)
+
+
+def test_one_of_1024_is_exact_to_the_documented_difference() -> None:
+    rows = np.full((2, 1024), 1, np.float32)
+    rows[0, 100] = 1 + 2.0**-12
+    rows[1, 1000] = -1 - 2.0**-12
+    np.testing.assert_array_equal(top(rows, 1), [[100], [1000]])
+
+
+@pytest.mark.parametrize(("block", "k"), [(5, 2), (64, 3), (1024, 1), (1024, 4), (1024, 32)])
+def test_values_come_with_the_positions(block: int, k: int) -> None:
+    """Cut to the bits that the key has left, towards zero, sign and all."""
+    rows = np.random.default_rng(block + k).normal(size=(6, block)).astype(np.float32)
+    index, value = (np.asarray(a) for a in jax.jit(kernels.top_entries, static_argnums=1)(rows, k))
+    exact = np.take_along_axis(rows, index, axis=1)
+    assert (np.sign(value) == np.sign(exact)).all()
+    lost = np.abs(exact) - np.abs(value)
+    assert (lost >= 0).all()
+    assert (lost <= np.abs(exact) * 2.0 ** ((block - 1).bit_length() + 1 - 23)).all()
+
+
+@pytest.mark.parametrize("bad", (np.nan, np.inf, -np.inf))
+def test_a_bad_entry_is_taken_and_seen(bad: float) -> None:
+    rows = np.random.default_rng(0).normal(size=(3, 1024)).astype(np.float32)
+    rows[1, 77] = bad
+    index, value = (np.asarray(a) for a in kernels.top_entries(jnp.asarray(rows), 1))
+    assert index[1, 0] == 77
+    assert np.isfinite(value[:, 0]).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(("block", "k", "least"), [(1024, 1, 1.0), (1024, 4, 0.93), (1024, 32, 0.9), (4096, 8, 0.93)])
+def test_recall(block: int, k: int, least: float) -> None:
+    """Of normal entries in random order: a lane is shared by chance with (k - 1) / 2 of at least 16 k lanes."""
+    rows = jnp.asarray(np.random.default_rng(k).normal(size=(200, block)), jnp.float32)
+    found = float(kernels.recall(rows, k))
+    assert least <= found <= 1.0
+    index = np.asarray(top(rows, k))
+    largest = np.argsort(-np.abs(np.asarray(rows)), axis=1)[:, :k]
+    slow = np.mean([len(set(a) & set(b)) / k for a, b in zip(index.tolist(), largest.tolist(), strict=True)])
+    assert abs(slow - found) < 0.01
+
+
+@pytest.mark.parametrize(("block", "k"), [(2, 2), (5, 2), (5, 5), (65, 4), (64, 7), (256, 17)])
+def test_several_of_each_row(block: int, k: int) -> None:
+    rng = np.random.default_rng(k)
+    rows = np.concatenate([rng.normal(size=(3, block)), np.zeros((1, block)), -np.ones((1, block)), np.eye(block)[:1]])
+    check_top(rows.astype(np.float32), k)
+
+
+@given(
+    hnp.arrays(np.float32, (2, 5), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)),
+    st.integers(1, 3),
+)
+def test_the_largest_of_anything_finite(rows: np.ndarray, k: int) -> None:
+    check_top(rows, k)
+
+
+def test_no_rows_and_nothing_wanted() -> None:
+    assert top(jnp.zeros((0, 5)), 2).shape == (0, 2)
+    assert take(jnp.zeros((0, 5)), jnp.zeros((0, 2), jnp.int32)).shape == (0, 2)
+    assert place(jnp.zeros((0, 2), jnp.int32), jnp.zeros((0, 2)), 5).shape == (0, 5)
+
+
+# Up to eight entries go through a comparison, more through a scatter.
+@pytest.mark.parametrize("dtype", (np.int32, np.uint8))
+@pytest.mark.parametrize("k", (1, 8, 9))
+def test_place_and_take_undo_each_other(k: int, dtype: type) -> None:
+    rng = np.random.default_rng(k)
+    index = np.stack([rng.permutation(13)[:k] for _ in range(3)]).astype(dtype)
+    value = rng.normal(size=(3, k)).astype(np.float32)
+    dense = np.asarray(place(index, value, 13))
+    expected = np.zeros((3, 13), np.float32)
+    np.put_along_axis(expected, index.astype(int), value, axis=1)
+    np.testing.assert_array_equal(dense, expected)
+    np.testing.assert_array_equal(take(dense, index), value)
+    base = rng.normal(size=(3, 13)).astype(np.float32)
+    np.testing.assert_array_equal(place(index, value, 13, into=base), base + expected)
+
+
+@pytest.mark.parametrize(("n", "k"), [(0, 0), (1, 1), (13, 0), (13, 1), (13, 5), (13, 13)])
+def test_exact_top_k(n: int, k: int) -> None:
+    x = np.random.default_rng(n).normal(size=n).astype(np.float32)
+    index, value = (np.asarray(a) for a in kernels.exact_top_k(jnp.asarray(x), k))
+    assert index.dtype == np.int32
+    assert index.shape == value.shape == (k,)
+    assert len(set(index.tolist())) == k
+    np.testing.assert_array_equal(value, x[index])
+    np.testing.assert_array_equal(np.abs(value), np.sort(np.abs(x))[::-1][:k])
+
+
+N = 1000
+
+
+@functools.partial(jax.jit, static_argnames=("k", "capacity", "samples"))
+def sampled(x, key, k, capacity, samples=500):
+    return kernels.sampled_threshold(x, k, capacity=capacity, samples=samples, key=key)
+
+
+def check_sampled(x: np.ndarray, capacity: int, result) -> int:
+    """What holds whatever was sampled; returns how many entries passed."""
+    index, value, taken, overflow = (np.asarray(a) for a in result)
+    taken, overflow = int(taken), int(overflow)
+    n = x.size
+    assert index.shape == value.shape == (capacity,)
+    assert 0 <= taken <= min(capacity, n)
+    assert overflow >= 0
+    assert overflow == 0 or taken == capacity
+    # The places in use come first and are distinct; the others say so.
+    assert len(set(index[:taken].tolist())) == taken
+    assert (index[:taken] < n).all()
+    assert (index[taken:] == n).all()
+    assert not value[taken:].any()
+    np.testing.assert_array_equal(value[:taken], x[index[:taken]])
+    # The largest were kept.
+    by_size = np.sort(np.abs(x))[::-1]
+    np.testing.assert_array_equal(np.sort(np.abs(value[:taken]))[::-1], by_size[:taken])
+    # What passed is everything above some threshold: the next one down is strictly smaller, or zero.
+    passed = taken + overflow
+    if 0 < passed < n:
+        assert by_size[passed] < by_size[passed - 1]
+    return passed
+
+
+@pytest.mark.parametrize("k", (20, 100))
+def test_sampled_threshold_passes_about_k(k: int) -> None:
+    x = np.random.default_rng(k).normal(size=N).astype(np.float32)
+    for seed in range(3):
+        passed = check_sampled(x, 200, sampled(x, jax.random.key(seed), k, 200))
+        # The sample's quantile strays like a binomial proportion: five standard deviations, and one for rounding.
+        share = k / N
+        assert abs(passed - k) <= 5 * N * np.sqrt(share * (1 - share) / 500) + N / 500
+
+
+def test_overflow_is_handed_back_and_the_largest_are_kept() -> None:
+    # Rising magnitudes: a truncation in index order would keep the small ones.
+    x = np.linspace(0.1, 1, N, dtype=np.float32) * np.where(np.arange(N) % 2, 1, -1).astype(np.float32)
+    result = sampled(x, jax.random.key(0), 100, 10)
+    assert check_sampled(x, 10, result) > 50
+    assert set(np.asarray(result[0]).tolist()) == set(range(N - 10, N))
+
+
+def test_zeros_pass_nothing() -> None:
+    x = np.zeros(N, np.float32)
+    assert check_sampled(x, 10, sampled(x, jax.random.key(0), 100, 10)) == 0
+    # A sample of zeros must not let the zeros pass, but everything else.
+    x[[3, 70, 500]] = (1, -2, 3)
+    assert check_sampled(x, 10, sampled(x, jax.random.key(0), 100, 10)) == 3
+
+
+def test_a_constant_fills_the_capacity() -> None:
+    x = np.full(N, -0.1, np.float32)
+    assert check_sampled(x, 10, sampled(x, jax.random.key(0), 100, 10)) == N
+
+
+def test_ties_at_the_threshold_all_pass() -> None:
+    x = np.where(np.arange(N) < 300, 2, 1).astype(np.float32)
+    assert check_sampled(x, 200, sampled(x, jax.random.key(1), 100, 200)) == 300
+
+
+@pytest.mark.parametrize(("n", "k", "capacity"), [(1, 1, 1), (1, 1, 4), (5, 5, 8), (5, 2, 2)])
+def test_sampled_threshold_of_few_entries(n: int, k: int, capacity: int) -> None:
+    x = np.random.default_rng(n).normal(size=n).astype(np.float32)
+    assert check_sampled(x, capacity, sampled(x, jax.random.key(0), k, capacity, 16)) >= 1

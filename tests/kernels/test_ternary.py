@@ -1,0 +1,168 @@
+"""Ternarization: the clip bound against a float64 oracle, the code's values, its expectation."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gradcomp_jax import kernels
+
+BLOCK = 7
+SIZES = (1, 7, 8, 20)
+DRAWS = 8192
+
+
+@functools.partial(jax.jit, static_argnames=("clip", "per_row"))
+def bound_of(rows, count, *, clip, per_row):
+    return kernels.clip_bound(rows, count, clip=clip, per_row=per_row)
+
+
+def slow_bound(values: np.ndarray, clip: float | None) -> float:
+    """min(max|g|, c sigma) in float64, the largest where sigma is 0."""
+    exact = values.astype(np.float64)
+    largest, sigma = np.abs(exact).max(initial=0.0), exact.std() if exact.size else 0.0
+    return min(largest, clip * sigma) if clip is not None and sigma > 0 else largest
+
+
+def bounds_of_vector(x: np.ndarray, *, clip: float | None, per_row: bool, block: int = BLOCK) -> np.ndarray:
+    rows = kernels.as_rows(jnp.asarray(x), block)
+    return np.asarray(bound_of(rows, kernels.valid_counts(x.size, block), clip=clip, per_row=per_row))
+
+
+@pytest.mark.parametrize("per_row", (True, False))
+@pytest.mark.parametrize("clip", (None, 0.5))
+@pytest.mark.parametrize("size", SIZES)
+def test_bound(size: int, clip: float | None, per_row: bool) -> None:
+    # An offset: sigma is not the root mean square.
+    x = (np.random.default_rng(size).normal(size=size) + 1.5).astype(np.float32)
+    parts = [x[i : i + BLOCK] for i in range(0, size, BLOCK)] if per_row else [x]
+    expected = [slow_bound(part, clip) for part in parts]
+    np.testing.assert_allclose(bounds_of_vector(x, clip=clip, per_row=per_row), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("per_row", (True, False))
+@pytest.mark.parametrize("magnitude", (1e30, 1e19, 1e13, 1e-13, 1e-19, 1e-30))
+def test_bound_at_any_magnitude(magnitude: float, per_row: bool) -> None:
+    x = np.random.default_rng(1).normal(size=20).astype(np.float32) * np.float32(magnitude)
+    parts = [x[:7], x[7:14], x[14:]] if per_row else [x]
+    got = bounds_of_vector(x, clip=0.5, per_row=per_row)
+    if not per_row and not 1e-15 < magnitude < 1e15:
+        # One pass over a tensor squares its entries as they are: where that could go wrong nothing is clipped.
+        np.testing.assert_array_equal(got, [np.abs(x).max()])
+        return
+    np.testing.assert_allclose(got, [slow_bound(part, 0.5) for part in parts], rtol=1e-5)
+    assert (got < [np.abs(part).max() for part in parts]).all()
+
+
+@pytest.mark.parametrize("per_row", (True, False))
+@pytest.mark.parametrize("value", (1.0, 0.1, -3.3, 1e-30, 1e30, 3e38, 7.7e-5))
+def test_a_constant_is_not_clipped(value: float, per_row: bool) -> None:
+    x = np.full(20, value, np.float32)
+    assert (bounds_of_vector(x, clip=0.5, per_row=per_row) == np.abs(x[0])).all()
+
+
+@pytest.mark.parametrize("per_row", (True, False))
+def test_zeros_and_single_entries(per_row: bool) -> None:
+    assert (bounds_of_vector(np.zeros(20, np.float32), clip=0.5, per_row=per_row) == 0).all()
+    assert (bounds_of_vector(np.float32([-2.5]), clip=0.5, per_row=per_row) == 2.5).all()
+    assert bounds_of_vector(np.zeros(0, np.float32), clip=0.5, per_row=per_row).tolist() == ([] if per_row else [0.0])
+
+
+@pytest.mark.parametrize("size", (1, 5, 7))
+def test_padding_enters_no_statistic(size: int) -> None:
+    x = (np.random.default_rng(2).normal(size=size) + 4).astype(np.float32)
+    tight = bounds_of_vector(x, clip=0.5, per_row=True, block=size)
+    for rows in (kernels.as_rows(x, 20), np.pad(kernels.as_rows(x, 20), ((0, 2), (0, 0)))):
+        count = np.int32([size] + [0] * (rows.shape[0] - 1))
+        padded = np.asarray(bound_of(jnp.asarray(rows), jnp.asarray(count), clip=0.5, per_row=True))
+        np.testing.assert_allclose(padded[0], tight[0], rtol=1e-5)
+        assert (padded[1:] == 0).all()
+        np.testing.assert_allclose(bound_of(rows, count, clip=0.5, per_row=False), tight, rtol=1e-5)
+
+
+@functools.partial(jax.jit, static_argnames=("generator",))
+def draw(rows, bound, scale, key, generator="hash"):
+    keys = jax.random.split(key, DRAWS)
+    return jax.vmap(lambda k: kernels.ternarize(rows, bound, scale, k, generator=generator))(keys)
+
+
+@pytest.mark.parametrize("generator", ("hash", "threefry"))
+@pytest.mark.parametrize("scales", (1, 2))
+def test_unbiased(generator: str, scales: int) -> None:
+    """The mean of the draws lies within five standard deviations of the clipped gradient, entry by entry."""
+    rows = np.float32([[0, 1, -1, 0.01, -0.02], [2, -3, 0.5, 1.75, -0.25]])
+    bound, scale = (
+        (np.float32([1.0, 1.5]), np.float32([1.0, 2.0])) if scales == 2 else (np.float32([1.5]), np.float32([2]))
+    )
+    trits = np.asarray(draw(rows, bound, scale, jax.random.key(scales), generator))
+    assert trits.dtype == np.int8
+    assert set(np.unique(trits)) == {-1, 0, 1}
+    clipped = np.clip(rows, -bound[:, None], bound[:, None]).astype(np.float64)
+    p = np.abs(clipped) / scale[:, None]
+    deviation = scale[:, None] * np.sqrt(p * (1 - p) / DRAWS)
+    error = scale[:, None] * trits.mean(axis=0, dtype=np.float64) - clipped
+    assert (np.abs(error) <= 5 * deviation + 1e-6).all()
+    # The variance is that of a Bernoulli variable: the draws are neither constant nor shared.
+    got = trits.astype(np.float64).var(axis=0)
+    want = p * (1 - p)
+    assert (np.abs(got - want) <= 5 * np.sqrt(want / DRAWS) + 1e-6).all()
+
+
+def test_entries_of_one_draw_are_independent() -> None:
+    rows = np.full((2, 3), 0.5, np.float32)
+    trits = np.asarray(draw(rows, np.float32([0.5]), np.float32([1]), jax.random.key(0))).reshape(DRAWS, 6)
+    correlations = np.corrcoef(trits.T.astype(np.float64)) - np.eye(6)
+    assert np.abs(correlations).max() < 5 / np.sqrt(DRAWS)
+
+
+@pytest.mark.parametrize("magnitude", (1e30, 1.0, 1e-30))
+def test_certain_entries_are_certain(magnitude: float) -> None:
+    """Entries at the scale are always sent with their sign, zeros never: no key decides."""
+    trits = np.random.default_rng(0).integers(-1, 2, (3, 5)).astype(np.int8)
+    rows = trits * np.float32(magnitude)
+    for seed in range(5):
+        got = kernels.ternarize(rows, np.float32([magnitude]), np.float32([magnitude]), jax.random.key(seed))
+        np.testing.assert_array_equal(got, trits)
+
+
+def test_a_scale_of_zero_gives_zeros() -> None:
+    zero = np.zeros(2, np.float32)
+    assert not np.asarray(kernels.ternarize(np.zeros((2, 5), np.float32), zero, zero, jax.random.key(0))).any()
+
+
+def test_subnormals_give_no_wrong_signs_and_no_nan() -> None:
+    """Where subnormals are flushed they are zeros; elsewhere they are what they are."""
+    rows = np.float32([[1e-40, -3e-40, 0, 1e-45]])
+    scale = bounds = np.asarray(bound_of(rows, np.int32([4]), clip=0.5, per_row=True))
+    assert 0 <= bounds[0] <= np.float32(3e-40)
+    trits = np.asarray(kernels.ternarize(rows, bounds, scale, jax.random.key(0)))
+    assert np.isin(trits * np.sign(rows), (0, 1)).all()
+
+
+def test_no_rows() -> None:
+    empty = np.zeros((0, 5), np.float32)
+    assert kernels.ternarize(empty, np.zeros(1, np.float32), np.zeros(1, np.float32), jax.random.key(0)).shape == (0, 5)
+
+
+@pytest.mark.parametrize("block", (1, 3, 5, 64, 1280, 1283))
+def test_packing_in_the_same_pass_gives_the_same_bytes(block: int) -> None:
+    rows = jnp.asarray(np.random.default_rng(block).normal(size=(7, block)), jnp.float32)
+    bound = jnp.max(jnp.abs(rows), keepdims=True)[0] * 0.7
+    for generator in ("hash", "threefry"):
+        key = jax.random.key(block)
+        packed = jax.jit(lambda r: kernels.ternarize_packed(r, bound, bound, key, generator=generator))(rows)  # noqa: B023
+        trits = kernels.ternarize(rows, bound, bound, key, generator=generator)
+        np.testing.assert_array_equal(packed, kernels.pack_ternary(trits))
+
+
+@pytest.mark.parametrize("per_row", (True, False))
+@pytest.mark.parametrize("clip", (None, 2.5))
+@pytest.mark.parametrize("bad", (np.nan, np.inf, -np.inf))
+def test_a_bad_entry_shows_in_the_bound(bad: float, clip: float | None, per_row: bool) -> None:
+    rows = np.random.default_rng(3).normal(size=(5, 256)).astype(np.float32)
+    rows[2, 100] = bad
+    count = jnp.full((5,), 256, jnp.int32)
+    bound = jax.jit(lambda r: kernels.clip_bound(r, count, clip=clip, per_row=per_row))(rows)
+    assert np.isfinite(bound).tolist() == ([True, True, False, True, True] if per_row else [False])

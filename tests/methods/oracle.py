@@ -1,0 +1,112 @@
+"""Deep Gradient Compression written once more, slowly, in NumPy, from the paper and the exchange's definition."""
+
+import ml_dtypes
+import numpy as np
+
+Tree = dict[str, np.ndarray]
+
+
+def rows_of(x: np.ndarray, block: int) -> np.ndarray:
+    flat = x.reshape(-1).astype(np.float32)
+    padded = np.zeros(-(-flat.size // block) * block, np.float32)
+    padded[: flat.size] = flat
+    return padded.reshape(-1, block)
+
+
+def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
+    return x.astype(ml_dtypes.bfloat16).astype(np.float32) if dtype == "bfloat16" else x.astype(np.float32)
+
+
+def cut(rows: np.ndarray) -> np.ndarray:
+    """Entries without the low bits of the mantissa that a key needs for position and sign."""
+    low = np.uint32(2 ** (max(1, (rows.shape[1] - 1).bit_length()) + 1) - 1)
+    return (rows.view(np.uint32) & ~low).view(np.float32)
+
+
+def select(rows: np.ndarray, k: int) -> np.ndarray:
+    """Boolean mask of the k largest magnitudes of each row, compared after the cut; of equals the later ones.
+
+    bfloat16 sums have so few bits that equals are common, so the order of equals matters to a replay.
+    """
+    order = rows.shape[1] - 1 - np.argsort(-np.abs(cut(rows))[:, ::-1], axis=1, kind="stable")[:, :k]
+    mask = np.zeros(rows.shape, bool)
+    np.put_along_axis(mask, order, True, axis=1)
+    return mask
+
+
+class Dgc:
+    """N workers in one process. ``step`` takes ``[N, ...]`` gradients and returns the update."""
+
+    def __init__(
+        self, shapes, workers, *, block, k, momentum, nesterov, masking, weight_decay, clip_norm, route, dtype
+    ):
+        self.shapes, self.n, self.block, self.k = shapes, workers, block, k
+        self.m, self.nesterov, self.masking = np.float32(momentum), nesterov, masking
+        self.decay, self.clip, self.route, self.dtype = weight_decay, clip_norm, route, dtype
+        compressed = [name for name in sorted(shapes) if len(shapes[name]) > 1]
+        rest = [name for name in sorted(shapes) if len(shapes[name]) <= 1]
+        self.parts = [(compressed, block, k), (rest, 1, 1)]
+        self.u = {
+            name: np.zeros((workers, *rows_of(np.zeros(s), self.block_of(name)).shape), np.float32)
+            for name, s in shapes.items()
+        }
+        self.v = {name: u.copy() for name, u in self.u.items()}
+
+    def block_of(self, name: str) -> int:
+        return self.block if len(self.shapes[name]) > 1 else 1
+
+    def step(self, gradients: Tree, params: Tree) -> Tree:
+        local = []
+        for i in range(self.n):
+            g = {k: gradients[k][i] + np.float32(self.decay) * params[k] for k in gradients}
+            norm = np.sqrt(sum(float((x.astype(np.float64) ** 2).sum()) for x in g.values()))
+            bound = self.clip * self.n**-0.5 if self.clip else np.inf
+            local.append({k: (x * np.float32(min(1.0, bound / norm))).astype(np.float32) for k, x in g.items()})
+        update = {}
+        for names, block, k in self.parts:
+            # What goes dense crosses on its own route: exactly in float32, in two phases in bfloat16.
+            route = self.route if block > 1 else "two_phase" if self.dtype == "bfloat16" else "gather"
+            pushed = {}
+            for name in names:
+                g = np.stack([rows_of(worker[name], block) for worker in local])
+                if self.nesterov:
+                    self.u[name] = self.m * (self.u[name] + g)
+                    pushed[name] = self.v[name] + self.u[name] + g
+                else:
+                    self.u[name] = self.m * self.u[name] + g
+                    pushed[name] = self.v[name] + self.u[name]
+            target = np.concatenate([pushed[name] for name in names], axis=1)
+            masks = np.stack([select(t, k) for t in target])
+            sent = self.values(np.where(masks, target, 0), block)
+            mean, effective = self.exchange(sent, k, block, route)
+            gone = (sent != 0) & ((mean != 0) | (route == "gather"))
+            start = 0
+            for name in names:
+                span = slice(start, start + pushed[name].shape[1])
+                start = span.stop
+                self.v[name] = target[:, span] - effective[:, span]
+                if self.masking and block > 1:
+                    self.u[name] = np.where(gone[:, span], 0, self.u[name]).astype(np.float32)
+                size = int(np.prod(self.shapes[name]))
+                update[name] = mean[span].reshape(-1)[:size].reshape(self.shapes[name])
+        return update
+
+    def values(self, chosen: np.ndarray, block: int) -> np.ndarray:
+        """As they cross: bfloat16 values of a selection are read off the keys."""
+        if self.dtype == "bfloat16" and block > 1:
+            chosen = cut(chosen.reshape(-1, block)).reshape(chosen.shape)
+        return rounded(chosen, self.dtype)
+
+    def exchange(self, sent: np.ndarray, k: int, block: int, route: str) -> tuple[np.ndarray, np.ndarray]:
+        """The mean that everybody gets, and what of each worker's payload counted as sent."""
+        exact = sent.sum(axis=0, dtype=np.float32) / np.float32(self.n)
+        if route == "gather":
+            return exact, sent
+        mean = self.values(np.where(select(exact, k), exact, 0).astype(np.float32), block)
+        kept = mean != 0
+        effective = np.where(kept, sent, 0).astype(np.float32)
+        share = -(-exact.shape[0] // self.n)
+        for row in range(exact.shape[0]):
+            # The row's owner answers for what rounding the mean took.
+            effective[row // share, row] -= self.n * np.where(kept[row], exact[row] - mean[row], 0)
+        return mean, effective

@@ -1,0 +1,173 @@
+"""DGC against a NumPy replay, its warm-up, and its ingredients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradcomp_jax as gc
+from tests.conformance.environments import exchange_state
+
+from .oracle import Dgc, rows_of
+
+N, AXIS = 4, "data"
+SHAPES = {"bias": (7,), "kernel": (3, 3, 4, 5), "matrix": (30, 11)}
+
+
+def mapped(tx, workers=N):
+    params = {k: jnp.ones(s, jnp.float32) for k, s in SHAPES.items()}
+    axes = gc.state_axes(jax.eval_shape(tx.init, params))
+    init = jax.vmap(tx.init, axis_name=AXIS, in_axes=None, out_axes=axes, axis_size=workers)
+    update = jax.jit(jax.vmap(tx.update, axis_name=AXIS, in_axes=(0, axes, None), out_axes=(0, axes)))
+    return init(params), update
+
+
+def draw(rng):
+    return {k: rng.standard_normal((N, *s)).astype(np.float32) for k, s in SHAPES.items()}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"nesterov": True},
+        {"masking": False},
+        {"route": "gather"},
+        {"route": "gather", "dtype": "float32", "nesterov": True},
+        {"weight_decay": 0.05, "clip_norm": 3.0, "dtype": "float32"},
+        {"density": 3 / 64, "weight_decay": 0.01},
+        {"density": 3 / 64, "dtype": "float32", "clip_norm": 1.0, "masking": False},
+    ],
+    ids=lambda o: "-".join(f"{k}={v}" for k, v in o.items()) or "plain",
+)
+def test_replay_of_twenty_steps(options) -> None:
+    settings = {
+        "momentum": 0.9, "nesterov": False, "masking": True, "weight_decay": 0.0, "clip_norm": None,
+        "dtype": "bfloat16", "route": "two_phase", "density": 1 / 64,
+    } | options  # fmt: skip
+    state, update = mapped(gc.dgc(axis_name=AXIS, block=64, **settings))
+    k = round(settings.pop("density") * 64)
+    oracle = Dgc(SHAPES, N, block=64, k=k, **settings)
+    rng = np.random.default_rng(0)
+    params = {k: rng.standard_normal(s).astype(np.float32) for k, s in SHAPES.items()}
+    for step in range(20):
+        gradients = draw(rng)
+        updates, state = update(gradients, state, params)
+        want = oracle.step(gradients, params)
+        for name in SHAPES:
+            got = np.asarray(updates[name][0])
+            np.testing.assert_allclose(got, want[name], rtol=2e-5, atol=2e-5, err_msg=f"step {step}, {name}")
+            params[name] = params[name] - np.float32(0.05) * want[name]
+    memory = exchange_state(state).memory
+    for name, piece in zip(("kernel", "matrix"), memory[0], strict=True):
+        np.testing.assert_allclose(piece.velocity.value, oracle.u[name], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(piece.accumulated.value, oracle.v[name], rtol=1e-4, atol=1e-4)
+
+
+def test_dense_leaves_follow_ordinary_momentum() -> None:
+    """Sent whole, a bias sees exactly the momentum SGD of the mean gradient, and rounding is not lost."""
+    state, update = mapped(gc.dgc(axis_name=AXIS, density=1 / 64, block=64, momentum=0.8))
+    rng = np.random.default_rng(1)
+    velocity, wanted, got = np.zeros(7), np.zeros(7), np.zeros(7)
+    for _ in range(30):
+        gradients = draw(rng)
+        updates, state = update(gradients, state, {k: np.zeros(s, np.float32) for k, s in SHAPES.items()})
+        velocity = 0.8 * velocity + gradients["bias"].astype(np.float64).mean(axis=0)
+        wanted, got = wanted + velocity, got + np.asarray(updates["bias"][0], np.float64)
+    kept = np.asarray(exchange_state(state).memory[1][0].accumulated.value, np.float64).mean(axis=0).reshape(-1)
+    np.testing.assert_allclose(got + kept, wanted, atol=1e-4)
+
+
+def test_without_momentum_correction_the_momentum_follows_the_exchange() -> None:
+    options = {"axis_name": AXIS, "density": 1 / 64, "block": 64}
+    state, update = mapped(gc.dgc(momentum_correction=False, momentum=0.9, **options))
+    plain, plain_update = mapped(gc.exchange(gc.compressors.topk(1 / 64, block=64), axis_name=AXIS, route="two_phase",
+                                            dense_compressor=gc.compressors.dense("bfloat16")))  # fmt: skip
+    rng, velocity = np.random.default_rng(2), 0.0
+    for _ in range(5):
+        gradients = draw(rng)
+        updates, state = update(gradients, state, None)
+        sent, plain = plain_update(gradients, plain, None)
+        velocity = 0.9 * velocity + np.asarray(sent["matrix"])
+        np.testing.assert_allclose(updates["matrix"], velocity, rtol=1e-5, atol=1e-6)
+
+
+def test_warm_up_moves_the_density_in_one_program() -> None:
+    stages = ((2, 0.5), (3, 0.25))
+    state, update = mapped(
+        gc.dgc(axis_name=AXIS, density=1 / 64, block=64, warm_up=stages, momentum=0.0, route="gather")
+    )
+    rng = np.random.default_rng(3)
+    counts = []
+    for _ in range(8):
+        gradients = draw(rng)
+        # All workers alike: the union of what they send is what each of them sends.
+        gradients = {k: np.repeat(g[:1], N, axis=0) for k, g in gradients.items()}
+        updates, state = update(gradients, state, None)
+        counts.append(int(np.count_nonzero(rows_of(np.asarray(updates["matrix"][0]), 64)[:5])))
+    assert counts == [5 * 32] * 2 + [5 * 16] * 3 + [5] * 3
+    assert update._cache_size() == 1
+
+
+def test_warm_up_keeps_the_leaves_of_the_final_density() -> None:
+    """A leaf that gains nothing at the first, high density has its memory from the start."""
+    tx = gc.dgc(axis_name=None, density=0.001, warm_up=((1, 0.25), (1, 0.06)))
+    gradient = {"small": jnp.ones((12, 12)), "large": jnp.ones((64, 64))}
+    state = tx.init(gradient)
+    assert len(exchange_state(state).memory[0]) == 2
+    for _ in range(3):
+        _, state = tx.update(gradient, state)
+
+
+def test_warm_up_stages() -> None:
+    assert gc.warm_up(10) == ((10, 0.25), (10, 0.0625), (10, 0.015625), (10, 0.004))
+    with pytest.raises(ValueError, match=r"steps_per_stage must be an integer of at least 1, got 0"):
+        gc.warm_up(0)
+    with pytest.raises(ValueError, match=r"density must be in \(0, 1\], got 2"):
+        gc.warm_up(1, (2,))
+
+
+def test_skipped_steps_leave_momentum_alone() -> None:
+    state, update = mapped(gc.dgc(axis_name=AXIS, density=1 / 64, block=64, clip_norm=1.0))
+    rng = np.random.default_rng(4)
+    _, state = update(draw(rng), state, None)
+    bad = draw(rng)
+    bad["kernel"][2, 0, 0, 0, 0] = np.inf
+    updates, after = update(bad, state, None)
+    assert not any(np.asarray(u).any() for u in updates.values())
+    for a, b in zip(
+        jax.tree.leaves(exchange_state(state).memory), jax.tree.leaves(exchange_state(after).memory), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_local_clip_bounds_each_worker() -> None:
+    tx = gc.local_clip(2.0, axis_name=AXIS)
+    gradients = draw(np.random.default_rng(5))
+    gradients = {
+        k: g * np.asarray([1e-3, 1, 10, 1e20], np.float32).reshape(-1, *[1] * (g.ndim - 1))
+        for k, g in gradients.items()
+    }
+    clipped = jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name=AXIS)(gradients)
+    norms = [np.sqrt(sum((np.asarray(c[i], np.float64) ** 2).sum() for c in clipped.values())) for i in range(N)]
+    np.testing.assert_allclose(norms[1:3], 2.0 / np.sqrt(N), rtol=1e-5)
+    np.testing.assert_array_equal(clipped["bias"][0], gradients["bias"][0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"density": 0.0}, r"density must be in \(0, 1\], got 0"),
+        ({"density": 1.5}, r"density must be in \(0, 1\], got 1.5"),
+        ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1"),
+        ({"clip_norm": -1.0}, r"clip_norm must be finite and at least 0, got -1"),
+        ({"route": "ring"}, r"route must be one of 'auto', 'gather', 'two_phase', 'sum', got 'ring'"),
+        ({"route": "sum"}, r"route='sum' needs payloads that add up, and those of TopK do not; use route='two_phase'"),
+        ({"route": gc.collectives.two_phase("server")}, r"makes training diverge; use 'put_back'"),
+        ({"dtype": "int8"}, r"dtype must be float32 or bfloat16, got int8"),
+        ({"block": 0}, r"block must be an integer of at least 1, got 0"),
+    ],
+)
+def test_bad_options_name_the_remedy(options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        gc.dgc(axis_name=AXIS, **options)

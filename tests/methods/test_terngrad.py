@@ -1,0 +1,131 @@
+"""TernGrad: unbiased, exact levels, scales shared, the same by every route."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradcomp_jax as gc
+
+N, AXIS = 4, "data"
+
+
+def run(gradient, **options):
+    """One step of N workers; the update of worker 0."""
+    tx = gc.terngrad(axis_name=AXIS, **options)
+    step = jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name=AXIS)
+    return jax.tree.map(lambda u: np.asarray(u[0]), jax.jit(step)(gradient))
+
+
+@pytest.fixture(scope="module")
+def gradient():
+    return {"w": np.random.default_rng(0).standard_normal((N, 60, 50)).astype(np.float32)}
+
+
+def shared_scale(gradient: np.ndarray, clip: float | None) -> float:
+    """max over workers of the largest magnitude after clipping, in float64."""
+    each = []
+    for worker in gradient.astype(np.float64):
+        largest = np.abs(worker).max()
+        each.append(largest if clip is None else min(largest, clip * worker.std()))
+    return max(each)
+
+
+@pytest.mark.parametrize("clip", [2.5, 1.0, None])
+def test_the_update_is_an_integer_of_levels(gradient, clip) -> None:
+    update = run(gradient, clip=clip)["w"]
+    levels = update / (shared_scale(gradient["w"], clip) / N)
+    np.testing.assert_allclose(levels, np.round(levels), atol=1e-3)
+    assert set(np.unique(np.round(levels))) <= set(range(-N, N + 1))
+    assert len(np.unique(np.round(levels))) > N, "most levels occur"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip": None},
+        {"clip": None, "granularity": "bucket", "bucket_size": 100},
+        {"clip": None, "share_scale": False, "down": "ternary", "route": "gather"},
+        {"clip": None, "down": "ternary"},
+        {"clip": None, "generator": "threefry"},
+        {"clip": 2.5},
+    ],
+    ids=str,
+)
+def test_the_mean_over_keys_is_the_mean_gradient(gradient, options) -> None:
+    """Within five standard errors of the sample itself, entry by entry on average and at worst."""
+    draws = 400
+
+    def one(key):
+        tx = gc.terngrad(axis_name=AXIS, key=key, **options)
+        return jax.vmap(lambda g: tx.update(g, tx.init(g))[0]["w"], axis_name=AXIS)(gradient)[0]
+
+    updates = np.asarray(
+        jax.jit(lambda keys: jax.lax.map(one, keys))(jax.random.split(jax.random.key(1), draws)), np.float64
+    )
+    each = gradient["w"].astype(np.float64)
+    if options["clip"]:
+        bound = 2.5 * each.std(axis=(1, 2), keepdims=True)
+        each = np.clip(each, -bound, bound)
+    error = updates.mean(axis=0) - each.mean(axis=0)
+    spread = updates.std(axis=0) / np.sqrt(draws) + 1e-9
+    z = error / spread
+    # 3000 entries: the largest of as many normals is about 3.6; their mean square is 1.
+    assert np.abs(z).max() < 6
+    assert abs(np.mean(z)) < 5 / np.sqrt(z.size)
+    assert 0.8 < np.mean(z**2) < 1.2
+
+
+def test_every_route_gives_the_same_update(gradient) -> None:
+    two_phase, gather, added = (run(gradient, route=r)["w"] for r in ("two_phase", "gather", "sum"))
+    np.testing.assert_allclose(gather, two_phase, rtol=1e-6)
+    np.testing.assert_allclose(added, two_phase, rtol=1e-6)
+
+
+def test_workers_round_independently(gradient) -> None:
+    """Equal gradients on every worker still give more than two magnitudes: the noise averages out."""
+    same = {"w": np.repeat(gradient["w"][:1], N, axis=0)}
+    levels = np.abs(run(same)["w"]) / (shared_scale(same["w"], 2.5) / N)
+    assert set(np.unique(np.round(levels))) == set(range(N + 1))
+
+
+def test_tensors_and_steps_round_independently() -> None:
+    g = np.random.default_rng(2).standard_normal((N, 40, 40)).astype(np.float32)
+    tx = gc.terngrad(axis_name=AXIS)
+    step = jax.vmap(lambda g, s: tx.update(g, s), axis_name=AXIS, in_axes=(0, None), out_axes=(0, None))
+    params = {"a": jnp.zeros((40, 40)), "b": jnp.zeros((40, 40))}
+    first, state = step({"a": g, "b": g}, tx.init(params))
+    second, _ = step({"a": g, "b": g}, state)
+    assert (np.asarray(first["a"]) != np.asarray(first["b"])).mean() > 0.2
+    assert (np.asarray(first["a"]) != np.asarray(second["a"])).mean() > 0.2
+
+
+@pytest.mark.parametrize("value", [0.0, 0.3, -1e-20, 3e30])
+def test_constant_tensors_pass_unclipped(value) -> None:
+    """Sigma is 0: clipping at 2.5 sigma would zero such a tensor for ever."""
+    update = run({"w": np.full((N, 30, 30), value, np.float32)})["w"]
+    np.testing.assert_allclose(update, value, rtol=1e-6)
+
+
+def test_bucket_scales_follow_their_buckets() -> None:
+    g = np.ones((N, 2, 100), np.float32) * np.asarray([1e-3, 10.0], np.float32)[None, :, None]
+    bucket = run({"w": g}, granularity="bucket", bucket_size=100, clip=None)["w"]
+    np.testing.assert_allclose(bucket[0], 1e-3, rtol=1e-6)
+    np.testing.assert_allclose(bucket[1], 10.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clip": 0.0}, "clip must be a positive Python number or None, got 0"),
+        ({"down": "level"}, r"down must be one of 'levels', 'ternary', got 'level'; did you mean 'levels'"),
+        ({"share_scale": False}, "down='levels' needs share_scale=True"),
+        ({"share_scale": False, "down": "ternary", "route": "sum"}, "route='sum' needs payloads that add up"),
+        ({"granularity": "layer"}, "granularity must be one of 'tensor', 'bucket'"),
+        ({"bucket_size": 0}, "bucket_size must be an integer of at least 1, got 0"),
+        ({"generator": "mt"}, "generator must be one of 'hash', 'threefry'"),
+    ],
+)
+def test_bad_options_name_the_remedy(options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        gc.terngrad(axis_name=AXIS, **options)

@@ -1,0 +1,192 @@
+"""Save, restore and go on: as if nothing had happened, and on another number of workers."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import gradcomp_jax as gc
+from tests.training.problem import batch, loss, mesh_of, on, params
+
+CHAINS = {
+    "dgc": lambda: optax.chain(gc.dgc(axis_name="data", density=0.125, block=16), optax.sgd(0.05)),
+    "terngrad": lambda: optax.chain(gc.terngrad(axis_name="data", bucket_size=40), optax.sgd(0.02, momentum=0.5)),
+    "int8": lambda: optax.chain(
+        gc.exchange(gc.compressors.block_int8(block=16), axis_name="data", route=gc.collectives.two_phase("server")),
+        optax.sgd(0.05),
+    ),
+}
+
+
+def marked(leaf) -> bool:
+    return isinstance(leaf, gc.PerDevice)
+
+
+def per_device(state) -> list[gc.PerDevice]:
+    return [leaf for leaf in jax.tree.leaves(state, is_leaf=marked) if marked(leaf)]
+
+
+def common(state) -> list[np.ndarray]:
+    return [leaf for leaf in jax.tree.leaves(state, is_leaf=marked) if not marked(leaf)]
+
+
+@functools.cache
+def program(name: str, workers: int):
+    """A mesh, a transformation and its train step, compiled once for all tests."""
+    mesh, tx = mesh_of(workers), CHAINS[name]()
+    return mesh, tx, gc.make_train_step(loss, tx, mesh, donate=False)
+
+
+def fresh(name: str, workers: int):
+    mesh, tx, _ = program(name, workers)
+    return gc.init_state(params(), tx, mesh)
+
+
+def run(name: str, workers: int, state, seeds):
+    mesh, _, step = program(name, workers)
+    for seed in seeds:
+        state, metrics = step(state, on(mesh, batch(seed)))
+    assert np.isfinite(metrics["loss"])
+    return state
+
+
+def filled(name: str, workers: int):
+    """A state in which every per-device value is another."""
+    mesh, _, _ = program(name, workers)
+    rng = np.random.default_rng(0)
+
+    def fill(leaf):
+        if not marked(leaf):
+            return leaf
+        value = np.zeros(leaf.value.shape, np.float32)
+        used = value.shape[0] if leaf.kind == "worker" else leaf.rows
+        value[:used] = rng.normal(size=(used, *value.shape[1:])) / 8
+        return dataclasses.replace(leaf, value=value)
+
+    state = fresh(name, workers)
+    made = jax.tree.map(fill, state, is_leaf=marked)
+    return jax.device_put(made, gc.state_shardings(made, mesh, axis_name="data"))
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_restored_training_is_uninterrupted_training(name: str, tmp_path) -> None:
+    halfway = run(name, 8, fresh(name, 8), (0, 1))
+    gc.save_checkpoint(tmp_path / "saved", halfway)
+    restored = gc.restore_checkpoint(tmp_path / "saved", fresh(name, 8))
+    assert jax.tree.structure(restored) == jax.tree.structure(halfway)
+    assert jax.tree.map(lambda a: a.sharding, restored) == jax.tree.map(lambda a: a.sharding, halfway)
+    jax.tree.map(np.testing.assert_array_equal, restored, halfway)
+    # The memories are among what was saved, and hold something, each worker its own.
+    for leaf in per_device(restored):
+        if leaf.kind == "worker":
+            shards = [np.asarray(shard.data) for shard in leaf.value.addressable_shards]
+            assert not all(np.array_equal(shard, shards[0]) for shard in shards)
+        assert np.any(leaf.value)
+    assert bool(per_device(restored)) == (name != "terngrad")
+    whole, resumed = (run(name, 8, state, (2, 3)) for state in (halfway, restored))
+    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
+    # It matters what is restored: a fresh memory goes elsewhere.
+    forgetful = fresh(name, 8)._replace(params=restored.params)
+    assert not np.array_equal(run(name, 8, forgetful, (2, 3)).params["w"], whole.params["w"])
+
+
+@pytest.mark.parametrize(("old", "new"), [(8, 3), (2, 8), (3, 8)])
+@pytest.mark.parametrize("name", CHAINS)
+def test_another_number_of_workers(name: str, old: int, new: int, tmp_path) -> None:
+    saved = filled(name, old)
+    gc.save_checkpoint(tmp_path / "saved", saved)
+    like = fresh(name, new)
+    restored = gc.restore_checkpoint(tmp_path / "saved", like)
+    assert jax.tree.structure(restored) == jax.tree.structure(like)
+    assert jax.tree.map(lambda a: (a.shape, a.dtype, a.sharding), restored) == jax.tree.map(
+        lambda a: (a.shape, a.dtype, a.sharding), like
+    )
+    for before, after in zip(common(saved), common(restored), strict=True):
+        np.testing.assert_array_equal(before, after)
+    for before, after in zip(per_device(saved), per_device(restored), strict=True):
+        if before.kind == "share":
+            np.testing.assert_array_equal(after.value[: after.rows], before.value[: before.rows])
+            continue
+        want, got = (
+            np.asarray(leaf.value, np.float64).reshape(workers, leaf.rows, -1).mean(axis=0)
+            for leaf, workers in ((before, old), (after, new))
+        )
+        # One rounding of one worker's float32 rows, or none at all.
+        limit = 0 if new % old == 0 else np.abs(after.value[: after.rows]) * 2.0**-24 / new * 1.01
+        assert (np.abs(got - want) <= limit + 2.0**-50).all()
+    if new == 8:
+        assert int(run(name, 8, restored, (0,)).step) == 1
+
+
+def test_training_goes_on_with_fewer_workers(tmp_path) -> None:
+    gc.save_checkpoint(tmp_path / "saved", run("int8", 8, fresh("int8", 8), (0, 1)))
+    resumed = gc.restore_checkpoint(tmp_path / "saved", fresh("int8", 3))
+    assert int(run("int8", 3, resumed, (2, 3)).step) == 4
+
+
+def test_owners_residual_alone_finds_its_new_owners(tmp_path) -> None:
+    """Without a memory at the workers nothing in the checkpoint tells their number, and nothing needs to."""
+    tx = gc.exchange(
+        gc.compressors.block_int8(block=16, stochastic=True),
+        axis_name="data",
+        memory=gc.memory.none(),
+        route=gc.collectives.two_phase("server"),
+    )
+    saved = gc.init_state(params(), tx, mesh_of(8))
+    (server,) = per_device(saved)
+    value = np.zeros(server.value.shape, np.float32)
+    value[: server.rows] = 1 + np.arange(server.rows, dtype=np.float32)[:, None]
+    saved = jax.tree.map(
+        lambda leaf: dataclasses.replace(leaf, value=value) if marked(leaf) else leaf, saved, is_leaf=marked
+    )
+    gc.save_checkpoint(tmp_path / "saved", saved)
+    (moved,) = per_device(gc.restore_checkpoint(tmp_path / "saved", gc.init_state(params(), tx, mesh_of(3))))
+    assert moved.value.shape[0] != value.shape[0]
+    np.testing.assert_array_equal(moved.value[: moved.rows], value[: server.rows])
+    assert not np.any(moved.value[moved.rows :])
+
+
+def test_no_checkpoint(tmp_path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"there is no checkpoint at .*nowhere.*save_checkpoint"):
+        gc.restore_checkpoint(tmp_path / "nowhere", fresh("dgc", 2))
+
+
+def test_an_earlier_checkpoint_is_not_overwritten_unasked(tmp_path) -> None:
+    first, second = ({"x": np.full(3, v, np.float32)} for v in (1, 2))
+    gc.save_checkpoint(tmp_path / "saved", first)
+    with pytest.raises(ValueError, match="exist"):
+        gc.save_checkpoint(tmp_path / "saved", second)
+    like = jax.device_put(first, jax.devices()[0])
+    np.testing.assert_array_equal(gc.restore_checkpoint(tmp_path / "saved", like)["x"], first["x"])
+    gc.save_checkpoint(tmp_path / "saved", second, overwrite=True)
+    np.testing.assert_array_equal(gc.restore_checkpoint(tmp_path / "saved", like)["x"], second["x"])
+
+
+def wider() -> dict[str, np.ndarray]:
+    return {**params(), "w": np.ones((12, 16), np.float32)}
+
+
+def deeper() -> dict[str, np.ndarray]:
+    return {**params(), "u": np.ones((4, 4), np.float32)}
+
+
+MISMATCHES = {
+    "wider": (wider, CHAINS["dgc"]),
+    "deeper": (deeper, CHAINS["dgc"]),
+    "method": (params, CHAINS["terngrad"]),
+    "optimizer": (params, lambda: optax.chain(CHAINS["dgc"](), optax.trace(0.9))),
+    "block": (params, lambda: optax.chain(gc.dgc(axis_name="data", density=0.125, block=8), optax.sgd(0.05))),
+}
+
+
+@pytest.mark.parametrize("workers", (2, 3))
+@pytest.mark.parametrize("what", MISMATCHES)
+def test_a_checkpoint_of_something_else(what: str, workers: int, tmp_path) -> None:
+    gc.save_checkpoint(tmp_path / "saved", fresh("dgc", 2))
+    other, chain = MISMATCHES[what]
+    like = gc.init_state(other(), chain(), mesh_of(workers))
+    with pytest.raises(ValueError, match="of another model"):
+        gc.restore_checkpoint(tmp_path / "saved", like)

@@ -1,0 +1,124 @@
+"""A change of the number of workers keeps what the workers hold between them."""
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gradcomp_jax as gc
+
+COUNTS = (1, 2, 3, 4, 8)
+ROWS, BLOCK = 3, 5
+
+
+def worker_state(workers: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return (rng.normal(size=(workers * ROWS, BLOCK)) * 10.0 ** rng.integers(-6, 6, BLOCK)).astype(np.float32)
+
+
+def mean_of(value: np.ndarray, workers: int) -> np.ndarray:
+    return value.reshape(workers, ROWS, BLOCK).astype(np.float64).mean(axis=0)
+
+
+@pytest.mark.parametrize("new", COUNTS)
+@pytest.mark.parametrize("old", COUNTS)
+def test_the_mean_is_preserved(old: int, new: int) -> None:
+    before = worker_state(old)
+    state = {"residual": gc.PerDevice(before, ROWS), "params": np.ones(4, np.float32)}
+    resized = gc.resize_workers(state, old=old, new=new)
+    after = np.asarray(resized["residual"].value)
+    assert after.shape == (new * ROWS, BLOCK)
+    assert after.dtype == np.float32
+    assert (resized["residual"].rows, resized["residual"].kind) == (ROWS, "worker")
+    assert resized["params"] is state["params"]
+    want, got = mean_of(before, old), mean_of(after, new)
+    if new % old == 0:
+        # Copies: nothing is rounded, and every worker goes on with what one of them had.
+        np.testing.assert_allclose(got, want, rtol=2.0**-50)
+        owned = {row.tobytes() for row in before.reshape(old, -1)}
+        assert {row.tobytes() for row in after.reshape(new, -1)} == owned
+    else:
+        # float32 numbers of new workers cannot add up to any sum: what is off is one rounding of one of them.
+        largest = np.abs(after.reshape(new, ROWS, BLOCK)[0]).astype(np.float64)
+        assert (np.abs(got - want) <= largest * 2.0**-24 / new * 1.01).all()
+        spread = np.ptp(after.reshape(new, ROWS, BLOCK), axis=0)
+        assert (spread <= largest * 2.0**-22 * new).all()
+
+
+def test_three_workers_make_up_for_rounding_between_them() -> None:
+    """A mean that no float32 holds: a plain copy of the rounded mean would lose a third of a unit for each worker."""
+    before = np.float32([[1], [1 + 2.0**-23]])
+    resized = gc.resize_workers(gc.PerDevice(before, 1), old=2, new=3)
+    total = np.asarray(resized.value, np.float64).sum()
+    assert abs(total - 3 * (1 + 2.0**-24)) <= 2.0**-24
+    assert abs(3 * np.float64(np.float32(1 + 2.0**-24)) - 3 * (1 + 2.0**-24)) > 2.0**-24
+
+
+@pytest.mark.parametrize("rows", (1, 7, 8, 13))
+@pytest.mark.parametrize("new", COUNTS)
+@pytest.mark.parametrize("old", COUNTS)
+def test_owners_rows_are_cut_anew(old: int, new: int, rows: int) -> None:
+    padded = -(-rows // old) * old
+    before = np.zeros((padded, BLOCK), np.float32)
+    before[:rows] = np.random.default_rng(rows).normal(size=(rows, BLOCK))
+    resized = gc.resize_workers(gc.PerDevice(before, rows, "share"), old=old, new=new)
+    after = np.asarray(resized.value)
+    assert after.shape == (-(-rows // new) * new, BLOCK)
+    np.testing.assert_array_equal(after[:rows], before[:rows])
+    assert not after[rows:].any()
+    assert (resized.rows, resized.kind) == (rows, "share")
+
+
+def test_there_and_back_is_the_same() -> None:
+    state = (gc.PerDevice(worker_state(2), ROWS), gc.PerDevice(worker_state(2, 1), 6, "share"))
+    wider = gc.resize_workers(state, old=2, new=8)
+    # All eight of them: the mean of four equal pairs is exact.
+    back = gc.resize_workers(wider, old=8, new=2)
+    for before, after in zip(state, back, strict=True):
+        workers = 2 if before.kind == "worker" else 1
+        want = before.value.reshape(workers, -1).astype(np.float64).mean(axis=0)
+        np.testing.assert_allclose(after.value.reshape(workers, -1).astype(np.float64).mean(axis=0), want, rtol=1e-7)
+
+
+def test_no_rows_and_narrow_dtypes() -> None:
+    empty = gc.resize_workers(gc.PerDevice(np.zeros((0, 5), np.float32), 0), old=2, new=3)
+    assert empty.value.shape == (0, 5)
+    half = gc.resize_workers(gc.PerDevice(np.ones((2, 5), ml_dtypes.bfloat16), 1), old=2, new=3)
+    assert half.value.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(half.value.astype(np.float32), np.ones((3, 5)))
+
+
+def test_a_whole_state(mesh8) -> None:
+    """Per-device leaves change and nothing else does."""
+    params = {"w": np.ones((4, 4), np.float32)}
+    state = gc.init_state(params, gc.dgc(axis_name="data", density=0.25, block=8), mesh8)
+    resized = gc.resize_workers(state, old=8, new=3)
+    assert jax.tree.structure(resized) == jax.tree.structure(state)
+
+    def marked(leaf):
+        return isinstance(leaf, gc.PerDevice)
+
+    pairs = zip(jax.tree.leaves(state, is_leaf=marked), jax.tree.leaves(resized, is_leaf=marked), strict=True)
+    changed = 0
+    for before, after in pairs:
+        if marked(before):
+            assert before.value.shape == (8 * 2, 8)
+            assert after.value.shape == (3 * 2, 8)
+            changed += 1
+        else:
+            assert after is before
+    assert changed == 2
+
+
+def test_wrong_numbers_are_refused() -> None:
+    state = gc.PerDevice(worker_state(4), ROWS)
+    with pytest.raises(ValueError, match=r"has 12 rows, expected 8 workers x 3 rows; pass the number of workers.*old="):
+        gc.resize_workers(state, old=8, new=2)
+    share = gc.PerDevice(np.zeros((8, BLOCK), np.float32), 7, "share")
+    with pytest.raises(
+        ValueError, match=r"has 8 rows, expected 7 rows over 3 workers; pass the number of workers.*old="
+    ):
+        gc.resize_workers(share, old=3, new=2)
+    for old, new, name in ((0, 2, "old"), (2, 0, "new"), (2, -1, "new")):
+        with pytest.raises(ValueError, match=f"{name} must be an integer of at least 1"):
+            gc.resize_workers(state, old=old, new=new)

@@ -1,0 +1,178 @@
+"""The train step: what it computes, that it compiles once, what it leaves alone."""
+
+import flax.linen
+import flax.nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradcomp_jax as gc
+from tests.training.problem import batch, loss, mesh_of, on, params
+
+N = 8
+CHAINS = {
+    "dgc": lambda: optax.chain(
+        gc.dgc(axis_name="data", density=0.125, block=16, weight_decay=1e-3, clip_norm=5.0), optax.sgd(0.1)
+    ),
+    "terngrad": lambda: optax.chain(gc.terngrad(axis_name="data", bucket_size=40), optax.sgd(0.02, momentum=0.5)),
+}
+
+
+def assert_replicated(tree) -> None:
+    for leaf in jax.tree.leaves(tree):
+        first, *others = [np.asarray(shard.data) for shard in leaf.addressable_shards]
+        assert first.shape == leaf.shape
+        for other in others:
+            np.testing.assert_array_equal(other, first)
+
+
+@pytest.mark.parametrize("check_vma", (True, False))
+@pytest.mark.parametrize("explicit", (False, True))
+@pytest.mark.parametrize("name", CHAINS)
+def test_one_program_whatever_the_mesh(name: str, explicit: bool, check_vma: bool) -> None:
+    mesh = mesh_of(N, explicit=explicit)
+    tx = CHAINS[name]()
+    mine = jax.tree.map(jnp.asarray, params())
+    state = gc.init_state(mine, tx, mesh)
+    step = gc.make_train_step(loss, tx, mesh, check_vma=check_vma)
+    kinds = jax.tree.map(lambda a: (a.shape, a.dtype, a.sharding), state)
+    losses = []
+    for i in range(4):
+        given = state
+        state, metrics = step(given, on(mesh, batch(i % 2)))
+        losses.append(float(metrics["loss"]))
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
+    assert step._cache_size() == 1
+    assert int(state.step) == 4
+    assert metrics["loss"].dtype == jnp.float32
+    assert jax.tree.map(lambda a: (a.shape, a.dtype, a.sharding), state) == kinds
+    assert_replicated((state.params, metrics))
+    assert losses[2] < losses[0]
+    assert losses[3] < losses[1]
+    # The caller's parameters are neither donated nor changed.
+    jax.tree.map(np.testing.assert_array_equal, mine, params())
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(mine))
+
+
+def test_dense_workers_train_as_one() -> None:
+    """The mean of the workers' gradients is the gradient of the whole batch."""
+    mesh, tx = mesh_of(3), optax.chain(gc.dense(axis_name="data"), optax.sgd(0.1))
+    # All of float32: a bfloat16 gradient is rounded on every worker before it is averaged.
+    alone, sgd = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), params()), optax.sgd(0.1)
+    state, step = gc.init_state(alone, tx, mesh), gc.make_train_step(loss, tx, mesh)
+    for i in range(3):
+        state, metrics = step(state, batch(i))
+        value, gradient = jax.value_and_grad(loss)(alone, batch(i))
+        updates, _ = sgd.update(gradient, sgd.init(alone))
+        alone = optax.apply_updates(alone, updates)
+        np.testing.assert_allclose(metrics["loss"], value, rtol=1e-5)
+    for name, want in alone.items():
+        np.testing.assert_allclose(state.params[name], want, rtol=1e-5, atol=1e-6)
+    assert not np.array_equal(alone["w"], params()["w"])
+
+
+def test_workers_on_one_device_train_as_workers_on_eight() -> None:
+    """vmap with state_axes: the state as one worker sees it, stacked."""
+    mesh, tx = mesh_of(N), CHAINS["dgc"]()
+    state, step = gc.init_state(params(), tx, mesh), gc.make_train_step(loss, tx, mesh)
+    local = gc.local_value_and_grad(loss, axis_name="data")
+    replicated = jax.tree.map(jnp.asarray, params())
+    axes = gc.state_axes(jax.eval_shape(tx.init, replicated))
+    opt_state = jax.vmap(lambda _: tx.init(replicated), axis_name="data", out_axes=axes)(jnp.arange(N))
+
+    @jax.jit
+    def simulated(p, opt_state, data):
+        def worker(opt_state, data):
+            _, gradient = local(p, data)
+            updates, opt_state = tx.update(gradient, opt_state, p)
+            return optax.apply_updates(p, updates), opt_state
+
+        return jax.vmap(worker, axis_name="data", in_axes=(axes, 0), out_axes=(None, axes))(opt_state, data)
+
+    for i in range(2):
+        state, _ = step(state, batch(i))
+        data = jax.tree.map(lambda a: a.reshape(N, -1, *a.shape[1:]), batch(i))
+        replicated, opt_state = simulated(replicated, opt_state, data)
+    assert not np.array_equal(replicated["w"], params()["w"])
+    np.testing.assert_allclose(replicated["w"], state.params["w"], rtol=1e-5, atol=1e-6)
+    ours = [leaf.reshape(-1, leaf.shape[-1]) for leaf in jax.tree.leaves(opt_state) if leaf.ndim > 2]
+    theirs = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim > 1]
+    assert len(ours) == len(theirs) > 2
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_aux_is_averaged_and_the_state_can_be_kept() -> None:
+    mesh, tx = mesh_of(2), optax.chain(gc.dense(axis_name="data"), optax.sgd(0.1))
+
+    def with_aux(p, data):
+        return loss(p, data), {"first": data["x"][0, 0]}
+
+    state = gc.init_state(params(), tx, mesh)
+    step = gc.make_train_step(with_aux, tx, mesh, has_aux=True, donate=False)
+    new, metrics = step(state, batch(0))
+    half = batch(0)["x"].shape[0] // 2
+    np.testing.assert_allclose(metrics["aux"]["first"], batch(0)["x"][[0, half], 0].mean(), rtol=1e-6)
+    jax.tree.map(np.testing.assert_array_equal, state.params, params())
+    again, _ = step(state, batch(0))
+    jax.tree.map(np.testing.assert_array_equal, again, new)
+
+
+class Linen(flax.linen.Module):
+    @flax.linen.compact
+    def __call__(self, x):
+        return flax.linen.Dense(2)(jnp.tanh(flax.linen.Dense(8)(x)))
+
+
+class Nnx(flax.nnx.Module):
+    def __init__(self, rngs: flax.nnx.Rngs):
+        self.first = flax.nnx.Linear(12, 8, rngs=rngs)
+        self.second = flax.nnx.Linear(8, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.second(jnp.tanh(self.first(x)))
+
+
+def linen_model():
+    model = Linen()
+    variables = model.init(jax.random.key(0), batch(0)["x"])
+    return variables, lambda p, data: jnp.mean((model.apply(p, data["x"]) - data["y"]) ** 2)
+
+
+def nnx_model():
+    graph, state = flax.nnx.split(Nnx(flax.nnx.Rngs(0)), flax.nnx.Param)
+    return state, lambda p, data: jnp.mean((flax.nnx.merge(graph, p)(data["x"]) - data["y"]) ** 2)
+
+
+@pytest.mark.parametrize("model", (linen_model, nnx_model))
+def test_flax(model, tmp_path) -> None:
+    p, objective = model()
+    mesh, tx = mesh_of(2), CHAINS["dgc"]()
+    state = gc.init_state(p, tx, mesh)
+    assert jax.tree.structure(state.params) == jax.tree.structure(p)
+    step = gc.make_train_step(objective, tx, mesh)
+    losses = []
+    for _ in range(4):
+        state, metrics = step(state, batch(0))
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < losses[0]
+    assert step._cache_size() == 1
+    assert jax.tree.structure(state.params) == jax.tree.structure(p)
+    gc.save_checkpoint(tmp_path / "saved", state)
+    restored = gc.restore_checkpoint(tmp_path / "saved", gc.init_state(p, tx, mesh))
+    assert jax.tree.structure(restored) == jax.tree.structure(state)
+    jax.tree.map(np.testing.assert_array_equal, restored, state)
+
+
+@pytest.mark.standard_promotion
+def test_adam() -> None:
+    mesh, tx = mesh_of(2), optax.chain(gc.terngrad(axis_name="data", bucket_size=40), optax.adam(0.05))
+    state, step = gc.init_state(params(), tx, mesh), gc.make_train_step(loss, tx, mesh)
+    losses = []
+    for _ in range(5):
+        state, metrics = step(state, batch(0))
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < losses[0]
+    assert step._cache_size() == 1
