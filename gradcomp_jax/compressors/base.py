@@ -103,6 +103,10 @@ class Compressor(abc.ABC):
     def decode(self, payload: Payload, *, shared: Array | None = None) -> Array:
         """Returns float32 ``[rows, block]``."""
 
+    def carried(self, payload: Payload, *, shared: Array | None = None) -> Array:
+        """The entries that decode to something other than zero: boolean ``[rows, block]``."""
+        return self.decode(payload, shared=shared) != 0
+
     def reduce(self, payloads: Payload, *, shared: Array | None = None) -> Array:
         """Decodes and sums the payloads of N workers, stacked on a new leading dimension.
 

@@ -74,6 +74,12 @@ class TopK(Compressor):
         del shared
         return kernels.place_in_rows(payload.index, payload.value.astype(jnp.float32), self.block)
 
+    def carried(self, payload: TopKPayload, *, shared: Array | None = None) -> Array:
+        """The chosen entries, unless they are zero."""
+        del shared
+        index = jnp.where(payload.value != 0, payload.index.astype(jnp.int32), -1)
+        return kernels.mark_in_rows(index, self.block)
+
     def reduce(self, payloads: TopKPayload, *, shared: Array | None = None) -> Array:
         """Adds one worker's entries after the other into one dense copy."""
         del shared

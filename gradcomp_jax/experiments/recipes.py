@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from gradcomp_jax import collectives
-from gradcomp_jax.compressors import block_int8, ternary, topk
+from gradcomp_jax.compressors import block_quantized, ternary, topk
 from gradcomp_jax.compressors import dense as dense_code
 from gradcomp_jax.experiments.errors import SettingError, look_up
 from gradcomp_jax.experiments.models import CLASSIFIER
@@ -145,7 +145,7 @@ def _residual(settings: Settings, warm_up: WarmUp, seed: int, *, route: str, sha
 def _int8(settings: Settings, warm_up: WarmUp, seed: int, *, route: str) -> Transformation:
     """Block int8 with error feedback, and the momentum after it."""
     del warm_up, seed
-    return _after(exchange(block_int8(), axis_name=settings.axis_name, route=_route(route)), settings)
+    return _after(exchange(block_quantized(), axis_name=settings.axis_name, route=_route(route)), settings)
 
 
 class _SeededState(NamedTuple):

@@ -9,8 +9,11 @@ from gradcomp_jax.kernels.packing import packed_length as packed_length
 from gradcomp_jax.kernels.packing import unpack_bits as unpack_bits
 from gradcomp_jax.kernels.packing import unpack_digits as unpack_digits
 from gradcomp_jax.kernels.packing import unpack_ternary as unpack_ternary
-from gradcomp_jax.kernels.quantize import dequantize_int8 as dequantize_int8
-from gradcomp_jax.kernels.quantize import quantize_int8 as quantize_int8
+from gradcomp_jax.kernels.quantize import WIDTHS as WIDTHS
+from gradcomp_jax.kernels.quantize import dequantize as dequantize
+from gradcomp_jax.kernels.quantize import pack_signs as pack_signs
+from gradcomp_jax.kernels.quantize import quantize as quantize
+from gradcomp_jax.kernels.quantize import unpack_signs as unpack_signs
 from gradcomp_jax.kernels.random import hash_bits as hash_bits
 from gradcomp_jax.kernels.random import uniform as uniform
 from gradcomp_jax.kernels.reductions import all_finite as all_finite
@@ -21,6 +24,7 @@ from gradcomp_jax.kernels.rows import row_count as row_count
 from gradcomp_jax.kernels.rows import valid_counts as valid_counts
 from gradcomp_jax.kernels.rows import valid_mask as valid_mask
 from gradcomp_jax.kernels.selection import exact_top_k as exact_top_k
+from gradcomp_jax.kernels.selection import mark_in_rows as mark_in_rows
 from gradcomp_jax.kernels.selection import place_in_rows as place_in_rows
 from gradcomp_jax.kernels.selection import recall as recall
 from gradcomp_jax.kernels.selection import sampled_threshold as sampled_threshold

@@ -1,46 +1,117 @@
-"""Block-scaled int8: one float32 scale for each row, values rounded to -127..127."""
+"""Block-scaled integers: one float32 scale for each row, values rounded to a symmetric grid of 8, 4 or 2 bits; signs."""
 
 import jax.numpy as jnp
+from jax import lax
 
 from gradcomp_jax._typing import Array
-from gradcomp_jax.kernels.random import Generator, uniform
+from gradcomp_jax.kernels.packing import packed_length, plane_starts, unpack_bits
+from gradcomp_jax.kernels.random import Generator, uniform, uniform_planes
 from gradcomp_jax.kernels.reductions import largest_of_rows
 
-LEVELS = 127
+WIDTHS = (8, 4, 2)
 
 
-def quantize_int8(
-    rows: Array, key: Array | None = None, *, largest: Array | None = None, generator: Generator = "hash"
+def levels(bits: int) -> int:
+    """The largest integer of a width: 127, 7 or 1. Zero is on the grid, and negation does not leave it."""
+    return 2 ** (bits - 1) - 1
+
+
+def quantize(
+    rows: Array,
+    bits: int = 8,
+    key: Array | None = None,
+    *,
+    largest: Array | None = None,
+    generator: Generator = "hash",
 ) -> tuple[Array, Array]:
-    """Quantizes each row against its own largest magnitude.
+    """Quantizes each row against its own largest magnitude, and packs.
 
     Args:
         rows: float32 ``[rows, block]``. Padding of zeros does not move the scale.
+        bits: 8, 4 or 2. Two bits hold {-1, 0, 1}, as base 3 does in 1.6.
         key: rounds stochastically (unbiased) with this key; to the nearest value without.
         largest: float32 ``[rows]``, the rows' largest magnitudes, where they are known.
         generator: ``hash`` or ``threefry``.
 
     Returns:
-        ``(values, scale)``: int8 ``[rows, block]`` and float32 ``[rows, 1]``; a row of zeros has scale 0.
+        ``(words, scale)``: int8 ``[rows, block]`` (8 bits) or uint8 ``[rows, ceil(block * bits / 8)]``, planes as in
+        :func:`~gradcomp_jax.kernels.packing.pack_digits`; float32 ``[rows, 1]``. A row of zeros has scale 0.
+
+    Raises:
+        ValueError: for another width.
     """
-    if rows.shape[0] == 0:
-        return jnp.zeros(rows.shape, jnp.int8), jnp.zeros((0, 1), jnp.float32)
+    if bits not in WIDTHS:
+        raise ValueError(f"bits must be 8, 4 or 2, got {bits}")
+    n, block = rows.shape
+    width = packed_length(block, 2**bits, 8)
+    if n == 0:
+        return jnp.zeros((0, width), jnp.int8 if bits == 8 else jnp.uint8), jnp.zeros((0, 1), jnp.float32)
+    top = levels(bits)
     largest = largest_of_rows(rows) if largest is None else largest
-    scale = largest[:, None] * jnp.float32(1 / LEVELS)
+    scale = largest[:, None] * jnp.float32(1 / top)
     # Below the smallest normal float the quotient overflows or is flushed: such a row decodes to zeros and
     # whoever keeps a residual keeps all of it.
     # A NaN is not below it and stays in the scale, where it is seen.
     usable = ~(scale < jnp.finfo(jnp.float32).tiny)
-    scaled = jnp.where(usable, rows / jnp.where(usable, scale, 1.0), 0.0)
+    divisor = jnp.where(usable, scale, 1.0)
+
+    def code(part: Array, drawn: Array | None) -> Array:
+        scaled = jnp.where(usable, part / divisor, 0.0)
+        if drawn is None:
+            rounded = jnp.round(scaled)
+        else:
+            # A comparison, not floor(scaled + u): that sum rounds, and would at times move a value that is on the grid.
+            low = jnp.floor(scaled)
+            rounded = low + (drawn < scaled - low).astype(jnp.float32)
+        return jnp.clip(rounded, -top, top)
+
+    sent = jnp.where(usable, scale, 0.0)
+    if bits == 8:
+        drawn = None if key is None else uniform(key, rows.shape, generator)
+        return code(rows, drawn).astype(jnp.int8), sent
+    starts = plane_starts(block, 2**bits, 8)
+    draws = _plane_draws(key, rows, starts, width, generator)
+    total = jnp.zeros((n, width), jnp.int32)
+    for place, (start, drawn) in enumerate(zip(starts, draws, strict=True)):
+        part = lax.slice_in_dim(rows, start, start + width, axis=1)
+        total = total | ((code(part, drawn).astype(jnp.int32) + top) << (bits * place))
+    return total.astype(jnp.uint8), sent
+
+
+def _plane_draws(
+    key: Array | None, rows: Array, starts: list[int], width: int, generator: Generator
+) -> list[Array | None]:
+    """Uniform numbers for each plane, or ``None``; a hash serves two planes."""
     if key is None:
-        rounded = jnp.round(scaled)
-    else:
-        # A comparison, not floor(scaled + u): that sum rounds, and would at times move a value that is on the grid.
-        low = jnp.floor(scaled)
-        rounded = low + (uniform(key, rows.shape, generator) < scaled - low).astype(jnp.float32)
-    return jnp.clip(rounded, -LEVELS, LEVELS).astype(jnp.int8), jnp.where(usable, scale, 0.0)
+        return [None] * len(starts)
+    n, block = rows.shape
+    if generator == "threefry":
+        whole = uniform(key, rows.shape, generator)
+        return [lax.slice_in_dim(whole, start, start + width, axis=1) for start in starts]
+    return list(uniform_planes(key, n, block, starts, width))
 
 
-def dequantize_int8(values: Array, scale: Array) -> Array:
-    """Inverse of :func:`quantize_int8` up to rounding: float32 ``[rows, block]``."""
-    return values.astype(jnp.float32) * scale
+def dequantize(words: Array, scale: Array, block: int, bits: int = 8) -> Array:
+    """Inverse of :func:`quantize` up to rounding: float32 ``[rows, block]``."""
+    if bits == 8:
+        return words.astype(jnp.float32) * scale
+    return (unpack_bits(words, block, bits).astype(jnp.int32) - levels(bits)).astype(jnp.float32) * scale
+
+
+def pack_signs(rows: Array) -> Array:
+    """One bit for each entry, set where it is negative: float32 ``[rows, block]`` to uint8 ``[rows, ceil(block / 8)]``.
+
+    Zeros, of either sign, count as positive; what a zero decodes to is its code's affair.
+    """
+    n, block = rows.shape
+    width = packed_length(block, 2, 8)
+    total = jnp.zeros((n, width), jnp.int32)
+    for place, start in enumerate(plane_starts(block, 2, 8)):
+        part = lax.slice_in_dim(rows, start, start + width, axis=1)
+        total = total | ((part < 0).astype(jnp.int32) << place)
+    return total.astype(jnp.uint8)
+
+
+def unpack_signs(words: Array, block: int) -> Array:
+    """Inverse of :func:`pack_signs`: float32 ``[rows, block]`` of -1 and 1."""
+    return 1.0 - 2.0 * unpack_bits(words, block, 1).astype(jnp.float32)

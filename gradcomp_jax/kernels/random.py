@@ -9,6 +9,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradcomp_jax._typing import Array
 
@@ -34,9 +35,13 @@ def hash_bits(key: Array, shape: tuple[int, ...], *, first: Array | int = 0, str
         first: position of the first entry in the whole tensor, where these rows are a part of it.
         stride: positions from one row to the next, where these are some columns of longer rows; ``width`` by default.
     """
-    words = jax.random.key_data(key).reshape(-1).astype(jnp.uint32)
     row = jax.lax.broadcasted_iota(jnp.uint32, shape, 0) * jnp.uint32(shape[1] if stride is None else stride)
     position = row + jax.lax.broadcasted_iota(jnp.uint32, shape, 1) + jnp.asarray(first).astype(jnp.uint32)
+    return _hash(key, position)
+
+
+def _hash(key: Array, position: Array) -> Array:
+    words = jax.random.key_data(key).reshape(-1).astype(jnp.uint32)
     # Two rounds with a key word before each: after one round alone, keys that differ in a word have streams that are
     # permutations of each other. The second word carries the first for the same reason.
     return mix(mix(position ^ words[0]) + (words[-1] ^ mix(words[0])))
@@ -56,6 +61,45 @@ def uniform(
     """
     if generator == "threefry":
         return jax.random.uniform(key, shape, jnp.float32)
+    return _fraction(hash_bits(key, shape, first=first, stride=stride))
+
+
+def uniform_planes(key: Array, rows: int, block: int, starts: list[int], width: int) -> list[Array]:
+    """Uniform float32 ``(rows, width)`` in [0, 1) for each plane of a row, one hash for every two planes.
+
+    The second of a pair reads the bits of the first turned by 16. Each number has 24 random bits of its own; of a pair's
+    two, the upper 16 bits are independent and the lower 8 repeat the other's upper 8, which correlates them by 2**-15.
+
+    Args:
+        key: a typed JAX key (scalar).
+        rows: how many.
+        block: entries of a row.
+        starts: where in a row each plane begins.
+        width: entries of a plane.
+    """
+    drawn: list[Array] = []
+    for start in starts[::2]:
+        bits = hash_bits(key, (rows, width), first=start, stride=block)
+        drawn += [_fraction(bits), _fraction(_turned(bits))]
+    return drawn[: len(starts)]
+
+
+def uniform_of_planes(key: Array, rows: int, block: int, starts: list[int], width: int) -> Array:
+    """:func:`uniform_planes` laid out as the row: float32 ``(rows, block)``, a hash for every entry."""
+    entry = np.arange(block)
+    plane = entry // width
+    first_of_pair = np.asarray(starts)[plane - plane % 2]
+    place = (first_of_pair + entry - np.asarray(starts)[plane]).astype(np.uint32)
+    row = jax.lax.broadcasted_iota(jnp.uint32, (rows, block), 0) * jnp.uint32(block)
+    bits = _hash(key, row + place)
+    return _fraction(jnp.where(plane % 2 == 1, _turned(bits), bits))
+
+
+def _turned(bits: Array) -> Array:
+    return (bits << 16) | (bits >> 16)
+
+
+def _fraction(bits: Array) -> Array:
+    """The upper 24 bits as a float32 in [0, 1)."""
     # Through int32: a conversion from uint32 takes several instructions where the signed one takes one.
-    bits = (hash_bits(key, shape, first=first, stride=stride) >> 8).astype(jnp.int32)
-    return bits.astype(jnp.float32) * jnp.float32(2**-24)
+    return (bits >> 8).astype(jnp.int32).astype(jnp.float32) * jnp.float32(2**-24)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from gradcomp_jax._typing import Array
-from gradcomp_jax.kernels.reductions import max_of_rows
+from gradcomp_jax.kernels.reductions import max_of_lanes, max_of_rows
 
 
 def _keys(rows: Array, low_bits: int) -> Array:
@@ -25,8 +25,21 @@ def _low_bits(block: int) -> int:
 
 def _best_keys(rows: Array, k: int) -> Array:
     """The ``k`` best keys of every row, int32 ``[rows, k]``."""
-    block = rows.shape[1]
+    n, block = rows.shape
     keys = _keys(rows, _low_bits(block))
+    parts = _parts(block, k)
+    return _best_of_part(keys.reshape(n * parts, block // parts), k // parts).reshape(n, k)
+
+
+def _parts(block: int, k: int) -> int:
+    """Equal parts of a row, with so few entries wanted of each that they can be found one after the other."""
+    return (
+        next((p for p in range(1, k + 1) if block % p == 0 and k % p == 0 and k // p <= ROUNDS), 1) if k > ROUNDS else 1
+    )
+
+
+def _best_of_part(keys: Array, k: int) -> Array:
+    block = keys.shape[1]
     if k == 1:
         return max_of_rows(keys)[:, None]
     # The best of each lane first, in one pass; then the best lanes. With 16 lanes for each entry wanted, few of the
@@ -35,7 +48,7 @@ def _best_keys(rows: Array, k: int) -> Array:
     while lanes < 16 * k:
         lanes *= 2
     if block % lanes == 0 and block > lanes:
-        keys = lax.optimization_barrier(jnp.max(keys.reshape(-1, block // lanes, lanes), axis=1))
+        keys = max_of_lanes(keys, lanes)
     if k > ROUNDS:
         # As float32, whose order is that of the bits here: backends sort integers whole, several times slower.
         place = lax.top_k(lax.bitcast_convert_type(keys, jnp.float32), k)[1]
@@ -48,7 +61,7 @@ def _best_keys(rows: Array, k: int) -> Array:
 
 
 ROUNDS = 8
-"""Up to this many entries of a row are found one after the other, beyond it by sorting."""
+"""Up to this many entries are found one after the other."""
 
 
 def top_of_rows(rows: Array, k: int) -> Array:
@@ -56,8 +69,10 @@ def top_of_rows(rows: Array, k: int) -> Array:
 
     Magnitudes are compared without their lowest ``log2(block) + 1`` mantissa bits: an entry counts as largest up to a
     relative difference of 2**-12 for a block of 1024. For ``k > 1`` and ``16 k`` below the block, the row is first
-    reduced to at least ``16 k`` lanes, so a large entry that shares a lane with a larger one is missed;
-    :func:`recall` says how many are found. A selection rule need not be finer: what is not sent stays behind.
+    reduced to at least ``16 k`` lanes, so a large entry that shares a lane with a larger one is missed. For ``k > 8`` the
+    row is cut into equal parts that give up to 8 entries each (where block and k have such a divisor; otherwise it is
+    sorted), so a part with more of the largest loses some. :func:`recall` says how many are found. A selection rule need
+    not be finer: what is not sent stays behind.
 
     Args:
         rows: float32 ``[rows, block]``.
@@ -88,7 +103,8 @@ def top_entries(rows: Array, k: int) -> tuple[Array, Array]:
     if low_bits > 20:
         index = lax.top_k(jnp.abs(rows), k)[1].astype(jnp.int32)
         return index, take_from_rows(rows, index)
-    keys = _best_keys(rows, k)
+    # What follows is computed for every entry of a dense result: it must start from the keys found, not find them anew.
+    keys = lax.optimization_barrier(_best_keys(rows, k))
     index = (keys & jnp.int32((1 << low_bits) - 1)) >> 1
     if low_bits > 11:
         return index, take_from_rows(rows, index)
@@ -136,6 +152,21 @@ def place_in_rows(index: Array, value: Array, block: int, into: Array | None = N
     base = jnp.zeros((n, block), jnp.float32) if into is None else into
     row = lax.broadcasted_iota(jnp.int32, (n, k), 0)
     return base.at[row, index.astype(jnp.int32)].add(value, unique_indices=True, mode="promise_in_bounds")
+
+
+def mark_in_rows(index: Array, block: int) -> Array:
+    """Boolean ``[rows, block]``, true at ``index`` (int32 ``[rows, k]``); a negative index marks nothing."""
+    n, k = index.shape
+    if k <= ROUNDS:
+        position = lax.broadcasted_iota(jnp.int32, (n, block), 1)
+        marks = jnp.zeros((n, block), bool)
+        for j in range(k):
+            marks = marks | (position == index[:, j : j + 1])
+        return marks
+    row = lax.broadcasted_iota(jnp.int32, (n, k), 0)
+    # Out of bounds on the far side: a negative index would count from the end.
+    place = jnp.where(index < 0, block, index)
+    return jnp.zeros((n, block), bool).at[row, place].set(True, mode="drop")
 
 
 def exact_top_k(x: Array, k: int) -> tuple[Array, Array]:

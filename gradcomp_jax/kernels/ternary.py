@@ -10,7 +10,7 @@ from jax import lax
 from gradcomp_jax._typing import Array
 from gradcomp_jax.kernels import rows as _rows
 from gradcomp_jax.kernels.packing import pack_ternary, packed_length, plane_starts
-from gradcomp_jax.kernels.random import Generator, uniform
+from gradcomp_jax.kernels.random import Generator, uniform, uniform_of_planes, uniform_planes
 from gradcomp_jax.kernels.reductions import largest, largest_of_rows
 
 _EXPONENT = np.uint32(0x7F800000)  # the exponent bits of a float32
@@ -45,7 +45,7 @@ def clip_bound(rows: Array, count: Array, *, clip: float | None, per_row: bool) 
 
 
 def _tensor_bound(rows: Array, count: Array, clip: float) -> Array:
-    """One bound from one pass: the three reductions fuse. Zeros in the padding add nothing to the sums."""
+    """One bound from two read passes, maximum and sums. Zeros in the padding add nothing to the sums."""
     top, first, second = largest(rows), jnp.sum(rows), jnp.sum(rows * rows)
     n = jnp.maximum(jnp.sum(count).astype(jnp.float32), 1.0)
     square = second / n
@@ -84,20 +84,29 @@ def ternarize(rows: Array, bound: Array, scale: Array, key: Array, *, generator:
     Returns:
         int8 ``[rows, block]`` in {-1, 0, 1}.
     """
-    taken = uniform(key, rows.shape, generator) < _probability(rows, bound[:, None], scale[:, None])
+    n, block = rows.shape
+    if generator == "threefry":
+        drawn = uniform(key, rows.shape, generator)
+    else:
+        drawn = uniform_of_planes(key, n, block, plane_starts(block, 3, 8), packed_length(block, 3, 8))
+    taken = _taken(drawn, rows, bound[:, None], scale[:, None])
     return jnp.where(taken, jnp.sign(rows), 0.0).astype(jnp.int8)
 
 
-def _probability(rows: Array, bound: Array, scale: Array) -> Array:
-    """Of an entry to be sent: its clipped magnitude over the scale."""
-    # The reciprocal of a subnormal scale would overflow, and then no entry would ever be taken for certain.
-    return jnp.minimum(jnp.abs(rows), bound) / jnp.where(scale > 0, scale, 1.0)
+def _taken(drawn: Array, rows: Array, bound: Array, scale: Array) -> Array:
+    """Which entries are sent: with probability clipped magnitude over scale.
+
+    The number drawn is scaled, not the entry: no reciprocal, which of a subnormal scale would overflow. A draw below 1
+    times the scale rounds to a number below the scale, so an entry as large as that is sent for certain; a zero never.
+    """
+    return drawn * scale < jnp.minimum(jnp.abs(rows), bound)
 
 
 def ternarize_packed(rows: Array, bound: Array, scale: Array, key: Array, *, generator: Generator = "hash") -> Array:
-    """:func:`ternarize` and ``pack_ternary`` in one pass: the same bits, without the int8 values in between.
+    """:func:`ternarize` and ``pack_ternary`` in one pass: the same values, without the int8 array in between.
 
-    Each of a byte's five planes is a slice of the input, so the whole is one expression that reads the gradient once.
+    Each of a byte's five planes is a slice of the input, so the whole is one expression that reads the gradient once,
+    and two planes share a hash (:func:`~gradcomp_jax.kernels.random.uniform_planes`).
 
     Returns:
         uint8 ``[rows, ceil(block / 5)]``.
@@ -106,11 +115,11 @@ def ternarize_packed(rows: Array, bound: Array, scale: Array, key: Array, *, gen
     if generator == "threefry":
         return pack_ternary(ternarize(rows, bound, scale, key, generator=generator))
     width = packed_length(block, 3, 8)
-    bound, scale = bound[:, None], scale[:, None]
+    starts = plane_starts(block, 3, 8)
+    drawn = uniform_planes(key, n, block, starts, width)
     total = jnp.zeros((n, width), jnp.int32)
-    for place, start in enumerate(plane_starts(block, 3, 8)):
+    for place, start in enumerate(starts):
         part = lax.slice_in_dim(rows, start, start + width, axis=1)
-        taken = uniform(key, part.shape, first=start, stride=block) < _probability(part, bound, scale)
-        digit = jnp.where(taken, jnp.where(part < 0, 0, 2), 1)
+        digit = jnp.where(_taken(drawn[place], part, bound[:, None], scale[:, None]), jnp.where(part < 0, 0, 2), 1)
         total = total + digit.astype(jnp.int32) * jnp.int32(3**place)
     return total.astype(jnp.uint8)

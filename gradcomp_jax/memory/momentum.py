@@ -46,7 +46,8 @@ class MomentumCorrection(Memory):
 
     def absorb(self, target: Array, sent: Array, left: Array, memory: Momentum) -> Momentum:
         """Keeps what was not sent; stops the velocity of what was (factor masking)."""
-        velocity = jnp.where(left, 0.0, memory.velocity) if self.masking else memory.velocity
+        # A product with 0 or 1: a choice between 0 and what has to be loaded becomes masked loads on CPU, which cost more.
+        velocity = memory.velocity * jnp.where(left, 0.0, 1.0) if self.masking else memory.velocity
         return Momentum(velocity, target - sent)
 
 

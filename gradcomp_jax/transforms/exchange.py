@@ -293,7 +293,7 @@ def _absorb(
     if not part.memory.keeps:
         return old, updates
     sent = part.compressor.decode(e.payloads[j], shared=e.shared[j])
-    left = sent != 0
+    left = part.compressor.carried(e.payloads[j], shared=e.shared[j])
     if delivery.rounding is not None:
         # Entries that no owner kept were not sent after all.
         left &= mean != 0

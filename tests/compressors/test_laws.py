@@ -42,8 +42,8 @@ CASES = {
     "topk-3-f32": Case(compressors.topk(0.25, block=13, dtype=jnp.float32), 3 * (1 + 4)),
     "topk-all": Case(compressors.topk(1.0, block=13, dtype=jnp.float32), 13 * (1 + 4)),
     "topk-wide": Case(compressors.topk(0.01, block=257), 3 * (2 + 2)),
-    "int8": Case(compressors.block_int8(block=13), 13 + 4),
-    "int8-stochastic": Case(compressors.block_int8(block=13, stochastic=True), 13 + 4),
+    "int8": Case(compressors.block_quantized(block=13), 13 + 4),
+    "int8-stochastic": Case(compressors.block_quantized(block=13, stochastic=True), 13 + 4),
 }
 EVERY = pytest.mark.parametrize("name", CASES)
 
@@ -207,7 +207,7 @@ def test_reduce_is_the_sum_of_what_is_decoded(name: str, workers: int) -> None:
         compressors.ternary(share_scale=False, down="ternary"),
         compressors.topk(1e-3),
         compressors.topk(0.008),
-        compressors.block_int8(),
+        compressors.block_quantized(),
     ],
     ids=str,
 )
@@ -283,7 +283,7 @@ def test_dense_is_the_cast() -> None:
 
 def test_int8_is_within_half_a_step_and_stochastic_within_one() -> None:
     for stochastic, bound in ((False, 0.5), (True, 1.0)):
-        compressor = compressors.block_int8(block=13, stochastic=stochastic)
+        compressor = compressors.block_quantized(block=13, stochastic=stochastic)
         x = gradient(compressor)
         step = np.abs(x).max(axis=1, keepdims=True) / 127
         error = np.abs(round_trip(compressor, x) - x) / step
@@ -321,9 +321,13 @@ REFUSED = [
     (lambda: compressors.topk(0.1, back_density=2), ValueError, r"back_density must be in \(0, 1\], got 2"),
     (lambda: compressors.topk(0.1, dtype=jnp.float16), ValueError, "dtype must be float32 or bfloat16, got float16"),
     (lambda: compressors.topk(jnp.float32(0.1)), TypeError, "density must be a Python number.*static_args"),
-    (lambda: compressors.block_int8(block=-1), ValueError, "block must be an integer of at least 1, got -1"),
-    (lambda: compressors.block_int8(block=True), ValueError, "block must be an integer of at least 1, got True"),
-    (lambda: compressors.block_int8(generator="x"), ValueError, "generator must be one of 'hash', 'threefry', got 'x'"),
+    (lambda: compressors.block_quantized(block=-1), ValueError, "block must be an integer of at least 1, got -1"),
+    (lambda: compressors.block_quantized(block=True), ValueError, "block must be an integer of at least 1, got True"),
+    (
+        lambda: compressors.block_quantized(generator="x"),
+        ValueError,
+        "generator must be one of 'hash', 'threefry', got 'x'",
+    ),
 ]
 
 

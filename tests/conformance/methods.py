@@ -37,7 +37,7 @@ class Case:
 
 
 topk = gc.compressors.topk
-int8 = gc.compressors.block_int8
+int8 = gc.compressors.block_quantized
 two_phase = gc.collectives.two_phase
 
 ternary = gc.compressors.ternary

@@ -1,4 +1,4 @@
-"""Block-scaled int8 against float64."""
+"""Block-scaled integers against float64, and signs."""
 
 import functools
 
@@ -14,13 +14,13 @@ from gradcomp_jax import kernels
 
 DRAWS = 8192
 TINY = float(np.finfo(np.float32).tiny)
-nearest = jax.jit(lambda rows: kernels.quantize_int8(rows))
-decode = jax.jit(kernels.dequantize_int8)
+nearest = jax.jit(lambda rows: kernels.quantize(rows))
+decode = jax.jit(lambda words, scale: kernels.dequantize(words, scale, words.shape[1]))
 
 
 @functools.partial(jax.jit, static_argnames=("generator",))
 def draw(rows, key, generator):
-    return jax.vmap(lambda k: kernels.quantize_int8(rows, k, generator=generator))(jax.random.split(key, DRAWS))
+    return jax.vmap(lambda k: kernels.quantize(rows, 8, k, generator=generator))(jax.random.split(key, DRAWS))
 
 
 def check_nearest(rows: np.ndarray) -> None:
@@ -57,8 +57,8 @@ def test_zeros_constants_and_largest_entries(block: int) -> None:
 
 def test_padding_does_not_move_the_scale() -> None:
     rows = np.random.default_rng(3).normal(size=(2, 13)).astype(np.float32)
-    values, scale = kernels.quantize_int8(rows)
-    more_values, more_scale = kernels.quantize_int8(np.pad(rows, ((0, 1), (0, 3))))
+    values, scale = kernels.quantize(rows)
+    more_values, more_scale = kernels.quantize(np.pad(rows, ((0, 1), (0, 3))))
     np.testing.assert_array_equal(more_values[:2, :13], values)
     np.testing.assert_array_equal(more_scale[:2], scale)
     assert not np.asarray(more_values[2]).any()
@@ -86,10 +86,71 @@ def test_stochastic_rounding_is_unbiased(generator: str) -> None:
 
 
 def test_stochastic_zeros_and_no_rows() -> None:
-    values, scale = kernels.quantize_int8(jnp.zeros((2, 5)), jax.random.key(0))
+    values, scale = kernels.quantize(jnp.zeros((2, 5)), 8, jax.random.key(0))
     assert not np.asarray(values).any()
     assert not np.asarray(scale).any()
-    values, scale = kernels.quantize_int8(jnp.zeros((0, 5)))
+    values, scale = kernels.quantize(jnp.zeros((0, 5)))
     assert values.shape == (0, 5)
     assert scale.shape == (0, 1)
     assert decode(values, scale).shape == (0, 5)
+
+
+@functools.partial(jax.jit, static_argnames=("bits",))
+def round_trip(rows, bits):
+    words, scale = kernels.quantize(rows, bits)
+    return words, scale, kernels.dequantize(words, scale, rows.shape[1], bits)
+
+
+@pytest.mark.parametrize("block", (1, 2, 5, 64, 67))
+@pytest.mark.parametrize("bits", (4, 2))
+def test_packed_widths_round_to_the_nearest(bits: int, block: int) -> None:
+    rows = np.random.default_rng(block).normal(size=(3, block)).astype(np.float32)
+    rows[1] = 0
+    words, scale, got = (np.asarray(a) for a in round_trip(rows, bits))
+    assert words.dtype == np.uint8
+    assert words.shape == (3, -(-block * bits // 8))
+    top = {4: 7, 2: 1}[bits]
+    step = np.abs(rows).max(axis=1, keepdims=True).astype(np.float64) / top
+    np.testing.assert_allclose(scale, step, rtol=1e-6)
+    integers = np.round(np.divide(rows, step, where=step > 0, out=np.zeros(rows.shape)))
+    np.testing.assert_allclose(got, integers * step, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("generator", ("hash", "threefry"))
+@pytest.mark.parametrize("bits", (4, 2))
+def test_packed_widths_are_unbiased_with_a_key(bits: int, generator: str) -> None:
+    """Over all places of a word: the mean of the draws within five standard deviations of the entry."""
+    rows = np.float32([[1, -1, 0, 0.3, -0.004, 0.9, -0.55, 0.125, 0.77]])
+
+    @jax.jit
+    def drawn(keys):
+        def one(key):
+            words, scale = kernels.quantize(rows, bits, key, generator=generator)
+            return kernels.dequantize(words, scale, rows.shape[1], bits)
+
+        return jax.vmap(one)(keys)
+
+    got = np.asarray(drawn(jax.random.split(jax.random.key(1), DRAWS)), np.float64)
+    step = 1 / {4: 7, 2: 1}[bits]
+    p = rows / step - np.floor(rows / step)
+    deviation = step * np.sqrt(p * (1 - p) / DRAWS)
+    assert (np.abs(got.mean(axis=0) - rows) <= 5 * deviation + 1e-5).all()
+    # Entries of one draw have nothing to do with each other, those that share a hash included.
+    free = got[:, 0, 3:]
+    assert np.abs(np.corrcoef(free.T) - np.eye(free.shape[1])).max() < 5 / np.sqrt(DRAWS)
+
+
+def test_an_unknown_width_is_refused() -> None:
+    with pytest.raises(ValueError, match="bits must be 8, 4 or 2, got 3"):
+        kernels.quantize(jnp.zeros((1, 4)), 3)
+
+
+@pytest.mark.parametrize("block", (1, 7, 8, 9, 1024))
+def test_signs(block: int) -> None:
+    rows = np.random.default_rng(block).normal(size=(3, block)).astype(np.float32)
+    rows[0] = 0
+    rows[1, 0] = -0.0
+    words = np.asarray(jax.jit(kernels.pack_signs)(rows))
+    assert words.dtype == np.uint8
+    assert words.shape == (3, -(-block // 8))
+    np.testing.assert_array_equal(kernels.unpack_signs(words, block), np.where(rows < 0, -1.0, 1.0))

@@ -146,15 +146,35 @@ def test_no_rows() -> None:
     assert kernels.ternarize(empty, np.zeros(1, np.float32), np.zeros(1, np.float32), jax.random.key(0)).shape == (0, 5)
 
 
-@pytest.mark.parametrize("block", (1, 3, 5, 64, 1280, 1283))
-def test_packing_in_the_same_pass_gives_the_same_bytes(block: int) -> None:
+@pytest.mark.parametrize("block", (1, 3, 5, 7, 64, 1280, 1283))
+@pytest.mark.parametrize("generator", ("hash", "threefry"))
+def test_packing_in_the_same_pass_gives_the_same_values(block: int, generator: str) -> None:
     rows = jnp.asarray(np.random.default_rng(block).normal(size=(7, block)), jnp.float32)
     bound = jnp.max(jnp.abs(rows), keepdims=True)[0] * 0.7
-    for generator in ("hash", "threefry"):
-        key = jax.random.key(block)
-        packed = jax.jit(lambda r: kernels.ternarize_packed(r, bound, bound, key, generator=generator))(rows)  # noqa: B023
-        trits = kernels.ternarize(rows, bound, bound, key, generator=generator)
-        np.testing.assert_array_equal(packed, kernels.pack_ternary(trits))
+    key = jax.random.key(block)
+    packed = jax.jit(lambda r: kernels.ternarize_packed(r, bound, bound, key, generator=generator))(rows)
+    assert packed.dtype == jnp.uint8
+    assert packed.shape == (7, -(-block // 5))
+    trits = kernels.ternarize(rows, bound, bound, key, generator=generator)
+    np.testing.assert_array_equal(kernels.unpack_ternary(packed, block), trits)
+
+
+@pytest.mark.parametrize("block", (5, 13))
+def test_packing_in_the_same_pass_is_unbiased(block: int) -> None:
+    """Entry by entry within five standard deviations, and no two entries have to do with each other."""
+    rows = jnp.asarray(np.random.default_rng(block).uniform(-1, 1, (2, block)), jnp.float32)
+    bound, scale = jnp.float32([0.8]), jnp.float32([1.1])
+
+    @jax.jit
+    def drawn(keys):
+        return jax.vmap(lambda k: kernels.unpack_ternary(kernels.ternarize_packed(rows, bound, scale, k), block))(keys)
+
+    trits = np.asarray(drawn(jax.random.split(jax.random.key(9), DRAWS)), np.float64)
+    clipped = np.clip(np.asarray(rows, np.float64), -0.8, 0.8)
+    p = np.abs(clipped) / 1.1
+    assert (np.abs(1.1 * trits.mean(axis=0) - clipped) <= 5 * 1.1 * np.sqrt(p * (1 - p) / DRAWS) + 1e-6).all()
+    together = np.corrcoef(trits.reshape(DRAWS, -1).T) - np.eye(2 * block)
+    assert np.abs(together).max() < 5 / np.sqrt(DRAWS)
 
 
 @pytest.mark.parametrize("per_row", (True, False))

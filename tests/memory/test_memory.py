@@ -15,7 +15,7 @@ STEPS = 5
 CODES = {
     "topk": compressors.topk(2 / 13, block=13),
     "topk-f32": compressors.topk(2 / 13, block=13, dtype=jnp.float32),
-    "int8": compressors.block_int8(block=13),
+    "int8": compressors.block_quantized(block=13),
     "ternary": compressors.ternary(bucket_size=13, share_scale=False, down="ternary"),
 }
 MEMORIES = {

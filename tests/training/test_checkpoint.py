@@ -15,7 +15,9 @@ CHAINS = {
     "dgc": lambda: optax.chain(gc.dgc(axis_name="data", density=0.125, block=16), optax.sgd(0.05)),
     "terngrad": lambda: optax.chain(gc.terngrad(axis_name="data", bucket_size=40), optax.sgd(0.02, momentum=0.5)),
     "int8": lambda: optax.chain(
-        gc.exchange(gc.compressors.block_int8(block=16), axis_name="data", route=gc.collectives.two_phase("server")),
+        gc.exchange(
+            gc.compressors.block_quantized(block=16), axis_name="data", route=gc.collectives.two_phase("server")
+        ),
         optax.sgd(0.05),
     ),
 }
@@ -130,7 +132,7 @@ def test_training_goes_on_with_fewer_workers(tmp_path) -> None:
 def test_owners_residual_alone_finds_its_new_owners(tmp_path) -> None:
     """Without a memory at the workers nothing in the checkpoint tells their number, and nothing needs to."""
     tx = gc.exchange(
-        gc.compressors.block_int8(block=16, stochastic=True),
+        gc.compressors.block_quantized(block=16, stochastic=True),
         axis_name="data",
         memory=gc.memory.none(),
         route=gc.collectives.two_phase("server"),

@@ -62,7 +62,9 @@ def test_shardings() -> None:
 def test_init_state_places_everything(explicit: bool) -> None:
     mesh = mesh_of(4, explicit=explicit)
     tx = optax.chain(
-        gc.exchange(gc.compressors.block_int8(block=16), axis_name="data", route=gc.collectives.two_phase("server")),
+        gc.exchange(
+            gc.compressors.block_quantized(block=16), axis_name="data", route=gc.collectives.two_phase("server")
+        ),
         optax.trace(0.9),
     )
     state = gc.init_state(params(), tx, mesh)

@@ -1,4 +1,4 @@
-"""Block-scaled int8: a float32 scale for each block and a byte for each value."""
+"""Block-scaled integers of 8, 4 or 2 bits: a float32 scale for each block and packed values."""
 
 import dataclasses
 
@@ -12,17 +12,18 @@ from gradcomp_jax.kernels.random import GENERATORS, Generator
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Int8Payload:
-    """``values``: int8 ``[rows, block]``; ``scale``: float32 ``[rows, 1]``. Decodes to their product."""
+class QuantizedPayload:
+    """``words``: int8 ``[rows, block]`` or packed uint8; ``scale``: float32 ``[rows, 1]``. Decodes to their product."""
 
-    values: Array
+    words: Array
     scale: Array
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockInt8(Compressor):
-    """See :func:`block_int8`."""
+class BlockQuantized(Compressor):
+    """See :func:`block_quantized`."""
 
+    bits: int
     block_size: int
     stochastic: bool
     generator: Generator
@@ -51,35 +52,41 @@ class BlockInt8(Compressor):
         count: Array,
         local: Array | None = None,
         shared: Array | None = None,
-    ) -> tuple[Int8Payload, PyTree]:
+    ) -> tuple[QuantizedPayload, PyTree]:
         """Scales each row by its largest magnitude and rounds."""
         del shared
         largest = self.measure(rows, count) if local is None else local
-        values, scale = kernels.quantize_int8(
-            rows, key if self.stochastic else None, largest=largest, generator=self.generator
+        words, scale = kernels.quantize(
+            rows, self.bits, key if self.stochastic else None, largest=largest, generator=self.generator
         )
-        return Int8Payload(values, scale), state
+        return QuantizedPayload(words, scale), state
 
-    def decode(self, payload: Int8Payload, *, shared: Array | None = None) -> Array:
+    def decode(self, payload: QuantizedPayload, *, shared: Array | None = None) -> Array:
         """Value times scale."""
         del shared
-        return kernels.dequantize_int8(payload.values, payload.scale)
+        return kernels.dequantize(payload.words, payload.scale, self.block, self.bits)
 
 
-def block_int8(*, block: int = 256, stochastic: bool = False, generator: Generator = "hash") -> BlockInt8:
-    r"""int8 with one float32 scale :math:`\max|g| / 127` for each block: 8.125 bits a value with the default block.
+def block_quantized(
+    *, bits: int = 8, block: int = 256, stochastic: bool = False, generator: Generator = "hash"
+) -> BlockQuantized:
+    r"""Integers of few bits with one float32 scale for each block: 8.125 bits a value with the defaults.
+
+    The scale is :math:`\max|g| / L`, the values are integers in [-L, L] with :math:`L = 2^{bits-1} - 1`: 127, 7 or 1.
 
     Args:
+        bits: 8, 4 or 2. Two bits hold {-1, 0, 1}; :func:`~gradcomp_jax.compressors.ternary` packs that in 1.6.
         block: entries that share a scale.
         stochastic: unbiased rounding, for use without a residual; to the nearest value otherwise.
         generator: ``hash`` or ``threefry``.
 
     Raises:
-        ValueError: for a block below 1.
+        ValueError: for another width, and for a block below 1.
 
     References:
         Alistarh et al., 2017, QSGD, https://arxiv.org/abs/1610.02132; Wang et al., 2023, ZeRO++, https://arxiv.org/abs/2306.10209.
     """
+    _checks.one_of("bits", bits, kernels.WIDTHS)
     _checks.positive_int("block", block)
     _checks.one_of("generator", generator, GENERATORS)
-    return BlockInt8(block, stochastic, generator)
+    return BlockQuantized(bits, block, stochastic, generator)
