@@ -14,10 +14,14 @@ _RUN = 32
 
 
 def max_of_rows(keys: Array) -> Array:
-    """The largest integer of each row: ``[rows, block]`` to ``[rows]``, in stages where the block allows.
+    """The largest integer of each row: ``[rows, block]`` to ``[rows]``."""
+    return lax.platform_dependent(keys, cpu=_max_in_stages, default=lambda k: jnp.max(k, axis=1))
 
-    A reduction over a long innermost dimension is a chain of dependent steps. Runs of neighbours are reduced first, which
-    reads memory in order; the barrier keeps the compiler from merging the stages again.
+
+def _max_in_stages(keys: Array) -> Array:
+    """Runs of neighbours first: on CPU a reduction over a long innermost dimension is a chain of dependent steps.
+
+    The barrier keeps the compiler from merging the stages again.
     """
     n, block = keys.shape
     while block % _RUN == 0:
@@ -65,7 +69,11 @@ def largest_of_rows(rows: Array) -> Array:
     if rows.shape[0] == 0:
         return jnp.zeros((0,), jnp.float32)
     bits = lax.bitcast_convert_type(rows, jnp.int32) & jnp.int32(_MAGNITUDE)
-    if rows.shape[1] % _LANES == 0 and rows.shape[1] > _LANES:
+
+    def by_lanes(bits: Array) -> Array:
         # Without arithmetic before it, a maximum lane by lane is faster than one of runs.
-        bits = max_of_lanes(bits, _LANES)
-    return lax.bitcast_convert_type(max_of_rows(bits), jnp.float32)
+        lanes = rows.shape[1] % _LANES == 0 and rows.shape[1] > _LANES
+        return _max_in_stages(max_of_lanes(bits, _LANES) if lanes else bits)
+
+    top = lax.platform_dependent(bits, cpu=by_lanes, default=lambda b: jnp.max(b, axis=1))
+    return lax.bitcast_convert_type(top, jnp.float32)

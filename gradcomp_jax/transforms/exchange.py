@@ -124,7 +124,7 @@ def exchange(
             delivery = next(arrived) if e.members else None
             new = [_absorb(e, j, delivery, leaves, old, ok) for j, old in enumerate(old_memory)]
             memories.append(tuple(m for m, _ in new))
-            states.append(_keep_if(ok, e.states, old_state))
+            states.append(_keep_if(ok, e.states, old_state, old_state))
             server = old_server
             if delivery is not None and delivery.server is not None:
                 server = PerDevice(jnp.where(ok, delivery.server, old_server.value), old_server.rows, "share")
@@ -201,16 +201,19 @@ def _values(tree: Any) -> Any:
     return jax.tree.map(lambda p: p.value, tree, is_leaf=is_per_device)
 
 
-def _target(part: Part, piece: Piece, leaves: Sequence[Array], kept: Any, after: Any) -> tuple[Array, Any]:
-    """What ought to be sent of a piece, and its memory, computed anew at every call.
+def _target(part: Part, piece: Piece, leaves: Sequence[Array], kept: Any, after: Any) -> tuple[Array, Any, Any]:
+    """What ought to be sent of a piece, its memory with the gradient in it, and its memory as it was.
 
-    A target is a fused multiply-add away from gradient and memory. Used in several passes it would be held: a dense
-    copy written and read again, when reading its sources costs less. The barrier, with what the pass has to wait for
-    in it, keeps the compiler from seeing that two calls compute the same.
+    Computed anew at every call: a target is a fused multiply-add away from gradient and memory. Used in several passes
+    it would be held, a dense copy written and read again, when reading its sources costs less. The barrier, with what
+    the pass has to wait for in it, keeps the compiler from seeing that two calls compute the same. Where rows are a mere
+    reshape it comes first: a backend whose layout is not linear (TPU) then copies once, not once for each pass.
     """
-    sources = {i: leaves[i] for i in piece.leaves}
-    sources, kept, _ = lax.optimization_barrier((sources, _values(kept), after))
-    return part.memory.compensate(piece.join(sources, part.compressor.block), kept)
+    block = part.compressor.block
+    sources = {i: leaves[i] if leaves[i].size % block else leaves[i].reshape(-1, block) for i in piece.leaves}
+    sources, old, _ = lax.optimization_barrier((sources, _values(kept), after))
+    target, memory = part.memory.compensate(piece.join(sources, block), old)
+    return target, memory, old
 
 
 def _encode(
@@ -298,24 +301,28 @@ def _absorb(
         # Entries that no owner kept were not sent after all.
         left &= mean != 0
         sent = jnp.where(mean != 0, sent, 0.0) - delivery.rounding(span)
-    target, memory = _target(part, piece, leaves, old, ok)
-    return _keep_if(ok, part.memory.absorb(target, sent, left, memory), old), updates
+    target, memory, before = _target(part, piece, leaves, old, ok)
+    return _keep_if(ok, part.memory.absorb(target, sent, left, memory), before, old), updates
 
 
-def _keep_if(ok: Array, new: Any, old: Any) -> Any:
-    """New values where the exchange took place, old ones where it was skipped; keeps the ``PerDevice`` marks.
+def _keep_if(ok: Array, new: Any, old: Any, marks: Any) -> Any:
+    """New values where the exchange took place, old ones where it was skipped, with the ``PerDevice`` marks of a tree.
 
-    The last array is written first, and each waits for the one behind it: an accumulator is made of the old velocity, so
-    the velocity can only be overwritten in place, without a copy, once the accumulator is there.
+    The last array is written first, and on CPU each waits for the one behind it: an accumulator is made of the old
+    velocity, so the velocity can only be overwritten in place, without a copy, once the accumulator is there. The other
+    backends write all of them in one pass.
     """
-    marks, treedef = jax.tree.flatten(old, is_leaf=is_per_device)
+    places, treedef = jax.tree.flatten(marks, is_leaf=is_per_device)
+    triples = list(zip(places, jax.tree.leaves(new), jax.tree.leaves(old), strict=True))
     kept: list[Any] = []
-    for mark, value in reversed(list(zip(marks, jax.tree.leaves(new), strict=True))):
-        before = mark.value if isinstance(mark, PerDevice) else mark
+    for mark, value, before in reversed(triples):
         after = jnp.where(ok, value, before)
-        if after.size:
-            # True of every number: a dependence that the compiler cannot fold away, because a NaN differs from itself.
-            first = after.reshape(-1)[0]
-            ok = ok & (first == first)
+        if after.size and len(places) > 1:
+            ok = ok & lax.platform_dependent(after.reshape(-1)[0], cpu=_known, default=lambda _: jnp.array(True))
         kept.append(PerDevice(after, mark.rows, mark.kind) if isinstance(mark, PerDevice) else after)
     return jax.tree.unflatten(treedef, kept[::-1])
+
+
+def _known(first: Array) -> Array:
+    """True of every number: a dependence that the compiler cannot fold away, because a NaN differs from itself."""
+    return first == first
