@@ -6,10 +6,12 @@ vectorise, rather than a walk over neighbours, which does not.
 """
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from gradcomp_jax._typing import Array
 
+_EXACT = 2**16  # words of 32 bits hold at most two digits of such a base, and a half is a digit
 _WORDS = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32}
 
 
@@ -64,21 +66,63 @@ def pack_digits(digits: Array, base: int, *, word_bits: int = 8) -> Array:
 
 
 def unpack_digits(words: Array, n: int, base: int) -> Array:
-    """Inverse of :func:`pack_digits`: ``[..., ceil(n / d)]`` words to ``[..., n]`` digits of the words' dtype."""
+    """Inverse of :func:`pack_digits`: unsigned ``[..., ceil(n / d)]`` words to ``[..., n]`` digits.
+
+    Digits are int32, or the words themselves where a word holds one.
+    """
     word_bits = words.dtype.itemsize * 8
-    if base == 2**word_bits:
-        # A digit is a word, and the base itself does not fit into one.
-        return words
     width = words.shape[-1]
-    wide = words.astype(jnp.uint32)
-    planes = []
-    for j, start in enumerate(plane_starts(n, base, word_bits)):
-        # What an earlier plane gave already is left out.
-        skip = min(j * width - start, width)
-        if skip < width:
-            plane = lax.slice_in_dim(wide, skip, width, axis=-1)
-            planes.append(((plane // jnp.uint32(base**j)) % jnp.uint32(base)).astype(words.dtype))
-    return jnp.concatenate(planes, axis=-1) if planes else words[..., :n]
+    count = digits_per_word(base, word_bits)
+    if n == 0 or count == 1:
+        return words[..., :n]
+    # What an earlier plane gave already is left out.
+    skips = [min(j * width - start, width) for j, start in enumerate(plane_starts(n, base, word_bits))]
+    if word_bits == 32:
+        digit = jnp.int8 if base <= 128 else jnp.int32
+        return _joined([plane.astype(digit) for plane in _digits(words, base, count)], skips).astype(jnp.int32)
+    # Every place gets its word first, then its digit: one expression whose constants go along the row.
+    return _digit_of(_joined([words] * count, skips), np.arange(n) // width, base)
+
+
+def _joined(planes: list[Array], skips: list[int]) -> Array:
+    """What is left of the planes, end to end, in memory: joined on the fly they would be read entry by entry."""
+    width = planes[0].shape[-1]
+    parts = [lax.slice_in_dim(p, skip, width, axis=-1) for p, skip in zip(planes, skips, strict=True) if skip < width]
+    return lax.optimization_barrier(jnp.concatenate(parts, axis=-1))
+
+
+def _digit_of(words: Array, place: np.ndarray, base: int) -> Array:
+    """Digit ``place`` (one for each of the last dimension) of words below 2**16, int32."""
+    if base & (base - 1) == 0:
+        shifts = jnp.asarray(place * (base.bit_length() - 1), jnp.int32)
+        return (words.astype(jnp.int32) >> shifts) & jnp.int32(base - 1)
+    # In float32, where a multiplication divides: the half keeps every quotient clear of the next integer.
+    middle = words.astype(jnp.int32).astype(jnp.float32) + 0.5
+    here, above = (jnp.asarray(float(base) ** -(place + up), jnp.float32) for up in (0, 1))
+    return (jnp.floor(middle * here) - base * jnp.floor(middle * above)).astype(jnp.int32)
+
+
+def _digits(words: Array, base: int, count: int) -> list[Array]:
+    """The ``count`` digits of words of 32 bits, int32, lowest first."""
+    if base & (base - 1) == 0:
+        bits = base.bit_length() - 1
+        return [((words >> (bits * j)) & jnp.uint32(base - 1)).astype(jnp.int32) for j in range(count)]
+    # Halves of so few digits that float32 divides them exactly: integers have no vector instruction for it.
+    low = count // 2
+    cut = jnp.uint32(base**low)
+    found = []
+    for half, digits in ((words % cut, low), (words // cut, count - low)):
+        if base > _EXACT:
+            found += [half.astype(jnp.int32)] * digits
+            continue
+        rest = half.astype(jnp.int32).astype(jnp.float32)
+        for _ in range(digits - 1):
+            above = jnp.floor((rest + 0.5) * jnp.float32(1 / base))
+            found.append((rest - above * base).astype(jnp.int32))
+            rest = above
+        if digits:
+            found.append(rest.astype(jnp.int32))
+    return found
 
 
 def pack_ternary(trits: Array) -> Array:
@@ -88,7 +132,7 @@ def pack_ternary(trits: Array) -> Array:
 
 def unpack_ternary(packed: Array, n: int) -> Array:
     """Inverse of :func:`pack_ternary`: uint8 ``[..., ceil(n / 5)]`` to int8 ``[..., n]``."""
-    return unpack_digits(packed, n, 3).astype(jnp.int8) - jnp.int8(1)
+    return (unpack_digits(packed, n, 3) - 1).astype(jnp.int8)
 
 
 def pack_bits(values: Array, bits: int) -> Array:
@@ -104,4 +148,4 @@ def pack_bits(values: Array, bits: int) -> Array:
 
 def unpack_bits(packed: Array, n: int, bits: int) -> Array:
     """Inverse of :func:`pack_bits`: uint8 words to uint8 ``[..., n]``."""
-    return unpack_digits(packed, n, 2**bits)
+    return unpack_digits(packed, n, 2**bits).astype(jnp.uint8)

@@ -318,7 +318,7 @@ def _keep_if(ok: Array, new: Any, old: Any, marks: Any) -> Any:
     for mark, value, before in reversed(triples):
         after = jnp.where(ok, value, before)
         if after.size and len(places) > 1:
-            ok = ok & lax.platform_dependent(after.reshape(-1)[0], cpu=_known, default=lambda _: jnp.array(True))
+            ok = ok & lax.platform_dependent(after.reshape(-1)[0], cpu=_known, default=_always)
         kept.append(PerDevice(after, mark.rows, mark.kind) if isinstance(mark, PerDevice) else after)
     return jax.tree.unflatten(treedef, kept[::-1])
 
@@ -326,3 +326,8 @@ def _keep_if(ok: Array, new: Any, old: Any, marks: Any) -> Any:
 def _known(first: Array) -> Array:
     """True of every number: a dependence that the compiler cannot fold away, because a NaN differs from itself."""
     return first == first
+
+
+def _always(first: Array) -> Array:
+    """True, and as varying over the axis as the other answer."""
+    return (first == first) | True
