@@ -1,6 +1,7 @@
 """Other people's compressors, timed as they are."""
 
 import importlib.util
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ def load_peers(paths: list[str], *, torch: bool) -> dict[str, Subject]:
             print("PyTorch's hooks: left out, torch is not installed")
         else:
             peers |= {f"torch PowerSGD rank {rank}": Subject(powersgd(rank), "one process") for rank in (1, 4)}
+            peers["torch quantization per tensor"] = Subject(quantization("quantization_pertensor_hook"), "8 bits")
+            peers["torch quantization per channel"] = Subject(quantization("quantization_perchannel_hook"), "8 bits")
     return peers
 
 
@@ -40,41 +43,70 @@ def from_module(path: str) -> Subject:
     return Subject(start, path)
 
 
-def powersgd(rank: int) -> Any:
-    """torch.distributed's PowerSGD hook on one bucket of the gradient, in a group of one process."""
+class Bucket:
+    """What a communication hook asks of DDP's bucket."""
+
+    def __init__(self, tensor: Any, matrix: Any) -> None:
+        self._tensor, self._matrix = tensor, matrix
+
+    def buffer(self) -> Any:
+        return self._tensor
+
+    def gradients(self) -> list[Any]:
+        return [self._matrix]
+
+    def index(self) -> int:
+        return 0
+
+    def is_last(self) -> bool:
+        return True
+
+
+def one_process() -> Any:
+    """torch.distributed with a group of one process: what a hook does besides communicating."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        store = dist.FileStore(str(Path(tempfile.mkdtemp()) / "store"), 1)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    return dist.group.WORLD
+
+
+def powersgd(rank: int) -> Callable[[np.ndarray], Callable[[], None]]:
+    """PowerSGD's hook on one bucket: compression and decompression in place."""
 
     def start(gradient: np.ndarray) -> Callable[[], None]:
-        import tempfile
-
         import torch
-        import torch.distributed as dist
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks
 
-        if not dist.is_initialized():
-            store = dist.FileStore(tempfile.mktemp(), 1)
-            dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        one_process()
         side = int(np.sqrt(gradient.size))
         tensor = torch.from_numpy(gradient[: side * side].copy())
         state = hooks.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
         state.iter = 2
-
-        class Bucket:
-            """What the hook asks of DDP's bucket."""
-
-            def buffer(self) -> Any:
-                return tensor
-
-            def gradients(self) -> list[Any]:
-                return [tensor.view(side, side)]
-
-            def index(self) -> int:
-                return 0
-
-            def is_last(self) -> bool:
-                return True
+        bucket = Bucket(tensor, tensor.view(side, side))
 
         def step() -> None:
-            hooks.powerSGD_hook(state, Bucket()).wait()
+            hooks.powerSGD_hook(state, bucket).wait()
+
+        return step
+
+    return start
+
+
+def quantization(name: str) -> Callable[[np.ndarray], Callable[[], None]]:
+    """PyTorch's 8-bit hooks on one bucket."""
+
+    def start(gradient: np.ndarray) -> Callable[[], None]:
+        import torch
+        from torch.distributed.algorithms.ddp_comm_hooks import quantization_hooks as hooks
+
+        group = one_process()
+        tensor = torch.from_numpy(gradient.copy())
+        bucket = Bucket(tensor, tensor)
+
+        def step() -> None:
+            getattr(hooks, name)(group, bucket).wait()
 
         return step
 

@@ -68,6 +68,7 @@ def donated(init: Callable[[jax.Array], Any], function: Callable[[jax.Array, Any
 
 
 KEY = jax.random.key(0)
+EVERYTHING: dict[str, Any] = {"axis_name": None, "select": lambda path, leaf: True}
 
 
 def encode(compressor: gc.compressors.Compressor) -> Callable[[jax.Array], Any]:
@@ -81,6 +82,12 @@ def encode(compressor: gc.compressors.Compressor) -> Callable[[jax.Array], Any]:
         return payload, None if shared is None else jnp.broadcast_to(shared, count.shape)
 
     return run
+
+
+def sampled(x: jax.Array) -> Any:
+    """DGC's own rule: a threshold from 0.5% of the entries, those above it up to twice the number wanted."""
+    k = max(1, x.size // 1000)
+    return kernels.sampled_threshold(x, k, capacity=2 * k, samples=max(1, x.size // 200), key=KEY)
 
 
 def decode_add(compressor: gc.compressors.Compressor) -> Start:
@@ -118,6 +125,11 @@ def whole_step(tx: Any) -> Start:
     return donated(lambda x: (tx.init(x), jnp.zeros_like(x)), step)
 
 
+def terngrad_step(x: jax.Array, params: jax.Array) -> jax.Array:
+    tx = gc.terngrad(**EVERYTHING)
+    return params - 0.1 * tx.update(x, tx.init(x))[0]
+
+
 def momentum_alone(x: jax.Array, state: Any) -> Any:
     velocity = 0.9 * state[0] + x
     return velocity, state[1] + velocity
@@ -141,7 +153,6 @@ def naive_dgc(x: jax.Array, state: Any) -> Any:
 
 TERNARY = gc.compressors.ternary(clip=None)
 CLIPPED = gc.compressors.ternary()
-EVERYTHING = {"axis_name": None, "select": lambda path, leaf: True}
 
 SUBJECTS: dict[str, Subject] = {
     "copy": Subject(pure(lambda x: x * 2), "x * 2 into fresh memory"),
@@ -157,6 +168,9 @@ SUBJECTS: dict[str, Subject] = {
     "block int4": Subject(pure(encode(gc.compressors.block_quantized(bits=4))), "two to a byte, nearest"),
     "block int2": Subject(pure(encode(gc.compressors.block_quantized(bits=2))), "four to a byte, nearest"),
     "sign + pack": Subject(pure(lambda x: kernels.pack_signs(kernels.as_rows(x, 1024))), "eight to a byte"),
+    "Hadamard 1024": Subject(
+        pure(lambda x: kernels.rotate(kernels.as_rows(x, 1024), KEY)), "random signs and rotation"
+    ),
     "decode + add ternary": Subject(decode_add(TERNARY), "one payload into a dense sum"),
     "decode + add top 1": Subject(decode_add(gc.compressors.topk(1e-3)), "one payload into a dense sum"),
     "decode + add int8": Subject(decode_add(gc.compressors.block_quantized()), "one payload into a dense sum"),
@@ -164,9 +178,15 @@ SUBJECTS: dict[str, Subject] = {
     "dgc local step": Subject(local_step(gc.dgc(**EVERYTHING)), "state donated; no update"),
     "dgc step + sgd": Subject(whole_step(gc.dgc(**EVERYTHING)), "state and parameters donated"),
     "terngrad encode + decode": Subject(
-        pure(lambda x: gc.terngrad(**EVERYTHING).update(x, gc.terngrad(**EVERYTHING).init(x))[0]), "one worker"
+        pure(lambda x: gc.terngrad(**EVERYTHING).update(x, gc.terngrad(**EVERYTHING).init(x))[0]),
+        "one worker, the mean into fresh memory",
+    ),
+    "terngrad encode + decode, in place": Subject(
+        donated(lambda x: jnp.zeros_like(x), terngrad_step), "one worker, the mean added to parameters"
     ),
     "naive: jax.random ternarize": Subject(pure(ternarize_with_uniform), "int8 values, not packed"),
+    "exact top-k 0.1%": Subject(pure(lambda x: kernels.exact_top_k(x, max(1, x.size // 1000))), "of the whole vector"),
+    "sampled threshold 0.1%": Subject(pure(sampled), "DGC's hierarchical sampling"),
     "naive: lax.top_k 0.1%": Subject(pure(lambda x: lax.top_k(jnp.abs(x), max(1, x.size // 1000))), "global"),
     "naive: dgc with lax.top_k": Subject(donated(lambda x: (x, x), naive_dgc), "state donated"),
 }

@@ -17,10 +17,22 @@ MAX_BLOCK = 65536
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TopKPayload:
-    """``index``: uint8, uint16 or uint32 ``[rows, k]``, distinct within a row; ``value``: ``[rows, k]``."""
+    """Some of a row's entries.
+
+    Attributes:
+        index: uint8, uint16 or uint32 ``[rows, k]``, distinct within a row.
+        value: float32, bfloat16 or int8 ``[rows, k]``.
+        scale: float32 ``[rows, 1]``, the unit of int8 values, or ``None``.
+    """
 
     index: Array
     value: Array
+    scale: Array | None = None
+
+    def numbers(self) -> Array:
+        """The entries' values, float32 ``[rows, k]``."""
+        value = self.value.astype(jnp.float32)
+        return value if self.scale is None else value * self.scale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +79,15 @@ class TopK(Compressor):
             value = kernels.take_from_rows(rows, index)
         else:
             index, value = kernels.top_entries(rows, self.k)
-        return TopKPayload(index.astype(self._index_dtype()), value.astype(self.dtype)), state
+        index = index.astype(self._index_dtype())
+        if self.dtype == jnp.int8:
+            return TopKPayload(index, *kernels.quantize(value)), state
+        return TopKPayload(index, value.astype(self.dtype)), state
 
     def decode(self, payload: TopKPayload, *, shared: Array | None = None) -> Array:
         """Values at their positions, zeros elsewhere."""
         del shared
-        return kernels.place_in_rows(payload.index, payload.value.astype(jnp.float32), self.block)
+        return kernels.place_in_rows(payload.index, payload.numbers(), self.block)
 
     def carried(self, payload: TopKPayload, *, shared: Array | None = None) -> Array:
         """The chosen entries, unless they are zero."""
@@ -86,8 +101,8 @@ class TopK(Compressor):
         first = jax.tree.map(lambda a: a[0], payloads)
 
         def add(i: Array, total: Array) -> Array:
-            index, value = (lax.dynamic_index_in_dim(a, i, keepdims=False) for a in (payloads.index, payloads.value))
-            return kernels.place_in_rows(index, value.astype(jnp.float32), self.block, into=total)
+            one = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), payloads)
+            return kernels.place_in_rows(one.index, one.numbers(), self.block, into=total)
 
         return lax.fori_loop(1, payloads.index.shape[0], add, self.decode(first))
 
@@ -99,7 +114,7 @@ class TopK(Compressor):
     def rounding(self, rows: Array, payload: TopKPayload) -> TopKPayload:
         """What the narrower dtype took from the chosen values, in float32."""
         exact = kernels.take_from_rows(rows, payload.index)
-        return TopKPayload(payload.index, exact - payload.value.astype(jnp.float32))
+        return TopKPayload(payload.index, exact - payload.numbers())
 
 
 def block_for(density: float) -> int:
@@ -126,7 +141,8 @@ def topk(
         density: fraction of the entries to send, in (0, 1].
         block: entries of a row; by default 1024, longer below a density of about 1/1365.
         back_density: fraction that the owners keep on the way back; ``density`` by default.
-        dtype: of the values on the wire: float32 or bfloat16. What rounding takes stays in the memory.
+        dtype: of the values on the wire: float32, bfloat16, or int8 with a float32 scale for each block, which pays from
+            four entries of a block on. What rounding takes stays in the memory.
 
     Raises:
         ValueError: for a density outside (0, 1], a block outside [1, 2**20] or another dtype.
@@ -144,6 +160,6 @@ def topk(
     if back_density is not None:
         k_back = max(1, round(_checks.in_unit_interval("back_density", back_density) * size))
     resolved = jnp.dtype(dtype)
-    if resolved not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)):
-        raise ValueError(f"dtype must be float32 or bfloat16, got {resolved.name}")
+    if resolved not in map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.int8)):
+        raise ValueError(f"dtype must be float32, bfloat16 or int8, got {resolved.name}")
     return TopK(size, k, k_back, resolved)

@@ -2,6 +2,9 @@
 
 from gradcomp_jax.kernels.casting import from_words as from_words
 from gradcomp_jax.kernels.casting import to_words as to_words
+from gradcomp_jax.kernels.hadamard import hadamard as hadamard
+from gradcomp_jax.kernels.hadamard import rotate as rotate
+from gradcomp_jax.kernels.hadamard import rotate_back as rotate_back
 from gradcomp_jax.kernels.packing import pack_bits as pack_bits
 from gradcomp_jax.kernels.packing import pack_digits as pack_digits
 from gradcomp_jax.kernels.packing import pack_ternary as pack_ternary

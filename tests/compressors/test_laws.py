@@ -40,9 +40,12 @@ CASES = {
     "levels": Case(ternary().back(8), 2 * 4),  # base 17: seven digits a word
     "topk-1": Case(compressors.topk(0.1, block=13), 1 + 2),
     "topk-3-f32": Case(compressors.topk(0.25, block=13, dtype=jnp.float32), 3 * (1 + 4)),
+    "topk-3-int8": Case(compressors.topk(0.25, block=13, dtype=jnp.int8), 3 * (1 + 1) + 4),
     "topk-all": Case(compressors.topk(1.0, block=13, dtype=jnp.float32), 13 * (1 + 4)),
     "topk-wide": Case(compressors.topk(0.01, block=257), 3 * (2 + 2)),
     "int8": Case(compressors.block_quantized(block=13), 13 + 4),
+    "int4": Case(compressors.block_quantized(bits=4, block=13), 7 + 4),
+    "int2-stochastic": Case(compressors.block_quantized(bits=2, block=13, stochastic=True), 4 + 4),
     "int8-stochastic": Case(compressors.block_quantized(block=13, stochastic=True), 13 + 4),
 }
 EVERY = pytest.mark.parametrize("name", CASES)
@@ -133,7 +136,7 @@ def test_a_constant_is_neither_lost_nor_clipped(name: str, value: float) -> None
 
 
 # The position in the tensor decides what a stochastic code draws; all others see a row alone.
-DETERMINISTIC = [name for name, case in CASES.items() if not (name.startswith("ternary") or name == "int8-stochastic")]
+DETERMINISTIC = [name for name in CASES if not name.startswith("ternary") and "stochastic" not in name]
 
 
 @pytest.mark.parametrize("name", DETERMINISTIC)
@@ -319,8 +322,13 @@ REFUSED = [
     (lambda: compressors.topk(0.1, block=0), ValueError, "block must be an integer of at least 1, got 0"),
     (lambda: compressors.topk(0.1, block=2**21), ValueError, "block must be at most 1048576, got 2097152"),
     (lambda: compressors.topk(0.1, back_density=2), ValueError, r"back_density must be in \(0, 1\], got 2"),
-    (lambda: compressors.topk(0.1, dtype=jnp.float16), ValueError, "dtype must be float32 or bfloat16, got float16"),
+    (
+        lambda: compressors.topk(0.1, dtype=jnp.float16),
+        ValueError,
+        "dtype must be float32, bfloat16 or int8, got float16",
+    ),
     (lambda: compressors.topk(jnp.float32(0.1)), TypeError, "density must be a Python number.*static_args"),
+    (lambda: compressors.block_quantized(bits=3), ValueError, "bits must be one of 8, 4, 2, got 3"),
     (lambda: compressors.block_quantized(block=-1), ValueError, "block must be an integer of at least 1, got -1"),
     (lambda: compressors.block_quantized(block=True), ValueError, "block must be an integer of at least 1, got True"),
     (

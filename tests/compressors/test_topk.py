@@ -66,6 +66,33 @@ def test_rounding_and_what_is_decoded_make_the_rows(k: int, dtype: type) -> None
     assert lost.any() == (dtype != np.float32)
 
 
+@pytest.mark.parametrize("k", KS)
+def test_int8_values_keep_the_laws(k: int) -> None:
+    """Values within half a step of the largest, and what is decoded plus the rounding is the entry to the bit."""
+    compressor = compressors.topk(k / 13, block=13, dtype=jnp.int8)
+    rows = rows_of(13)
+    payload = encode(compressor, rows)
+    assert payload.value.dtype == np.int8
+    assert payload.scale.shape == (rows.shape[0], 1)
+    decoded = np.asarray(compressor.decode(payload))
+    lost = np.asarray(compressor.decode(compressor.rounding(jnp.asarray(rows), payload)))
+    chosen = np.zeros(rows.shape, bool)
+    np.put_along_axis(chosen, np.asarray(payload.index).astype(int), True, axis=1)
+    np.testing.assert_array_equal((decoded + lost)[chosen], rows[chosen])
+    assert not decoded[~chosen].any()
+    assert (np.abs(lost) <= np.abs(rows).max(axis=1, keepdims=True) / 127 * 0.5001).all()
+    for bad in (np.nan, np.inf):
+        rows[1, 5] = bad
+        assert not compressor.finite(encode(compressor, rows), None)
+
+
+@pytest.mark.parametrize("k", (1, 5, 13))
+def test_carried_marks_what_decodes_to_something(k: int) -> None:
+    compressor = compressors.topk(k / 13, block=13)
+    payload = encode(compressor, rows_of(13))
+    np.testing.assert_array_equal(compressor.carried(payload), np.asarray(compressor.decode(payload)) != 0)
+
+
 def test_back_keeps_what_was_asked_for() -> None:
     compressor = compressors.topk(3 / 13, block=13, back_density=5 / 13)
     assert compressor.back(8).k == 5

@@ -13,7 +13,7 @@ import pytest
 import scipy.stats
 
 from gradcomp_jax import kernels
-from gradcomp_jax.kernels.random import mix
+from gradcomp_jax.kernels.random import mix, uniform_planes
 
 SHAPE = (64, 1024)
 MASK = 2**32 - 1
@@ -137,3 +137,76 @@ def test_threefry_is_jax_own() -> None:
     np.testing.assert_array_equal(
         kernels.uniform(key, (3, 5), "threefry"), jax.random.uniform(key, (3, 5), jnp.float32)
     )
+
+
+LARGE = (10, 1_000_000)
+"""1e7 draws: a mean is known to 1e-4."""
+
+
+@pytest.fixture(scope="module")
+def large():
+    """Numbers of two workers, two leaves and two steps, keys folded as the exchange folds them."""
+
+    @jax.jit
+    def draw(worker, leaf, step):
+        key = jax.random.fold_in(jax.random.key(11), worker)
+        return kernels.uniform(jax.random.fold_in(jax.random.fold_in(key, leaf), step), LARGE)
+
+    wanted = {"first": (0, 0, 0), "worker": (1, 0, 0), "leaf": (0, 1, 0), "step": (0, 0, 1)}
+    return {name: np.asarray(draw(*map(jnp.int32, place))).ravel() for name, place in wanted.items()}
+
+
+def test_ten_million_draws_are_uniform(large) -> None:
+    drawn = large["first"]
+    assert abs(drawn.mean(dtype=np.float64) - 0.5) < 5 * np.sqrt(1 / 12 / drawn.size)
+    assert abs((drawn.astype(np.float64) ** 2).mean() - 1 / 3) < 5 * np.sqrt(4 / 45 / drawn.size)
+    for bins, part in ((1024, drawn), (256, drawn * 256 % 1)):
+        counts = np.bincount((part * bins).astype(int), minlength=bins)
+        assert scipy.stats.chisquare(counts).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("other", ("worker", "leaf", "step"))
+def test_workers_leaves_and_steps_draw_independently(large, other: str) -> None:
+    a, b = large["first"], large[other]
+    assert abs(correlation(a, b)) < 5 / np.sqrt(a.size)
+    # Together they fill the square evenly, which a correlation of zero alone does not say.
+    cells = np.bincount((a * 32).astype(int) * 32 + (b * 32).astype(int), minlength=1024)
+    assert scipy.stats.chisquare(cells).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("lag", (1, 2, 3, 7, 1024, 1_000_000))
+def test_neighbours_of_ten_million_draw_independently(large, lag: int) -> None:
+    a, b = large["first"][:-lag], large["first"][lag:]
+    assert abs(correlation(a, b)) < 5 / np.sqrt(a.size)
+    cells = np.bincount((a * 32).astype(int) * 32 + (b * 32).astype(int), minlength=1024)
+    assert scipy.stats.chisquare(cells).pvalue > 1e-4
+
+
+def test_ten_million_roundings_are_unbiased(large) -> None:
+    """Stochastic rounding takes an entry with its probability, within five standard deviations of 1e7 draws."""
+    for p in (0.5, 0.1, 1e-3, 1 - 1e-3):
+        taken = np.mean(large["first"] < p)
+        assert abs(taken - p) < 5 * np.sqrt(p * (1 - p) / large["first"].size)
+
+
+def test_planes_that_share_a_hash_draw_independently() -> None:
+    planes = jax.jit(lambda key: uniform_planes(key, 2000, 5000, [0, 1000, 2000, 3000, 4000], 1000))
+    drawn = [np.asarray(p).ravel() for p in planes(jax.random.key(2))]
+    for a, b in itertools.combinations(drawn, 2):
+        assert abs(correlation(a, b)) < 5 / np.sqrt(a.size)
+        cells = np.bincount((a * 32).astype(int) * 32 + (b * 32).astype(int), minlength=1024)
+        assert scipy.stats.chisquare(cells).pvalue > 1e-4
+    # The pair's upper 16 bits are disjoint parts of one hash; each number alone is uniform to its last bit.
+    for p in drawn:
+        assert scipy.stats.chisquare(np.bincount((p * 2**24).astype(int) & 255, minlength=256)).pvalue > 1e-4
+
+
+def test_draws_do_not_depend_on_how_an_array_is_sharded(mesh8) -> None:
+    key = jax.random.key(5)
+    rows = jax.random.normal(jax.random.key(6), (64, 640))
+    one = jnp.ones(1)
+    whole = jax.jit(lambda r: kernels.ternarize_packed(r, one, one, key))(rows)
+    spec = jax.sharding.NamedSharding(mesh8, jax.sharding.PartitionSpec("data"))
+    sharded = jax.jit(lambda r: kernels.ternarize_packed(r, one, one, key))(jax.device_put(rows, spec))
+    assert len(sharded.sharding.device_set) == 8
+    np.testing.assert_array_equal(whole, sharded)
