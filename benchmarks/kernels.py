@@ -4,7 +4,8 @@
 
 Each round runs every subject once, one after the other, so that a noisy machine is noisy for all of them; printed are
 medians over the rounds with their quartiles, and ratios to a copy (``x * 2``) and to a read pass (``max |x|``) of the same
-run. Runs on CPU, GPU and TPU unchanged. Writes a JSON and a PNG.
+run. ``passes`` is the compiler's count of bytes read and written over those of the gradient, ``by hand`` the number that
+cannot be avoided. Runs on CPU, GPU and TPU unchanged. Writes a JSON and a PNG.
 
 A peer is any Python module with ``compress(array) -> payload`` and ``decompress(payload) -> array`` over float32 NumPy
 arrays: ``--peer path/to/module.py`` times the two together. PyTorch's PowerSGD hooks run beside ours where torch is installed.
@@ -21,7 +22,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from peers import load_peers
-from subjects import SUBJECTS, Subject
+from subjects import SUBJECTS, Round, Subject
 
 
 def arguments() -> argparse.Namespace:
@@ -45,19 +46,32 @@ def parse_size(text: str) -> int:
     return size
 
 
-def measure(subjects: dict[str, Subject], n: int, rounds: int) -> dict[str, list[float]]:
+def measure(running: dict[str, Round], rounds: int) -> dict[str, list[float]]:
     """Seconds of every round of every subject, interleaved."""
-    gradient = np.random.default_rng(0).standard_normal(n, dtype=np.float32)
-    running = {name: subject.start(gradient) for name, subject in subjects.items()}
-    for step in running.values():
-        step()
+    for one in running.values():
+        one.step()
     seconds: dict[str, list[float]] = {name: [] for name in running}
     for _ in range(rounds):
-        for name, step in running.items():
+        for name, one in running.items():
             begin = time.perf_counter()
-            step()
+            one.step()
             seconds[name].append(time.perf_counter() - begin)
     return seconds
+
+
+def results_for(subjects: dict[str, Subject], n: int, rounds: int) -> dict[str, dict[str, float | None]]:
+    """Times, ratios and memory passes of every subject for a gradient of ``n`` entries."""
+    gradient = np.random.default_rng(0).standard_normal(n, dtype=np.float32)
+    running = {name: subject.start(gradient) for name, subject in subjects.items()}
+    rows: dict[str, dict[str, float | None]] = {}
+    for name, row in summary(measure(running, rounds)).items():
+        count = running[name].read_and_written
+        rows[name] = {
+            **row,
+            "passes": None if count is None else count / (4 * n),
+            "passes_by_hand": subjects[name].passes,
+        }
+    return rows
 
 
 def summary(seconds: dict[str, list[float]]) -> dict[str, dict[str, float]]:
@@ -76,16 +90,17 @@ def summary(seconds: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     return result
 
 
-def table(n: int, rows: dict[str, dict[str, float]]) -> str:
+def table(n: int, rows: dict[str, dict[str, float | None]]) -> str:
     lines = [f"\n{n:,} entries, float32", ""]
-    lines += ["| subject | ms (quartiles) | x copy | x read |", "|---|---:|---:|---:|"]
+    lines += ["| subject | ms (quartiles) | x copy | x read | passes | by hand |", "|---|---:|---:|---:|---:|---:|"]
     for name, row in rows.items():
         spread = f"{row['ms']:.2f} ({row['ms_low']:.2f} .. {row['ms_high']:.2f})"
-        lines.append(f"| {name} | {spread} | {row['copies']:.2f} | {row['reads']:.2f} |")
+        passes, by_hand = ("-" if p is None else f"{p:.2f}" for p in (row["passes"], row["passes_by_hand"]))
+        lines.append(f"| {name} | {spread} | {row['copies']:.2f} | {row['reads']:.2f} | {passes} | {by_hand} |")
     return "\n".join(lines)
 
 
-def plot(results: dict[int, dict[str, dict[str, float]]], path: Path, title: str) -> None:
+def plot(results: dict[int, dict[str, dict[str, float | None]]], path: Path, title: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -144,7 +159,7 @@ def main() -> None:
     print(", ".join(f"{k} {v}" for k, v in facts.items()))
     results = {}
     for n in map(parse_size, options.sizes.split(",")):
-        results[n] = summary(measure(subjects, n, options.rounds))
+        results[n] = results_for(subjects, n, options.rounds)
         print(table(n, results[n]), flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     target = options.out / f"kernels-{facts['platform']}"

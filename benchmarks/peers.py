@@ -2,12 +2,11 @@
 
 import importlib.util
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from subjects import Subject
+from subjects import Round, Start, Subject
 
 
 def load_peers(paths: list[str], *, torch: bool) -> dict[str, Subject]:
@@ -34,11 +33,11 @@ def from_module(path: str) -> Subject:
         if not callable(getattr(module, name, None)):
             raise SystemExit(f"{path} has no function {name}; a peer needs compress(array) and decompress(payload)")
 
-    def start(gradient: np.ndarray) -> Callable[[], None]:
+    def start(gradient: np.ndarray) -> Round:
         def step() -> None:
             module.decompress(module.compress(gradient))
 
-        return step
+        return Round(step)
 
     return Subject(start, path)
 
@@ -72,10 +71,10 @@ def one_process() -> Any:
     return dist.group.WORLD
 
 
-def powersgd(rank: int) -> Callable[[np.ndarray], Callable[[], None]]:
+def powersgd(rank: int) -> Start:
     """PowerSGD's hook on one bucket: compression and decompression in place."""
 
-    def start(gradient: np.ndarray) -> Callable[[], None]:
+    def start(gradient: np.ndarray) -> Round:
         import torch
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks
 
@@ -89,15 +88,15 @@ def powersgd(rank: int) -> Callable[[np.ndarray], Callable[[], None]]:
         def step() -> None:
             hooks.powerSGD_hook(state, bucket).wait()
 
-        return step
+        return Round(step)
 
     return start
 
 
-def quantization(name: str) -> Callable[[np.ndarray], Callable[[], None]]:
+def quantization(name: str) -> Start:
     """PyTorch's 8-bit hooks on one bucket."""
 
-    def start(gradient: np.ndarray) -> Callable[[], None]:
+    def start(gradient: np.ndarray) -> Round:
         import torch
         from torch.distributed.algorithms.ddp_comm_hooks import quantization_hooks as hooks
 
@@ -108,6 +107,6 @@ def quantization(name: str) -> Callable[[np.ndarray], Callable[[], None]]:
         def step() -> None:
             getattr(hooks, name)(group, bucket).wait()
 
-        return step
+        return Round(step)
 
     return start

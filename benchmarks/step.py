@@ -39,10 +39,8 @@ def main() -> None:
     if options.model not in MODELS:
         raise SystemExit(f"model must be one of {', '.join(MODELS)}, got {options.model!r}")
     params = MODELS[options.model]()
-    if options.tpu:
-        devices = topologies.get_topology_desc(platform="tpu", topology_name=options.tpu).devices
-    else:
-        devices = jax.devices()
+    topology = topologies.get_topology_desc(platform="tpu", topology_name=options.tpu) if options.tpu else None
+    devices = jax.devices() if topology is None else topology.devices
     mesh = jax.sharding.Mesh(np.array(devices), ("data",))
     methods = {
         "dense float32": gc.dense(axis_name="data"),

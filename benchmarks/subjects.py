@@ -12,41 +12,50 @@ from jax import lax
 import gradcomp_jax as gc
 from gradcomp_jax import kernels
 
-Start = Callable[[np.ndarray], Callable[[], None]]
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """Attributes: ``step()`` runs once and waits; ``read_and_written`` is the compiler's count of bytes, or ``None``."""
+
+    step: Callable[[], None]
+    read_and_written: float | None = None
+
+
+Start = Callable[[np.ndarray], Round]
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """Attributes: ``start(gradient)`` compiles and returns one round; ``note`` says what is in it."""
+    """What is timed.
+
+    Attributes:
+        start: compiles for a gradient.
+        note: what is in a round.
+        passes: bytes that have to be read and written over those of the gradient, counted by hand; state that a step
+            updates counts once for reading it and once for writing.
+    """
 
     start: Start
     note: str
+    passes: float | None = None
+
+
+def counted(compiled: jax.stages.Compiled) -> float | None:
+    costs = compiled.cost_analysis()
+    return costs.get("bytes accessed") if isinstance(costs, dict) else None
 
 
 def pure(function: Callable[[jax.Array], Any]) -> Start:
     """A function of the gradient."""
 
-    def start(gradient: np.ndarray) -> Callable[[], None]:
-        x, jitted = jnp.asarray(gradient), jax.jit(function)
+    def start(gradient: np.ndarray) -> Round:
+        x = jnp.asarray(gradient)
+        compiled = jax.jit(function).lower(x).compile()
 
         def step() -> None:
-            jax.block_until_ready(jitted(x))
+            jax.block_until_ready(compiled(x))
 
-        return step
-
-    return start
-
-
-def prepared(prepare: Callable[[jax.Array], Any], function: Callable[[Any], Any]) -> Start:
-    """A function of something made of the gradient beforehand, a payload say."""
-
-    def start(gradient: np.ndarray) -> Callable[[], None]:
-        made, jitted = jax.block_until_ready(jax.jit(prepare)(jnp.asarray(gradient))), jax.jit(function)
-
-        def step() -> None:
-            jax.block_until_ready(jitted(made))
-
-        return step
+        return Round(step, counted(compiled))
 
     return start
 
@@ -54,15 +63,15 @@ def prepared(prepare: Callable[[jax.Array], Any], function: Callable[[Any], Any]
 def donated(init: Callable[[jax.Array], Any], function: Callable[[jax.Array, Any], Any]) -> Start:
     """A step whose state is updated in place."""
 
-    def start(gradient: np.ndarray) -> Callable[[], None]:
+    def start(gradient: np.ndarray) -> Round:
         x = jnp.asarray(gradient)
-        jitted = jax.jit(function, donate_argnums=1)
         holder = [jax.tree.map(jnp.array, init(x))]
+        compiled = jax.jit(function, donate_argnums=1).lower(x, holder[0]).compile()
 
         def step() -> None:
-            holder[0] = jax.block_until_ready(jitted(x, holder[0]))
+            holder[0] = jax.block_until_ready(compiled(x, holder[0]))
 
-        return step
+        return Round(step, counted(compiled))
 
     return start
 
@@ -155,34 +164,35 @@ TERNARY = gc.compressors.ternary(clip=None)
 CLIPPED = gc.compressors.ternary()
 
 SUBJECTS: dict[str, Subject] = {
-    "copy": Subject(pure(lambda x: x * 2), "x * 2 into fresh memory"),
-    "read": Subject(pure(lambda x: jnp.max(jnp.abs(x))), "max |x|"),
-    "ternarize + pack": Subject(pure(encode(TERNARY)), "scale, stochastic rounding, 1.6 bits"),
-    "ternarize + pack, clipped": Subject(pure(encode(CLIPPED)), "the same with sigma"),
-    "top 1 of 1024": Subject(pure(encode(gc.compressors.topk(1e-3))), "16-bit index, bfloat16 value"),
-    "top 4 of 1024": Subject(pure(encode(gc.compressors.topk(4e-3))), "the same, four of each block"),
-    "top 32 of 1024": Subject(pure(encode(gc.compressors.topk(1 / 32))), "the same, 32 of each block"),
-    "top 1 of 1024 + residual": Subject(pure(select_with_residual), "payload and what stays behind"),
-    "block int8": Subject(pure(encode(gc.compressors.block_quantized())), "scale of 256, nearest"),
-    "block int8, stochastic": Subject(pure(encode(gc.compressors.block_quantized(stochastic=True))), "unbiased"),
-    "block int4": Subject(pure(encode(gc.compressors.block_quantized(bits=4))), "two to a byte, nearest"),
-    "block int2": Subject(pure(encode(gc.compressors.block_quantized(bits=2))), "four to a byte, nearest"),
-    "sign + pack": Subject(pure(lambda x: kernels.pack_signs(kernels.as_rows(x, 1024))), "eight to a byte"),
+    "copy": Subject(pure(lambda x: x * 2), "x * 2 into fresh memory", 2),
+    "read": Subject(pure(lambda x: jnp.max(jnp.abs(x))), "max |x|", 1),
+    "ternarize + pack": Subject(pure(encode(TERNARY)), "scale, stochastic rounding, 1.6 bits", 2.05),
+    "ternarize + pack, clipped": Subject(pure(encode(CLIPPED)), "the same with sigma", 3.05),
+    "top 1 of 1024": Subject(pure(encode(gc.compressors.topk(1e-3))), "16-bit index, bfloat16 value", 1.0),
+    "top 4 of 1024": Subject(pure(encode(gc.compressors.topk(4e-3))), "the same, four of each block", 1.0),
+    "top 32 of 1024": Subject(pure(encode(gc.compressors.topk(1 / 32))), "the same, 32 of each block", 1.03),
+    "top 1 of 1024 + residual": Subject(pure(select_with_residual), "payload and what stays behind", 3.0),
+    "block int8": Subject(pure(encode(gc.compressors.block_quantized())), "scale of 256, nearest", 2.27),
+    "block int8, stochastic": Subject(pure(encode(gc.compressors.block_quantized(stochastic=True))), "unbiased", 2.27),
+    "block int4": Subject(pure(encode(gc.compressors.block_quantized(bits=4))), "two to a byte, nearest", 2.14),
+    "block int2": Subject(pure(encode(gc.compressors.block_quantized(bits=2))), "four to a byte, nearest", 2.08),
+    "sign + pack": Subject(pure(lambda x: kernels.pack_signs(kernels.as_rows(x, 1024))), "eight to a byte", 1.03),
     "Hadamard 1024": Subject(
-        pure(lambda x: kernels.rotate(kernels.as_rows(x, 1024), KEY)), "random signs and rotation"
+        pure(lambda x: kernels.rotate(kernels.as_rows(x, 1024), KEY)), "random signs and rotation", 4
     ),
-    "decode + add ternary": Subject(decode_add(TERNARY), "one payload into a dense sum"),
-    "decode + add top 1": Subject(decode_add(gc.compressors.topk(1e-3)), "one payload into a dense sum"),
-    "decode + add int8": Subject(decode_add(gc.compressors.block_quantized()), "one payload into a dense sum"),
-    "u = m u + g, v = v + u": Subject(donated(lambda x: (x, x), momentum_alone), "momentum alone, state donated"),
-    "dgc local step": Subject(local_step(gc.dgc(**EVERYTHING)), "state donated; no update"),
-    "dgc step + sgd": Subject(whole_step(gc.dgc(**EVERYTHING)), "state and parameters donated"),
+    "decode + add ternary": Subject(decode_add(TERNARY), "one payload into a dense sum", 2.05),
+    "decode + add top 1": Subject(decode_add(gc.compressors.topk(1e-3)), "one payload into a dense sum", 2.0),
+    "decode + add int8": Subject(decode_add(gc.compressors.block_quantized()), "one payload into a dense sum", 2.27),
+    "u = m u + g, v = v + u": Subject(donated(lambda x: (x, x), momentum_alone), "momentum alone, state donated", 5),
+    "dgc local step": Subject(local_step(gc.dgc(**EVERYTHING)), "state donated; no update", 8),
+    "dgc step + sgd": Subject(whole_step(gc.dgc(**EVERYTHING)), "state and parameters donated", 10),
     "terngrad encode + decode": Subject(
         pure(lambda x: gc.terngrad(**EVERYTHING).update(x, gc.terngrad(**EVERYTHING).init(x))[0]),
         "one worker, the mean into fresh memory",
+        4.1,
     ),
     "terngrad encode + decode, in place": Subject(
-        donated(lambda x: jnp.zeros_like(x), terngrad_step), "one worker, the mean added to parameters"
+        donated(lambda x: jnp.zeros_like(x), terngrad_step), "one worker, the mean added to parameters", 5.1
     ),
     "naive: jax.random ternarize": Subject(pure(ternarize_with_uniform), "int8 values, not packed"),
     "exact top-k 0.1%": Subject(pure(lambda x: kernels.exact_top_k(x, max(1, x.size // 1000))), "of the whole vector"),
