@@ -1,6 +1,6 @@
 """Every kernel and the full local steps against a copy, on one device.
 
-    python benchmarks/kernels.py --sizes 1e5,1e6,25e6,2^25 --out benchmark-results
+    python benchmarks/kernels.py --sizes 2^17,2^20,2^25 --out benchmark-results
 
 Each round runs every subject once, one after the other, so that a noisy machine is noisy for all of them; printed are
 medians over the rounds with their quartiles, and ratios to a copy (``x * 2``) and to a read pass (``max |x|``) of the same
@@ -27,7 +27,7 @@ from subjects import SUBJECTS, Round, Subject
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", default="1e5,1e6,2^25", help="entries, separated by commas (default: %(default)s)")
+    parser.add_argument("--sizes", default="2^17,2^20,2^25", help="entries, separated by commas (default: %(default)s)")
     parser.add_argument(
         "--rounds", type=int, default=15, help="timed rounds after one that warms up (default: %(default)s)"
     )
@@ -61,7 +61,7 @@ def measure(running: dict[str, Round], rounds: int) -> dict[str, list[float]]:
 
 def results_for(subjects: dict[str, Subject], n: int, rounds: int) -> dict[str, dict[str, float | None]]:
     """Times, ratios and memory passes of every subject for a gradient of ``n`` entries."""
-    gradient = np.random.default_rng(0).standard_normal(n, dtype=np.float32)
+    gradient = jax.numpy.asarray(np.random.default_rng(0).standard_normal(n, dtype=np.float32))
     running = {name: subject.start(gradient) for name, subject in subjects.items()}
     rows: dict[str, dict[str, float | None]] = {}
     for name, row in summary(measure(running, rounds)).items():

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from subjects import Round, Start, Subject
 
@@ -33,7 +34,9 @@ def from_module(path: str) -> Subject:
         if not callable(getattr(module, name, None)):
             raise SystemExit(f"{path} has no function {name}; a peer needs compress(array) and decompress(payload)")
 
-    def start(gradient: np.ndarray) -> Round:
+    def start(x: jax.Array) -> Round:
+        gradient = np.asarray(x)
+
         def step() -> None:
             module.decompress(module.compress(gradient))
 
@@ -74,7 +77,8 @@ def one_process() -> Any:
 def powersgd(rank: int) -> Start:
     """PowerSGD's hook on one bucket: compression and decompression in place."""
 
-    def start(gradient: np.ndarray) -> Round:
+    def start(x: jax.Array) -> Round:
+        gradient = np.asarray(x)
         import torch
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks
 
@@ -96,7 +100,8 @@ def powersgd(rank: int) -> Start:
 def quantization(name: str) -> Start:
     """PyTorch's 8-bit hooks on one bucket."""
 
-    def start(gradient: np.ndarray) -> Round:
+    def start(x: jax.Array) -> Round:
+        gradient = np.asarray(x)
         import torch
         from torch.distributed.algorithms.ddp_comm_hooks import quantization_hooks as hooks
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 import gradcomp_jax as gc
@@ -21,7 +20,7 @@ class Round:
     read_and_written: float | None = None
 
 
-Start = Callable[[np.ndarray], Round]
+Start = Callable[[jax.Array], Round]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +47,7 @@ def counted(compiled: jax.stages.Compiled) -> float | None:
 def pure(function: Callable[[jax.Array], Any]) -> Start:
     """A function of the gradient."""
 
-    def start(gradient: np.ndarray) -> Round:
-        x = jnp.asarray(gradient)
+    def start(x: jax.Array) -> Round:
         compiled = jax.jit(function).lower(x).compile()
 
         def step() -> None:
@@ -63,8 +61,7 @@ def pure(function: Callable[[jax.Array], Any]) -> Start:
 def donated(init: Callable[[jax.Array], Any], function: Callable[[jax.Array, Any], Any]) -> Start:
     """A step whose state is updated in place."""
 
-    def start(gradient: np.ndarray) -> Round:
-        x = jnp.asarray(gradient)
+    def start(x: jax.Array) -> Round:
         holder = [jax.tree.map(jnp.array, init(x))]
         compiled = jax.jit(function, donate_argnums=1).lower(x, holder[0]).compile()
 
@@ -167,13 +164,13 @@ SUBJECTS: dict[str, Subject] = {
     "copy": Subject(pure(lambda x: x * 2), "x * 2 into fresh memory", 2),
     "read": Subject(pure(lambda x: jnp.max(jnp.abs(x))), "max |x|", 1),
     "ternarize + pack": Subject(pure(encode(TERNARY)), "scale, stochastic rounding, 1.6 bits", 2.05),
-    "ternarize + pack, clipped": Subject(pure(encode(CLIPPED)), "the same with sigma", 3.05),
+    "ternarize + pack (clipped)": Subject(pure(encode(CLIPPED)), "the same with sigma", 3.05),
     "top 1 of 1024": Subject(pure(encode(gc.compressors.topk(1e-3))), "16-bit index, bfloat16 value", 1.0),
     "top 4 of 1024": Subject(pure(encode(gc.compressors.topk(4e-3))), "the same, four of each block", 1.0),
     "top 32 of 1024": Subject(pure(encode(gc.compressors.topk(1 / 32))), "the same, 32 of each block", 1.03),
     "top 1 of 1024 + residual": Subject(pure(select_with_residual), "payload and what stays behind", 3.0),
     "block int8": Subject(pure(encode(gc.compressors.block_quantized())), "scale of 256, nearest", 2.27),
-    "block int8, stochastic": Subject(pure(encode(gc.compressors.block_quantized(stochastic=True))), "unbiased", 2.27),
+    "block int8 (stochastic)": Subject(pure(encode(gc.compressors.block_quantized(stochastic=True))), "unbiased", 2.27),
     "block int4": Subject(pure(encode(gc.compressors.block_quantized(bits=4))), "two to a byte, nearest", 2.14),
     "block int2": Subject(pure(encode(gc.compressors.block_quantized(bits=2))), "four to a byte, nearest", 2.08),
     "sign + pack": Subject(pure(lambda x: kernels.pack_signs(kernels.as_rows(x, 1024))), "eight to a byte", 1.03),
@@ -183,7 +180,7 @@ SUBJECTS: dict[str, Subject] = {
     "decode + add ternary": Subject(decode_add(TERNARY), "one payload into a dense sum", 2.05),
     "decode + add top 1": Subject(decode_add(gc.compressors.topk(1e-3)), "one payload into a dense sum", 2.0),
     "decode + add int8": Subject(decode_add(gc.compressors.block_quantized()), "one payload into a dense sum", 2.27),
-    "u = m u + g, v = v + u": Subject(donated(lambda x: (x, x), momentum_alone), "momentum alone, state donated", 5),
+    "u = m u + g; v = v + u": Subject(donated(lambda x: (x, x), momentum_alone), "momentum alone, state donated", 5),
     "dgc local step": Subject(local_step(gc.dgc(**EVERYTHING)), "state donated; no update", 8),
     "dgc step + sgd": Subject(whole_step(gc.dgc(**EVERYTHING)), "state and parameters donated", 10),
     "terngrad encode + decode": Subject(
@@ -191,7 +188,7 @@ SUBJECTS: dict[str, Subject] = {
         "one worker, the mean into fresh memory",
         4.1,
     ),
-    "terngrad encode + decode, in place": Subject(
+    "terngrad encode + decode (in place)": Subject(
         donated(lambda x: jnp.zeros_like(x), terngrad_step), "one worker, the mean added to parameters", 5.1
     ),
     "naive: jax.random ternarize": Subject(pure(ternarize_with_uniform), "int8 values, not packed"),

@@ -46,6 +46,8 @@ def all_to_all(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Arra
 
 def all_gather(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Array]:
     """Stacks every worker's arrays on a new leading dimension, replicated."""
+    if axis_name is None:
+        return [a[None] for a in arrays]
     return _as_words(arrays, 0, lambda buffer: _compat.all_gather(buffer, axis_name))
 
 

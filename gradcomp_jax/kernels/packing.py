@@ -6,7 +6,6 @@ vectorise, rather than a walk over neighbours, which does not.
 """
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from gradcomp_jax._typing import Array
@@ -81,7 +80,7 @@ def unpack_digits(words: Array, n: int, base: int) -> Array:
         digit = jnp.int8 if base <= 128 else jnp.int32
         return _joined([plane.astype(digit) for plane in _digits(words, base, count)], skips).astype(jnp.int32)
     # Every place gets its word first, then its digit: one expression whose constants go along the row.
-    return _digit_of(_joined([words] * count, skips), np.arange(n) // width, base)
+    return _digit_of(_joined([words] * count, skips), width, count, base)
 
 
 def _joined(planes: list[Array], skips: list[int]) -> Array:
@@ -91,14 +90,23 @@ def _joined(planes: list[Array], skips: list[int]) -> Array:
     return lax.optimization_barrier(jnp.concatenate(parts, axis=-1))
 
 
-def _digit_of(words: Array, place: np.ndarray, base: int) -> Array:
-    """Digit ``place`` (one for each of the last dimension) of words below 2**16, int32."""
+def _digit_of(words: Array, width: int, count: int, base: int) -> Array:
+    """The digit of each entry's place, int32, of words below 2**16; a place is ``width`` entries long."""
+    entry = lax.broadcasted_iota(jnp.int32, words.shape, words.ndim - 1)
+
+    def by_place(values: list[float], dtype: jnp.dtype | type) -> Array:
+        # Comparisons, not a table: a reader of another shape than rows would look up entry by entry.
+        chosen = jnp.full(words.shape, values[0], dtype)
+        for j in range(1, count):
+            chosen = jnp.where(entry >= j * width, jnp.asarray(values[j], dtype), chosen)
+        return chosen
+
     if base & (base - 1) == 0:
-        shifts = jnp.asarray(place * (base.bit_length() - 1), jnp.int32)
-        return (words.astype(jnp.int32) >> shifts) & jnp.int32(base - 1)
+        bits = base.bit_length() - 1
+        return (words.astype(jnp.int32) >> by_place([bits * j for j in range(count)], jnp.int32)) & jnp.int32(base - 1)
     # In float32, where a multiplication divides: the half keeps every quotient clear of the next integer.
     middle = words.astype(jnp.int32).astype(jnp.float32) + 0.5
-    here, above = (jnp.asarray(float(base) ** -(place + up), jnp.float32) for up in (0, 1))
+    here, above = (by_place([float(base) ** -(j + up) for j in range(count)], jnp.float32) for up in (0, 1))
     return (jnp.floor(middle * here) - base * jnp.floor(middle * above)).astype(jnp.int32)
 
 

@@ -39,8 +39,8 @@ def residual(*, decay: Any = 1.0) -> Residual:
     r"""Error feedback, :math:`p_t = g_t + \gamma e_t`, :math:`e_{t+1} = p_t - D(C(p_t))`, with :math:`e_0 = 0`.
 
     Args:
-        decay: :math:`\gamma`. Below 1 the memory forgets on purpose and the conservation law holds for :math:`\gamma
-        e`.
+        decay: :math:`\gamma`. Below 1 the memory forgets on purpose; the conservation law holds for what it has not
+            forgotten.
 
     Raises:
         ValueError: for a negative decay.
