@@ -92,7 +92,8 @@ def _joined(planes: list[Array], skips: list[int]) -> Array:
 
 def _digit_of(words: Array, width: int, count: int, base: int) -> Array:
     """The digit of each entry's place, int32, of words below 2**16; a place is ``width`` entries long."""
-    entry = lax.broadcasted_iota(jnp.int32, words.shape, words.ndim - 1)
+    # The barrier ties the positions to these words: in a loop over workers they would be hoisted, a dense array each.
+    words, entry = lax.optimization_barrier((words, lax.broadcasted_iota(jnp.int32, words.shape, words.ndim - 1)))
 
     def by_place(values: list[float], dtype: jnp.dtype | type) -> Array:
         # Comparisons, not a table: a reader of another shape than rows would look up entry by entry.
