@@ -101,30 +101,45 @@ def table(n: int, rows: dict[str, dict[str, float | None]]) -> str:
 
 
 def plot(results: dict[int, dict[str, dict[str, float | None]]], path: Path, title: str) -> None:
+    """Time against size, ours on the left, the usual formulations and peers on the right."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     sizes = sorted(results)
-    names = list(results[sizes[0]])
-    figure, axes = plt.subplots(figsize=(11, 6.5), layout="constrained")
-    colours = plt.get_cmap("tab20").colors
-    for i, name in enumerate(names):
-        style = {"copy": ("black", "-", 2.5), "read": ("black", "--", 2.0)}.get(name, (colours[i % 20], "-", 1.2))
-        times = [results[n][name]["ms"] for n in sizes]
-        axes.plot(
-            sizes, times, color=style[0], linestyle=style[1], linewidth=style[2], marker="o", markersize=3, label=name
-        )
+    names = [name for name in results[sizes[0]] if name not in ("copy", "read")]
+    others = [name for name in names if name.startswith(("naive", "torch", "peer", "exact", "sampled"))]
+    figure, panels = plt.subplots(1, 2, figsize=(15, 7.5), sharex=True, sharey=True, layout="constrained")
+    colours = plt.get_cmap("tab10").colors
+    markers, styles = "os^Dv", ("-", "--", "-.")
     # The roofline: reading the gradient once, at the best bandwidth that a read pass reached at any size.
     best = max(4 * n / results[n]["read"]["ms"] for n in sizes)
-    axes.plot(
-        sizes, [4 * n / best for n in sizes], color="grey", linestyle=":", label="one read at the best bandwidth seen"
-    )
-    axes.set(xscale="log", yscale="log", xlabel="entries (float32)", ylabel="milliseconds (median)", title=title)
-    axes.grid(alpha=0.3, which="both", linewidth=0.5)
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
-    figure.savefig(path, dpi=150)
+    shown = ([name for name in names if name not in others], others)
+    for axes, subset, heading in zip(panels, shown, ("gradcomp_jax", "usual formulations and peers"), strict=True):
+        for name, style, width in (("copy", "-", 3.0), ("read", "--", 2.5)):
+            axes.plot(sizes, [results[n][name]["ms"] for n in sizes], "k", linestyle=style, linewidth=width, label=name)
+        axes.plot(
+            sizes, [4 * n / best for n in sizes], color="grey", linestyle=":", label="a read at the best bandwidth seen"
+        )
+        # The legend in the order of the lines at the largest size.
+        for i, name in enumerate(sorted(subset, key=lambda name: -results[sizes[-1]][name]["ms"])):
+            axes.plot(
+                sizes,
+                [results[n][name]["ms"] for n in sizes],
+                color=colours[i % 10],
+                linestyle=styles[i // 10 % 3],
+                marker=markers[i % 5],
+                markersize=4,
+                linewidth=1.2,
+                label=name,
+            )
+        axes.set(xscale="log", yscale="log", xlabel="entries (float32)", title=heading)
+        axes.grid(alpha=0.3, which="both", linewidth=0.5)
+        axes.legend(loc="upper left", fontsize=8, framealpha=0.9)
+    panels[0].set_ylabel("milliseconds (median)")
+    figure.suptitle(title)
+    figure.savefig(path, dpi=110)
 
 
 def machine() -> dict[str, str | int | None]:
