@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gradcomp_jax import kernels
+from gradcomp_jax.kernels import selection
 
 # Below, at and above the width at which the reduction becomes a two-stage one, and multiples of it that are not powers.
 BLOCKS = (1, 2, 5, 63, 64, 65, 128, 192, 1024)
@@ -215,3 +216,26 @@ def test_ties_at_the_threshold_all_pass() -> None:
 def test_sampled_threshold_of_few_entries(n: int, k: int, capacity: int) -> None:
     x = np.random.default_rng(n).normal(size=n).astype(np.float32)
     assert check_sampled(x, capacity, sampled(x, jax.random.key(0), k, capacity, 16)) >= 1
+
+
+@pytest.mark.parametrize("k", (2, 8, 40))
+def test_the_form_for_tpu_finds_the_same(k: int) -> None:
+    """Run here, where approx_max_k is exact: positions, signs and magnitudes survive the way through floats."""
+    rows = np.random.default_rng(k).normal(size=(9, 256)).astype(np.float32) * np.float32(1e-3)
+    rows[0] = 0
+    rows[1, :200] = 0
+    rows[2, 5], rows[3, 6], rows[4, 7] = np.nan, np.inf, -np.inf
+    rows[5] *= np.float32(1e38)
+    rows[6] *= np.float32(1e-36)
+    low_bits = selection._low_bits(256)
+    keys = selection._keys(jnp.asarray(rows), low_bits)
+    best = np.asarray(jax.jit(lambda x: selection.approximate_best(x, k=k, low_bits=low_bits))(keys))
+    index = (best & 511) >> 1
+    assert all(len(set(row)) == k for row in index.tolist())
+    np.testing.assert_array_equal(best & 1, np.signbit(np.take_along_axis(rows, index, axis=1)))
+    # Equal but for the bit that the magnitude pays.
+    np.testing.assert_array_equal(best, np.take_along_axis(np.asarray(keys), index, axis=1) & ~(1 << low_bits))
+    magnitude = np.abs(np.nan_to_num(rows, nan=np.inf))
+    smallest = np.take_along_axis(magnitude, index, axis=1).min(axis=1)
+    exact = np.sort(magnitude, axis=1)[:, -k]
+    assert (smallest >= exact * (1 - 2.0**-12)).all()
