@@ -10,6 +10,12 @@ from gradcomp_jax._typing import Array
 from gradcomp_jax.kernels.reductions import max_of_lanes, max_of_rows
 
 
+ROUNDS = 8
+"""Up to this many entries are found one after the other."""
+
+_ONE_EXPONENT = 1 << 23  # of a float32
+
+
 def _keys(rows: Array, low_bits: int) -> Array:
     """One int32 for each entry, ordered as the magnitudes are, that names its position in its row and its sign.
 
@@ -19,9 +25,6 @@ def _keys(rows: Array, low_bits: int) -> Array:
     position = lax.broadcasted_iota(jnp.int32, rows.shape, 1)
     negative = lax.shift_right_logical(bits, jnp.int32(31))
     return (bits & jnp.int32(0x7FFFFFFF & -(1 << low_bits))) | (position << 1) | negative
-
-
-_ONE_EXPONENT = 1 << 23  # of a float32
 
 
 def _low_bits(block: int) -> int:
@@ -63,9 +66,10 @@ def _best_in_parts(keys: Array, *, k: int) -> Array:
 
 def _parts(block: int, k: int) -> int:
     """Equal parts of a row, with so few entries wanted of each that they can be found one after the other."""
-    return (
-        next((p for p in range(1, k + 1) if block % p == 0 and k % p == 0 and k // p <= ROUNDS), 1) if k > ROUNDS else 1
-    )
+    if k <= ROUNDS:
+        return 1
+    fitting = (p for p in range(1, k + 1) if block % p == 0 and k % p == 0 and k // p <= ROUNDS)
+    return next(fitting, 1)
 
 
 def _best_of_part(keys: Array, k: int) -> Array:
@@ -88,10 +92,6 @@ def _best_of_part(keys: Array, k: int) -> Array:
         # Keys of one row are distinct: below the last one is without it.
         best.append(max_of_rows(jnp.where(keys < best[-1][:, None], keys, -1)))
     return jnp.stack(best, axis=1)
-
-
-ROUNDS = 8
-"""Up to this many entries are found one after the other."""
 
 
 def top_of_rows(rows: Array, k: int) -> Array:
