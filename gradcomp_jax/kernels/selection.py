@@ -9,7 +9,6 @@ from jax import lax
 from gradcomp_jax._typing import Array
 from gradcomp_jax.kernels.reductions import max_of_lanes, max_of_rows
 
-
 ROUNDS = 8
 """Up to this many entries are found one after the other."""
 
