@@ -37,7 +37,7 @@ class Case:
 
 
 topk = gc.compressors.topk
-int8 = gc.compressors.block_quantized
+quantized = gc.compressors.block_quantized
 two_phase = gc.collectives.two_phase
 
 ternary = gc.compressors.ternary
@@ -118,6 +118,11 @@ METHODS: dict[str, Case] = {
         "residual",
         (topk(0.1, block=100), "two_phase"),
     ),
+    "topk-int8": Case(
+        lambda axis: gc.exchange(topk(0.1, block=100, dtype=jnp.int8), axis_name=axis, route="two_phase"),
+        "residual",
+        (topk(0.1, block=100, dtype=jnp.int8), "two_phase"),
+    ),
     "topk-server": Case(
         lambda axis: gc.exchange(topk(0.02), axis_name=axis, route=two_phase("server")),
         "residual",
@@ -129,17 +134,22 @@ METHODS: dict[str, Case] = {
         (own_ternary, "two_phase"),
     ),
     "int8-gather": Case(
-        lambda axis: gc.exchange(int8(), axis_name=axis, route="gather"), "residual", (int8(), "gather")
+        lambda axis: gc.exchange(quantized(), axis_name=axis, route="gather"), "residual", (quantized(), "gather")
     ),
     "int8-put-back": Case(
-        lambda axis: gc.exchange(int8(block=50), axis_name=axis, route="two_phase"),
+        lambda axis: gc.exchange(quantized(block=50), axis_name=axis, route="two_phase"),
         "residual",
-        (int8(block=50), "two_phase"),
+        (quantized(block=50), "two_phase"),
+    ),
+    "int4-put-back": Case(
+        lambda axis: gc.exchange(quantized(bits=4, block=50), axis_name=axis, route="two_phase"),
+        "residual",
+        (quantized(bits=4, block=50), "two_phase"),
     ),
     "int8-server": Case(
-        lambda axis: gc.exchange(int8(), axis_name=axis, route=two_phase("server"), dense_compressor=BF16[0]),
+        lambda axis: gc.exchange(quantized(), axis_name=axis, route=two_phase("server"), dense_compressor=BF16[0]),
         "residual",
-        (int8(), "two_phase"),
+        (quantized(), "two_phase"),
         BF16,
     ),
 }
