@@ -10,7 +10,10 @@ from gradcomp_jax._typing import Array
 from gradcomp_jax.kernels.reductions import max_of_lanes, max_of_rows
 
 ROUNDS = 8
-"""Up to this many entries are found one after the other."""
+"""Up to this many entries are found one after the other; twice as many where lanes thin the row out first."""
+
+LANES = 16
+"""Lanes for each entry wanted: few of the largest then share one."""
 
 _ONE_EXPONENT = 1 << 23  # of a float32
 
@@ -59,30 +62,30 @@ def approximate_best(keys: Array, *, k: int, low_bits: int) -> Array:
 
 def _best_in_parts(keys: Array, *, k: int) -> Array:
     n, block = keys.shape
-    parts = _parts(block, k)
-    return _best_of_part(keys.reshape(n * parts, block // parts), k // parts).reshape(n, k)
+    # Where lanes thin the row out, a round reads little, and twice as many are affordable: longer parts miss less.
+    rounds = 2 * ROUNDS if LANES * k < block else ROUNDS
+    parts = _parts(block, k, rounds)
+    return _best_of_part(keys.reshape(n * parts, block // parts), k // parts, rounds).reshape(n, k)
 
 
-def _parts(block: int, k: int) -> int:
+def _parts(block: int, k: int, rounds: int) -> int:
     """Equal parts of a row, with so few entries wanted of each that they can be found one after the other."""
-    if k <= ROUNDS:
-        return 1
-    fitting = (p for p in range(1, k + 1) if block % p == 0 and k % p == 0 and k // p <= ROUNDS)
+    fitting = (p for p in range(1, k + 1) if block % p == 0 and k % p == 0 and k // p <= rounds)
     return next(fitting, 1)
 
 
-def _best_of_part(keys: Array, k: int) -> Array:
+def _best_of_part(keys: Array, k: int, rounds: int) -> Array:
     block = keys.shape[1]
     if k == 1:
         return max_of_rows(keys)[:, None]
     # The best of each lane first, in one pass; then the best lanes. With 16 lanes for each entry wanted, few of the
     # largest share a lane, and one that does stays behind and is seen in the next step.
     lanes = 64
-    while lanes < 16 * k:
+    while lanes < LANES * k:
         lanes *= 2
     if block % lanes == 0 and block > lanes:
         keys = max_of_lanes(keys, lanes)
-    if k > ROUNDS:
+    if k > rounds:
         # As float32, whose order is that of the bits here: backends sort integers whole, several times slower.
         place = lax.top_k(lax.bitcast_convert_type(keys, jnp.float32), k)[1]
         return jnp.take_along_axis(keys, place, axis=1)
@@ -98,10 +101,11 @@ def top_of_rows(rows: Array, k: int) -> Array:
 
     Magnitudes are compared without their lowest ``log2(block) + 1`` mantissa bits: an entry counts as largest up to a
     relative difference of 2**-12 for a block of 1024. For ``k > 1`` and ``16 k`` below the block, the row is first
-    reduced to at least ``16 k`` lanes, so a large entry that shares a lane with a larger one is missed. For ``k > 8`` the
-    row is cut into equal parts that give up to 8 entries each (where block and k have such a divisor; otherwise it is
-    sorted), so a part with more of the largest loses some. On TPU its own approximate top-k takes over for ``k > 1``.
-    :func:`recall` says how many are found. A selection rule need not be finer: what is not sent stays behind.
+    reduced to at least ``16 k`` lanes, so a large entry that shares a lane with a larger one is missed. For more than 16
+    entries (8 where ``16 k`` lanes are not below the block) the row is cut into equal parts that give up to so many each
+    (where block and k have such a divisor; otherwise it is sorted), so a part with more of the largest loses some. On TPU
+    its own approximate top-k takes over for ``k > 1``. :func:`recall` says how many are found. A selection rule need not
+    be finer: what is not sent stays behind.
 
     Args:
         rows: float32 ``[rows, block]``.

@@ -82,10 +82,10 @@ def test_a_bad_entry_is_taken_and_seen(bad: float) -> None:
     assert np.isfinite(value[:, 0]).tolist() == [True, False, True]
 
 
-@pytest.mark.parametrize(("block", "k", "least"), [(1024, 1, 1.0), (1024, 4, 0.93), (1024, 32, 0.85), (4096, 8, 0.93)])
+@pytest.mark.parametrize(("block", "k", "least"), [(1024, 1, 1.0), (1024, 4, 0.93), (1024, 32, 0.9), (4096, 8, 0.93)])
 def test_recall(block: int, k: int, least: float) -> None:
     """Of normal entries in random order: a lane is shared by chance with (k - 1) / 2 of at least 16 k lanes, and a part
-    that gives 8 of 32 misses what it has beyond 8 (a hypergeometric count: .12 of them)."""
+    that gives 16 of 32 misses what it has beyond 16 (a hypergeometric count: .07 of them)."""
     rows = jnp.asarray(np.random.default_rng(k).normal(size=(200, block)), jnp.float32)
     found = float(kernels.recall(rows, k))
     assert least <= found <= 1.0
