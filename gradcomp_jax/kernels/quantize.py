@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from gradcomp_jax._typing import Array
-from gradcomp_jax.kernels.packing import packed_length, plane_starts, unpack_bits
+from gradcomp_jax.kernels.packing import pack_bits, packed_length, plane_starts, unpack_bits
 from gradcomp_jax.kernels.random import Generator, uniform, uniform_planes
 from gradcomp_jax.kernels.reductions import largest_of_rows
 
@@ -103,13 +103,7 @@ def pack_signs(rows: Array) -> Array:
 
     Zeros, of either sign, count as positive; what a zero decodes to is its code's affair.
     """
-    n, block = rows.shape
-    width = packed_length(block, 2, 8)
-    total = jnp.zeros((n, width), jnp.int32)
-    for place, start in enumerate(plane_starts(block, 2, 8)):
-        part = lax.slice_in_dim(rows, start, start + width, axis=1)
-        total = total | ((part < 0).astype(jnp.int32) << place)
-    return total.astype(jnp.uint8)
+    return pack_bits(rows < 0, 1)
 
 
 def unpack_signs(words: Array, block: int) -> Array:
