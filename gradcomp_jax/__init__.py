@@ -6,9 +6,26 @@ from gradcomp_jax import kernels as kernels
 from gradcomp_jax import memory as memory
 from gradcomp_jax.audit import WireReport as WireReport
 from gradcomp_jax.audit import wire_bytes as wire_bytes
+from gradcomp_jax.methods import block_quantized as block_quantized
+from gradcomp_jax.methods import demo as demo
 from gradcomp_jax.methods import dense as dense
 from gradcomp_jax.methods import dgc as dgc
+from gradcomp_jax.methods import eden as eden
+from gradcomp_jax.methods import ef21 as ef21
+from gradcomp_jax.methods import ef_sign_sgd as ef_sign_sgd
+from gradcomp_jax.methods import factored_dot as factored_dot
+from gradcomp_jax.methods import fp8 as fp8
+from gradcomp_jax.methods import gradient_dropping as gradient_dropping
+from gradcomp_jax.methods import one_bit_adam as one_bit_adam
+from gradcomp_jax.methods import one_bit_sgd as one_bit_sgd
+from gradcomp_jax.methods import powersgd as powersgd
+from gradcomp_jax.methods import qsgd as qsgd
+from gradcomp_jax.methods import random_k as random_k
+from gradcomp_jax.methods import sign_sgd as sign_sgd
+from gradcomp_jax.methods import sparcml as sparcml
+from gradcomp_jax.methods import stochastic_rounding as stochastic_rounding
 from gradcomp_jax.methods import terngrad as terngrad
+from gradcomp_jax.methods import topk_sgd as topk_sgd
 from gradcomp_jax.per_device import PerDevice as PerDevice
 from gradcomp_jax.training import TrainState as TrainState
 from gradcomp_jax.training import data_sharding as data_sharding
@@ -23,8 +40,13 @@ from gradcomp_jax.training import state_axes as state_axes
 from gradcomp_jax.training import state_shardings as state_shardings
 from gradcomp_jax.training import state_specs as state_specs
 from gradcomp_jax.transforms import ExchangeState as ExchangeState
+from gradcomp_jax.transforms import by_path as by_path
+from gradcomp_jax.transforms import by_size as by_size
+from gradcomp_jax.transforms import density_controller as density_controller
+from gradcomp_jax.transforms import density_schedule as density_schedule
 from gradcomp_jax.transforms import exchange as exchange
 from gradcomp_jax.transforms import local_clip as local_clip
+from gradcomp_jax.transforms import running_sum as running_sum
 from gradcomp_jax.transforms import warm_up as warm_up
 
 __all__ = [
@@ -32,12 +54,24 @@ __all__ = [
     "PerDevice",
     "TrainState",
     "WireReport",
+    "block_quantized",
+    "by_path",
+    "by_size",
     "collectives",
     "compressors",
     "data_sharding",
+    "demo",
     "dense",
+    "density_controller",
+    "density_schedule",
     "dgc",
+    "eden",
+    "ef21",
+    "ef_sign_sgd",
     "exchange",
+    "factored_dot",
+    "fp8",
+    "gradient_dropping",
     "init_state",
     "kernels",
     "local_clip",
@@ -45,13 +79,23 @@ __all__ = [
     "lower_update",
     "make_train_step",
     "memory",
+    "one_bit_adam",
+    "one_bit_sgd",
+    "powersgd",
+    "qsgd",
+    "random_k",
     "resize_workers",
     "restore_checkpoint",
+    "running_sum",
     "save_checkpoint",
+    "sign_sgd",
+    "sparcml",
     "state_axes",
     "state_shardings",
     "state_specs",
+    "stochastic_rounding",
     "terngrad",
+    "topk_sgd",
     "warm_up",
     "wire_bytes",
 ]

@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from gradcomp_jax._typing import Array, AxisName, PyTree
 
@@ -67,6 +69,65 @@ def varying(tree: PyTree, axis_name: AxisName | None) -> PyTree:
         return lax.pcast(x, missing, to="varying") if missing else x
 
     return jax.tree.map(cast, tree)
+
+
+def _without_names(aval: Any, axes: tuple[Any, ...]) -> Any:
+    manual = getattr(aval, "manual_axis_type", None)
+    if manual is None:
+        return aval.update(vma=aval.vma - frozenset(axes))
+    return aval.update(manual_axis_type=manual.update(varying=manual.varying - frozenset(axes)))
+
+
+def _invarying_transpose(cotangent: Any, _: Any, *, axes: tuple[Any, ...]) -> tuple[Any]:
+    # One value on all workers came from N equal ones: its cotangent is shared out among them.
+    return (varying(cotangent, axes) / lax.axis_size(axes),)
+
+
+# lax.pcast goes from invarying to varying only, and the collectives that return replicated values move
+# bytes. So the way back is a primitive of our own: a type that changes, and no instruction.
+_invarying_p = Primitive("gradcomp_invarying")
+_invarying_p.def_impl(lambda x, *, axes: x)
+_invarying_p.def_abstract_eval(lambda aval, *, axes: _without_names(aval, axes))
+mlir.register_lowering(_invarying_p, lambda _, x, *, axes: [x])
+batching.primitive_batchers[_invarying_p] = lambda xs, dims, *, axes: (_invarying_p.bind(*xs, axes=axes), *dims)
+ad.deflinear2(_invarying_p, _invarying_transpose)
+
+
+def invarying(tree: PyTree, axis_name: AxisName | None) -> PyTree:
+    """Declares every leaf equal on all workers of the axis, where that is tracked; otherwise a no-op.
+
+    Nothing is sent and nothing is checked: it is the caller's promise, for values that are equal by construction
+    though the tracking cannot know it, such as what a ring of ``ppermute`` has summed. A promise that does not hold
+    gives an array whose shards differ while it claims to be replicated.
+
+    Args:
+        tree: arrays of any shape and dtype, equal on every worker.
+        axis_name: the axis, a tuple of names, or ``None``. Names that a leaf does not vary over are left as they are.
+
+    Returns:
+        The same values; inside ``jax.shard_map`` with ``check_vma=True`` they may leave with ``out_specs=P()``.
+    """
+    if not tracks_varying(axis_name):
+        return tree
+
+    def cast(x: Array) -> Array:
+        # A Python number or NumPy array never varies, and has no tracked type to change.
+        present = tuple(n for n in _names(axis_name) if n in _varying_names(x))
+        return _invarying_p.bind(x, axes=present) if present else x
+
+    return jax.tree.map(cast, tree)
+
+
+def as_cotangent(x: Array, primal: Array) -> Array:
+    """Gives a cotangent the tracked type of its primal, as ``jax.grad`` would; otherwise a no-op.
+
+    Over an axis along which the cotangent varies and the primal does not, the workers' cotangents are added up;
+    over one along which only the primal varies, the cotangent is marked varying.
+    """
+    has, wants = _varying_names(x), _varying_names(primal)
+    extra, missing = tuple(has - wants), tuple(wants - has)
+    x = lax.psum(x, extra) if extra else x
+    return lax.pcast(x, missing, to="varying") if missing else x
 
 
 def all_gather(x: Array, axis_name: AxisName | None) -> Array:

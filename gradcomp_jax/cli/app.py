@@ -30,7 +30,7 @@ from gradcomp_jax.experiments import (
 )
 from gradcomp_jax.experiments.errors import look_up
 from gradcomp_jax.experiments.machine import versions
-from gradcomp_jax.experiments.recipes import ABLATIONS, DEFAULT, RECIPES, ROUTES
+from gradcomp_jax.experiments.recipes import ABLATIONS, ALL, DEFAULT, RECIPES, ROUTES
 from gradcomp_jax.experiments.settings import split_batch
 from gradcomp_jax.experiments.tasks import TASKS
 
@@ -181,7 +181,7 @@ def train_command(
 
 def _method_names(text: str) -> list[str]:
     """Returns the names that ``text`` stands for, each of them known and there once."""
-    groups = {name: (name,) for name in RECIPES} | {"all": tuple(RECIPES), "ablations": ABLATIONS, "routes": ROUTES}
+    groups = {name: (name,) for name in RECIPES} | {"all": ALL, "ablations": ABLATIONS, "routes": ROUTES}
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
         raise SettingError(f"methods must not be empty: name some of {_METHODS}")

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from gradcomp_jax import _compat
+from gradcomp_jax import _compat, kernels
 from gradcomp_jax._typing import Array, AxisName
-from gradcomp_jax.collectives import fused
+from gradcomp_jax.collectives import fused, routes
 from gradcomp_jax.collectives.routes import Remainder, Route
 from gradcomp_jax.compressors import Compressor
 
@@ -55,11 +55,13 @@ class Delivery:
         mean: rows ``[a, b)`` of the mean, float32 ``[b - a, block]``, equal on every worker.
         rounding: what this worker's share of the mean lost to rounding, times N, in rows ``[a, b)``; for ``put_back``.
         server: the owner's new residual.
+        payload: rows ``[a, b)`` of the mean of the payloads themselves, where they were added.
     """
 
     mean: Callable[[Span], Array]
     rounding: Callable[[Span], Array] | None = None
     server: Array | None = None
+    payload: Callable[[Span], Any] | None = None
 
 
 def _rows(tree: Any, span: Span, axis: int = 0) -> Any:
@@ -92,15 +94,22 @@ def _own(parcel: Parcel, received: Any, workers: int, index: Array) -> _Owned:
     if parcel.server is not None:
         mean = mean + parcel.server
     back = parcel.compressor.back(workers)
-    state = back.init(mean.shape)
-    payload, _ = back.encode(mean, state, parcel.key, count=mine(parcel.count), shared=shared)
+    state, count = back.init(mean.shape), mine(parcel.count)
+
+    def clear(rows: Array) -> Array:
+        """Without what a code leaves in the padding."""
+        fills = parcel.compressor.fills or back.fills
+        return jnp.where(kernels.valid_mask(count, back.block), rows, 0.0) if fills else rows
+
+    mean = clear(mean)
+    payload, _ = back.encode(mean, state, parcel.key, count=count, shared=shared)
     if parcel.remainder == "server":
-        return _Owned(back, payload, None, mean - back.decode(payload, shared=shared))
+        return _Owned(back, payload, None, clear(mean - back.decode(payload, shared=shared)))
     if parcel.remainder == "put_back":
         if back.selects:
-            rounding = back.rounding(mean, payload)
+            rounding = back.rounding(mean, payload, shared=shared)
         else:
-            decoded = back.decode(payload, shared=shared)
+            decoded = clear(back.decode(payload, shared=shared))
             rounding = jnp.where(decoded != 0, mean - decoded, 0.0)
         return _Owned(back, payload, jax.tree.map(lambda a: _place(a, index, workers), rounding), None)
     return _Owned(back, payload, None, None)
@@ -128,6 +137,7 @@ def cross(parcels: Sequence[Parcel], bad: Array, *, axis_name: AxisName | None) 
     workers = _compat.axis_size(axis_name) or 1
     index = _compat.axis_index(axis_name)
 
+    doubled = {id(p): rows for p, rows in zip(*_doubled(parcels, workers, index, axis_name), strict=True)}
     two_phase = [p for p in parcels if p.route.kind == "two_phase"]
     split = [jax.tree.flatten(_by_owner(p, workers)) for p in two_phase]
     arrived = iter(fused.all_to_all([a for leaves, _ in split for a in leaves], axis_name))
@@ -136,9 +146,10 @@ def cross(parcels: Sequence[Parcel], bad: Array, *, axis_name: AxisName | None) 
         for p, (leaves, treedef) in zip(two_phase, split, strict=True)
     }
 
-    outgoing = [owned[id(p)].payload if id(p) in owned else p.payload for p in parcels]
+    left = [p for p in parcels if id(p) not in doubled]
+    outgoing = [owned[id(p)].payload if id(p) in owned else p.payload for p in left]
     flat = [jax.tree.flatten(o) for o in outgoing]
-    gathers = [p.route.kind != "sum" for p in parcels]
+    gathers = [p.route.kind != "sum" for p in left]
     to_gather = [a for (leaves, _), g in zip(flat, gathers, strict=True) if g for a in leaves]
     to_add = [a for (leaves, _), g in zip(flat, gathers, strict=True) if not g for a in leaves]
     if to_gather:
@@ -153,17 +164,60 @@ def cross(parcels: Sequence[Parcel], bad: Array, *, axis_name: AxisName | None) 
         gathered, ok = [], flags == 0
     from_gather, from_add = iter(gathered), iter(added)
 
+    results = {
+        id(p): jax.tree.unflatten(treedef, [next(from_gather if g else from_add) for _ in leaves])
+        for p, (leaves, treedef), g in zip(left, flat, gathers, strict=True)
+    }
     deliveries = []
-    for parcel, (leaves, treedef), g in zip(parcels, flat, gathers, strict=True):
-        result = jax.tree.unflatten(treedef, [next(from_gather if g else from_add) for _ in leaves])
-        deliveries.append(_deliver(parcel, result, owned.get(id(parcel)), workers))
+    for parcel in parcels:
+        if id(parcel) in doubled:
+            deliveries.append(_of_sum(doubled[id(parcel)], workers))
+        else:
+            deliveries.append(_deliver(parcel, results[id(parcel)], owned.get(id(parcel)), workers))
     return deliveries, ok
+
+
+def _doubled(
+    parcels: Sequence[Parcel], workers: int, index: Array, axis_name: AxisName | None
+) -> tuple[list[Parcel], list[Array]]:
+    """The parcels that go by recursive doubling, and the sum of all workers' rows for each: float32 ``[rows, block]``.
+
+    What two groups have is joined in the groups' order, not mine first, and sums are of two numbers: so every worker
+    adds in the same order and gets the same bits.
+    """
+    chosen = [p for p in parcels if p.route.kind == "doubling"]
+    held: list[Any] = [jax.tree.map(lambda a: a[None], p.payload) for p in chosen]
+    whole = [False] * len(chosen)
+    for have in routes.rounds(workers) if chosen else []:
+        for j, p in enumerate(chosen):
+            if not whole[j] and have * p.compressor.payload_bytes(1) >= p.compressor.block * 4:
+                held[j], whole[j] = p.compressor.reduce(held[j], shared=p.shared), True
+        flat = [jax.tree.flatten(h) for h in held]
+        partner = [i ^ have for i in range(workers)]
+        came = iter(fused.swap([a for leaves, _ in flat for a in leaves], partner, axis_name))
+        upper = (index & have) != 0
+        for j, (leaves, treedef) in enumerate(flat):
+            theirs = [next(came) for _ in leaves]
+            if whole[j]:
+                held[j] = leaves[0] + theirs[0]
+            else:
+                pairs = [
+                    jnp.concatenate([jnp.where(upper, b, a), jnp.where(upper, a, b)])
+                    for a, b in zip(leaves, theirs, strict=True)
+                ]
+                held[j] = jax.tree.unflatten(treedef, pairs)
+    sums = [h if w else p.compressor.reduce(h, shared=p.shared) for p, h, w in zip(chosen, held, whole, strict=True)]
+    return chosen, [_compat.invarying(s, axis_name) for s in sums]
 
 
 def _by_owner(parcel: Parcel, workers: int) -> Any:
     """Payload leaves as ``[N, share, ...]``: slice j is what worker j owns."""
     share = -(-parcel.rows // workers)
     return jax.tree.map(lambda a: _pad_rows(a, share * workers).reshape(workers, share, *a.shape[1:]), parcel.payload)
+
+
+def _of_sum(total: Array, workers: int) -> Delivery:
+    return Delivery(lambda span: _rows(total, span) / workers)
 
 
 def _deliver(parcel: Parcel, result: Any, owned: _Owned | None, workers: int) -> Delivery:
@@ -178,7 +232,7 @@ def _deliver(parcel: Parcel, result: Any, owned: _Owned | None, workers: int) ->
 
             def rounding(span: Span) -> Array:
                 part = _rows(kept, span)
-                return (owned.back.decode(part) if owned.back.selects else part) * workers
+                return (owned.back.decode(part, shared=shared(span)) if owned.back.selects else part) * workers
 
         return Delivery(
             lambda span: owned.back.decode(_rows(joined, span), shared=shared(span)), rounding, owned.server
@@ -187,4 +241,11 @@ def _deliver(parcel: Parcel, result: Any, owned: _Owned | None, workers: int) ->
         return Delivery(
             lambda span: parcel.compressor.reduce(_rows(result, span, axis=1), shared=shared(span)) / workers
         )
-    return Delivery(lambda span: parcel.compressor.decode(_rows(result, span), shared=shared(span)) / workers)
+
+    def mean_payload(span: Span) -> Any:
+        return jax.tree.map(lambda a: a / workers, _rows(result, span))
+
+    # Whoever needs the mean payload needs it in floating point: the sums of an integer code are not divided in place.
+    return Delivery(
+        lambda span: parcel.compressor.decode(_rows(result, span), shared=shared(span)) / workers, payload=mean_payload
+    )

@@ -9,19 +9,21 @@ from gradcomp_jax.compressors.dense import Dense
 from gradcomp_jax.memory import Memory
 from gradcomp_jax.memory.momentum import MomentumCorrection
 
-Kind = Literal["auto", "gather", "two_phase", "sum"]
+Kind = Literal["auto", "gather", "two_phase", "sum", "doubling"]
 Remainder = Literal["put_back", "server", "drop"]
-INT8_WORKERS = 127
 
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """A way across an axis of N workers. Build one with :func:`gather`, :func:`two_phase`, :func:`add` or :func:`auto`.
+    """A way across an axis of N workers.
+
+    Build one with :func:`gather`, :func:`two_phase`, :func:`add`, :func:`doubling` or :func:`auto`.
 
     Attributes:
         kind: ``gather``: everybody gets every payload; (N-1) payloads are sent. ``two_phase``: payload rows go to
             their owners, who reduce them, encode the mean and give it to everybody; 2(N-1)/N payloads whatever N
-            is. ``sum``: an all-reduce of payloads that add up. ``auto``: decided by bytes once N is known.
+            is. ``sum``: an all-reduce of payloads that add up. ``doubling``: recursive doubling, payloads until the dense
+            sum is smaller. ``auto``: decided by bytes once N is known.
         remainder: what becomes of what a two-phase exchange's second encoding loses. ``put_back``: workers take
             their own entries that the owner did not keep as not sent, and the owner keeps the rounding. ``server``:
             the owner adds it to its next mean. ``drop``: nothing; for codes without a memory.
@@ -54,6 +56,16 @@ def add() -> Route:
     return Route("sum")
 
 
+def doubling() -> Route:
+    """Recursive doubling: in log2(N) rounds, each pair of workers exchanges all that either has.
+
+    What a worker has doubles in every round; once the dense sum of it is fewer bytes than the payloads, that crosses
+    instead. Few messages, for a short latency-bound exchange; N must be a power of two. Renggli et al., 2019, SparCML,
+    https://arxiv.org/abs/1802.08021, section 5.3.
+    """
+    return Route("doubling")
+
+
 def auto(*, second_encoding: bool = False) -> Route:
     """The cheapest route by bytes; ``second_encoding`` admits one that encodes the mean once more with a loss."""
     return Route("auto", None, second_encoding)
@@ -78,6 +90,12 @@ def check(route: Route, compressor: Compressor, memory: Memory) -> None:
         raise ValueError(
             f"route='sum' needs payloads that add up, and those of {name} do not; use route='two_phase' or 'gather'"
             " (ternary adds up with share_scale=True, packing='int8')"
+        )
+    if route.kind == "doubling" and not compressor.selects:
+        raise ValueError(f"route='doubling' is for selections, and {name} is none; use route='two_phase' or 'gather'")
+    if compressor.agrees == "mean" and route.kind not in ("auto", "sum"):
+        raise ValueError(
+            f"the payloads of {name} must be added, route={route.kind!r} does not; use route='auto' or 'sum'"
         )
     if route.remainder == "put_back" and not memory.keeps:
         raise ValueError(
@@ -108,30 +126,45 @@ def sent_bytes(kind: Kind, compressor: Compressor, rows: int, workers: int) -> i
     up = compressor.payload_bytes(1) * rows
     if kind == "gather":
         return (workers - 1) * up
+    if kind == "doubling":
+        return sum(min(have * up, dense_bytes(compressor, rows)) for have in rounds(workers))
     back = up if kind == "sum" else compressor.back(workers).payload_bytes(1) * rows
     return (workers - 1) * (up + back) // workers
 
 
+def dense_bytes(compressor: Compressor, rows: int) -> int:
+    """Bytes of rows in float32."""
+    return rows * compressor.block * 4
+
+
+def rounds(workers: int) -> list[int]:
+    """How many workers' payloads each has before each round of recursive doubling: 1, 2, 4, ..., N / 2."""
+    return [1 << r for r in range(workers.bit_length() - 1)]
+
+
 def resolve(route: Route, compressor: Compressor, rows: int, workers: int) -> Route:
-    """The route that ``auto`` stands for, and a check of the integer headroom of ``sum``.
+    """The route that ``auto`` stands for, and a check of what depends on the number of workers.
 
     Raises:
-        ValueError: if int8 sums of this many workers could wrap.
+        ValueError: if integer sums of this many workers could wrap, or recursive doubling does not come out even.
     """
-    int8_sum = compressor.summable and not isinstance(compressor, Dense)
+    fits = compressor.most_workers is None or workers <= compressor.most_workers
+    if route.kind == "sum" and not fits:
+        raise ValueError(
+            f"an int8 sum of {workers} ternaries can wrap (at most {compressor.most_workers} workers);"
+            " use route='two_phase'"
+        )
+    if route.kind == "doubling" and workers & (workers - 1):
+        raise ValueError(f"recursive doubling needs a power of two of workers, got {workers}; use route='two_phase'")
     if route.kind != "auto":
-        if route.kind == "sum" and int8_sum and workers > INT8_WORKERS:
-            raise ValueError(
-                f"an int8 sum of {workers} ternaries can wrap (at most {INT8_WORKERS} workers); use route='two_phase'"
-            )
         return route
-    # On equal bytes the earlier one wins: one collective is better than two, and a bfloat16 all-reduce is widened
-    # to float32 by some backends, where a two-phase exchange of 16-bit words is not.
-    kinds: list[Kind] = ["sum"] if compressor.summable and compressor.lossless else []
-    kinds.append("gather")
-    if compressor.exact_back(workers) or route.second_encoding or isinstance(compressor, Dense):
-        kinds.append("two_phase")
-    if int8_sum and workers <= INT8_WORKERS:
-        kinds.append("sum")
+    # On equal bytes the earlier one wins: one collective is better than two. A bfloat16 all-reduce is widened to
+    # float32 by some backends, where a two-phase exchange of 16-bit words is not.
+    is_dense = isinstance(compressor, Dense)
+    kinds: list[Kind] = ["sum"] if compressor.summable and fits and (compressor.lossless or not is_dense) else []
+    if compressor.agrees != "mean":
+        kinds.append("gather")
+        if compressor.exact_back(workers) or route.second_encoding or is_dense:
+            kinds.append("two_phase")
     best = min(kinds, key=lambda kind: sent_bytes(kind, compressor, rows, workers))
     return dataclasses.replace(route, kind=best)

@@ -3,6 +3,13 @@
 from gradcomp_jax.compressors.base import Compressor as Compressor
 from gradcomp_jax.compressors.block_quantized import block_quantized as block_quantized
 from gradcomp_jax.compressors.dense import dense as dense
+from gradcomp_jax.compressors.fixed_point import fixed_point as fixed_point
+from gradcomp_jax.compressors.float8 import float8 as float8
+from gradcomp_jax.compressors.in_frequency import in_frequency as in_frequency
+from gradcomp_jax.compressors.low_rank import low_rank as low_rank
+from gradcomp_jax.compressors.random_k import random_k as random_k
+from gradcomp_jax.compressors.rotated import rotated as rotated
+from gradcomp_jax.compressors.sign import sign as sign
 from gradcomp_jax.compressors.ternary import ternary as ternary
 from gradcomp_jax.compressors.topk import topk as topk
 
@@ -10,6 +17,13 @@ __all__ = [
     "Compressor",
     "block_quantized",
     "dense",
+    "fixed_point",
+    "float8",
+    "in_frequency",
+    "low_rank",
+    "random_k",
+    "rotated",
+    "sign",
     "ternary",
     "topk",
 ]

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,11 @@ class Compressor(abc.ABC):
         return False
 
     @property
+    def most_workers(self) -> int | None:
+        """How many workers' payloads can be added before an integer could wrap; ``None`` if any number."""
+        return None
+
+    @property
     def selects(self) -> bool:
         """Whether a payload holds some of a row's entries and the others decode to exactly zero."""
         return False
@@ -41,6 +46,11 @@ class Compressor(abc.ABC):
     @property
     def lossless(self) -> bool:
         """Whether decoding returns the rows bit for bit."""
+        return False
+
+    @property
+    def fills(self) -> bool:
+        """Whether padding decodes to something other than zero; whoever decodes then clears it."""
         return False
 
     @property
@@ -54,19 +64,33 @@ class Compressor(abc.ABC):
         return ()
 
     @property
-    def agrees(self) -> bool:
-        """Whether all workers must know the maximum over the workers of what :meth:`measure` returns."""
+    def agrees(self) -> Literal["max", "mean"] | None:
+        """What all workers must know of :meth:`measure`: its maximum over the workers, its mean, or nothing."""
+        return None
+
+    @property
+    def seeded(self) -> bool:
+        """Whether the code draws numbers that whoever decodes must draw again: a uint32 seed for each row, not sent."""
         return False
 
-    def measure(self, rows: Array, count: Array) -> Array | None:
-        """A statistic that :meth:`encode` needs before its own pass: float32 ``[rows]`` or ``[1]``, or ``None``.
+    def measure(self, rows: Array, count: Array, state: PyTree = ()) -> Array | None:
+        """A statistic that :meth:`encode` needs before its own pass: float32 ``[rows, ...]`` or ``[1]``, or ``None``.
 
         In a function of its own so that each reads the rows once: the caller may compute them anew for each pass
         instead of holding them. Not finite where an entry is not. ``count`` (int32 ``[rows]``) says how many entries
         of each row are not padding.
         """
-        del rows, count
+        del rows, count, state
         return None
+
+    def settle(self, agreed: Array) -> Array:
+        """Makes the mean of the statistics, of all this compressor's tensors rows after rows, ready for use."""
+        return agreed
+
+    def for_worker(self, shared: Array | None, worker: Array | int) -> Array | None:
+        """What worker number ``worker`` encodes with, and others decode its payload with, of what all workers know."""
+        del worker
+        return shared
 
     @abc.abstractmethod
     def encode(
@@ -87,7 +111,8 @@ class Compressor(abc.ABC):
             key: typed JAX key, different for every worker, tensor and step.
             count: int32 ``[rows]``, valid entries of each row.
             local: what :meth:`measure` returned here.
-            shared: its maximum over the workers, where they :attr:`agree <agrees>`.
+            shared: what the workers :attr:`agree <agrees>` on, or the rows' seeds (uint32 ``[rows]``), as
+                :meth:`for_worker` gave it.
         """
 
     def finite(self, payload: Payload, local: Array | None) -> Array:
@@ -116,7 +141,7 @@ class Compressor(abc.ABC):
 
         def one(i: int | Array) -> Array:
             picked = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), payloads)
-            return self.decode(picked, shared=shared)
+            return self.decode(picked, shared=self.for_worker(shared, i))
 
         workers = jax.tree.leaves(payloads)[0].shape[0]
         if workers == 1:
@@ -132,23 +157,32 @@ class Compressor(abc.ABC):
         """Whether the way back reproduces the mean of the decoded payloads exactly."""
         return self.back(workers).lossless
 
-    def rounding(self, rows: Array, payload: Payload) -> Payload:
+    def rounding(self, rows: Array, payload: Payload, *, shared: Array | None = None) -> Payload:
         """For a selection: a payload with the same positions and what rounding took from their values."""
         raise TypeError(f"{type(self).__name__} is not a selection")
 
+    def next_state(self, state: PyTree, mean: Payload) -> PyTree:
+        """The state after the exchange, from the mean payload of all workers; of summable payloads only."""
+        del mean
+        return state
+
+    def statistic(self, rows: int) -> jax.ShapeDtypeStruct | None:
+        """Shape and dtype of what the workers agree on for ``rows`` rows; it crosses in an all-reduce."""
+        if self.agrees is None:
+            return None
+        return jax.eval_shape(lambda r, c: self.measure(r, c, self.init(r.shape)), *self._specs(rows))
+
     def payload_bytes(self, rows: int) -> int:
         """Bytes of the payload of ``rows`` rows."""
-        spec = jax.eval_shape(
-            lambda r, c, s: self.encode(
-                r,
-                self.init(()),
-                jax.random.key(0),
-                count=c,
-                local=self.measure(r, c),
-                shared=s if self.agrees else None,
-            )[0],
-            jax.ShapeDtypeStruct((rows, self.block), jnp.float32),
-            jax.ShapeDtypeStruct((rows,), jnp.int32),
-            jax.ShapeDtypeStruct((rows,), jnp.float32),
-        )
+
+        def encode(rows: Array, count: Array, shared: Array | None) -> Payload:
+            state = self.init(rows.shape)
+            local = self.measure(rows, count, state)
+            return self.encode(rows, state, jax.random.key(0), count=count, local=local, shared=shared)[0]
+
+        shared = jax.ShapeDtypeStruct((rows,), jnp.uint32) if self.seeded else self.statistic(rows)
+        spec = jax.eval_shape(encode, *self._specs(rows), shared)
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(spec))
+
+    def _specs(self, rows: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+        return jax.ShapeDtypeStruct((rows, self.block), jnp.float32), jax.ShapeDtypeStruct((rows,), jnp.int32)

@@ -1,6 +1,7 @@
 """Block-scaled integers of 8, 4 or 2 bits: a float32 scale for each block and packed values."""
 
 import dataclasses
+from typing import Literal, get_args
 
 import jax
 
@@ -8,6 +9,8 @@ from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import Compressor
 from gradcomp_jax.kernels.random import GENERATORS, Generator
+
+Norm = Literal["max", "l2"]
 
 
 @jax.tree_util.register_dataclass
@@ -26,6 +29,7 @@ class BlockQuantized(Compressor):
     bits: int
     block_size: int
     stochastic: bool
+    norm: Norm
     generator: Generator
 
     @property
@@ -38,10 +42,10 @@ class BlockQuantized(Compressor):
         """With stochastic rounding."""
         return self.stochastic
 
-    def measure(self, rows: Array, count: Array) -> Array:
-        """The largest magnitude of each row."""
-        del count
-        return kernels.largest_of_rows(rows)
+    def measure(self, rows: Array, count: Array, state: PyTree = ()) -> Array:
+        """The norm of each row."""
+        del count, state
+        return kernels.largest_of_rows(rows) if self.norm == "max" else kernels.norm_of_rows(rows)
 
     def encode(
         self,
@@ -53,11 +57,11 @@ class BlockQuantized(Compressor):
         local: Array | None = None,
         shared: Array | None = None,
     ) -> tuple[QuantizedPayload, PyTree]:
-        """Scales each row by its largest magnitude and rounds."""
+        """Scales each row by its norm and rounds."""
         del shared
-        largest = self.measure(rows, count) if local is None else local
+        norm = self.measure(rows, count) if local is None else local
         words, scale = kernels.quantize(
-            rows, self.bits, key if self.stochastic else None, largest=largest, generator=self.generator
+            rows, self.bits, key if self.stochastic else None, largest=norm, generator=self.generator
         )
         return QuantizedPayload(words, scale), state
 
@@ -68,25 +72,32 @@ class BlockQuantized(Compressor):
 
 
 def block_quantized(
-    *, bits: int = 8, block: int = 256, stochastic: bool = False, generator: Generator = "hash"
+    *,
+    bits: int = 8,
+    block: int = 256,
+    stochastic: bool = False,
+    norm: Norm = "max",
+    generator: Generator = "hash",
 ) -> BlockQuantized:
     r"""Integers of few bits with one float32 scale for each block: 8.125 bits a value with the defaults.
 
-    The scale is :math:`\max|g| / L`, the values are integers in [-L, L] with :math:`L = 2^{bits-1} - 1`: 127, 7 or 1.
+    The scale is :math:`\|g\| / L`, the values are integers in [-L, L] with :math:`L = 2^{bits-1} - 1`: 127, 7 or 1.
 
     Args:
         bits: 8, 4 or 2. Two bits hold {-1, 0, 1}; :func:`~gradcomp_jax.compressors.ternary` packs that in 1.6.
         block: entries that share a scale.
         stochastic: unbiased rounding, for use without a residual; to the nearest value otherwise.
+        norm: ``max``, the largest magnitude, or ``l2``, with which most values of a block are small integers or zero.
         generator: ``hash`` or ``threefry``.
 
     Raises:
-        ValueError: for another width, and for a block below 1.
+        ValueError: for another width or norm, and for a block below 1.
 
     References:
         Alistarh et al., 2017, QSGD, https://arxiv.org/abs/1610.02132; Wang et al., 2023, ZeRO++, https://arxiv.org/abs/2306.10209.
     """
     _checks.one_of("bits", bits, kernels.WIDTHS)
     _checks.positive_int("block", block)
+    _checks.one_of("norm", norm, get_args(Norm))
     _checks.one_of("generator", generator, GENERATORS)
-    return BlockQuantized(bits, block, stochastic, generator)
+    return BlockQuantized(bits, block, stochastic, norm, generator)

@@ -52,17 +52,23 @@ class Ternary(Compressor):
         return self.share_scale and self.packing == "int8"
 
     @property
+    def most_workers(self) -> int:
+        """A sum of 128 ones wraps in int8."""
+        return 127
+
+    @property
     def unbiased(self) -> bool:
         """Rounding is stochastic; what clipping takes is lost on purpose."""
         return True
 
     @property
-    def agrees(self) -> bool:
+    def agrees(self) -> Literal["max"] | None:
         """On the scale, so that the sum is an integer of levels."""
-        return self.share_scale
+        return "max" if self.share_scale else None
 
-    def measure(self, rows: Array, count: Array) -> Array:
+    def measure(self, rows: Array, count: Array, state: PyTree = ()) -> Array:
         """The largest magnitude after clipping."""
+        del state
         return kernels.clip_bound(rows, count, clip=self.clip, per_row=self.granularity == "bucket")
 
     def encode(

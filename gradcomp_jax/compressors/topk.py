@@ -1,7 +1,7 @@
 """Row-wise selection: the largest entries of every block, with their positions."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jax import lax
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import Compressor
+from gradcomp_jax.compressors.union import Union, index_dtype
 
 MAX_BLOCK = 65536
 
@@ -43,6 +44,7 @@ class TopK(Compressor):
     k: int
     k_back: int
     dtype: Any
+    way_back: Literal["topk", "union"] | Compressor = "topk"
 
     @property
     def block(self) -> int:
@@ -58,9 +60,6 @@ class TopK(Compressor):
     def density(self) -> float:
         """Fraction of the entries that are sent."""
         return self.k / self.block_size
-
-    def _index_dtype(self) -> Any:
-        return jnp.uint8 if self.block <= 256 else jnp.uint16 if self.block <= 65536 else jnp.uint32
 
     def encode(
         self,
@@ -79,7 +78,7 @@ class TopK(Compressor):
             value = kernels.take_from_rows(rows, index)
         else:
             index, value = kernels.top_entries(rows, self.k)
-        index = index.astype(self._index_dtype())
+        index = index.astype(index_dtype(self.block))
         if self.dtype == jnp.int8:
             return TopKPayload(index, *kernels.quantize(value)), state
         return TopKPayload(index, value.astype(self.dtype)), state
@@ -106,13 +105,21 @@ class TopK(Compressor):
 
         return lax.fori_loop(1, payloads.index.shape[0], add, self.decode(first))
 
-    def back(self, workers: int) -> "TopK":
-        """Each owner keeps ``k_back`` entries of every block of the mean."""
-        del workers
-        return dataclasses.replace(self, k=self.k_back)
+    def back(self, workers: int) -> Compressor:
+        """Each owner keeps ``k_back`` entries of every block of the mean, all that arrived, or encodes it otherwise."""
+        if self.way_back == "topk":
+            return dataclasses.replace(self, k=self.k_back)
+        if self.way_back == "union":
+            return Union(self.block_size, min(self.block_size, workers * self.k))
+        return self.way_back
 
-    def rounding(self, rows: Array, payload: TopKPayload) -> TopKPayload:
+    def exact_back(self, workers: int) -> bool:
+        """A union is."""
+        return self.back(workers).lossless
+
+    def rounding(self, rows: Array, payload: TopKPayload, *, shared: Array | None = None) -> TopKPayload:
         """What the narrower dtype took from the chosen values, in float32."""
+        del shared
         exact = kernels.take_from_rows(rows, payload.index)
         return TopKPayload(payload.index, exact - payload.numbers())
 
@@ -130,6 +137,7 @@ def topk(
     *,
     block: int | None = None,
     back_density: float | None = None,
+    back: Literal["topk", "union"] | Compressor = "topk",
     dtype: Any = jnp.bfloat16,
 ) -> TopK:
     """The ``max(1, round(density * block))`` largest magnitudes of every block.
@@ -141,11 +149,14 @@ def topk(
         density: fraction of the entries to send, in (0, 1].
         block: entries of a row; by default 1024, longer below a density of about 1/1365.
         back_density: fraction that the owners keep on the way back; ``density`` by default.
+        back: what the owners of a two-phase exchange send: ``topk``, the largest entries of the mean; ``union``, every
+            entry that any worker sent, exactly, or whole blocks where that is less; or another compressor of this block.
         dtype: of the values on the wire: float32, bfloat16, or int8 with a float32 scale for each block, which pays from
             four entries of a block on. What rounding takes stays in the memory.
 
     Raises:
-        ValueError: for a density outside (0, 1], a block outside [1, 2**20] or another dtype.
+        ValueError: for a density outside (0, 1], a block outside [1, 2**20], another dtype, or a way back with another
+            block.
         TypeError: for a traced density.
 
     References:
@@ -162,4 +173,13 @@ def topk(
     resolved = jnp.dtype(dtype)
     if resolved not in map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.int8)):
         raise ValueError(f"dtype must be float32, bfloat16 or int8, got {resolved.name}")
-    return TopK(size, k, k_back, resolved)
+    if isinstance(back, Compressor):
+        if back.block != size:
+            raise ValueError(
+                f"the way back has blocks of {back.block} entries, expected {size}; pass block={size} to it"
+            )
+        if back_density is not None:
+            raise ValueError("back_density is for back='topk'; leave one of them out")
+    else:
+        _checks.one_of("back", back, ("topk", "union"))
+    return TopK(size, k, k_back, resolved, back)

@@ -8,9 +8,8 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, cast
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -19,13 +18,21 @@ from gradcomp_jax.compressors import block_quantized, ternary, topk
 from gradcomp_jax.compressors import dense as dense_code
 from gradcomp_jax.experiments.errors import SettingError, look_up
 from gradcomp_jax.experiments.models import CLASSIFIER
+from gradcomp_jax.experiments.registered import (
+    Transformation,
+    WarmUp,
+    after,
+    dense_stage,
+    make_registered,
+    recipe_name,
+    seeded,
+    summary,
+)
 from gradcomp_jax.experiments.settings import Settings
 from gradcomp_jax.methods import dense, dgc, terngrad
+from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.transforms import exchange
-from gradcomp_jax.transforms.plan import gains
-
-Transformation: TypeAlias = optax.GradientTransformationExtraArgs
-WarmUp: TypeAlias = tuple[tuple[int, float], ...]
+from gradcomp_jax.transforms.policies import gains
 
 # 1712.01887, section 3.3: 75%, 93.75%, 98.4375% and 99.6% of the entries stay behind.
 _WARM_UP_DENSITIES = (0.25, 0.0625, 0.015625, 0.004)
@@ -38,16 +45,16 @@ class Recipe:
     Attributes:
       make: ``make(settings, warm_up, seed) -> transformation``.
       summary: one line for a person.
-      warms_up: whether the density falls to its final value over the first steps.
+      stages: ``stages(settings, steps_per_epoch)``: the ``(steps, density)`` before the final density; none by default.
     """
 
     make: Callable[[Settings, WarmUp, int], Transformation]
     summary: str
-    warms_up: bool = False
+    stages: Callable[[Settings, int], WarmUp] | None = None
 
     def warm_up(self, settings: Settings, steps_per_epoch: int) -> WarmUp:
         """Returns the ``(steps, density)`` stages before the final density; empty if none."""
-        return warm_up_stages(settings, steps_per_epoch) if self.warms_up else ()
+        return self.stages(settings, steps_per_epoch) if self.stages else ()
 
 
 def warm_up_stages(settings: Settings, steps_per_epoch: int) -> WarmUp:
@@ -88,14 +95,9 @@ def build(method: str, settings: Settings, steps_per_epoch: int, *, seed: int = 
         raise SettingError(f"{method}: {error}") from error
 
 
-def _after(exchange: Transformation, settings: Settings) -> Transformation:
-    """The exchange, then SGD with momentum on the averaged gradient."""
-    return optax.chain(exchange, optax.sgd(settings.learning_rate, momentum=settings.momentum))
-
-
 def _dense(settings: Settings, warm_up: WarmUp, seed: int, *, dtype: Any) -> Transformation:
     del warm_up, seed
-    return _after(dense(axis_name=settings.axis_name, dtype=dtype), settings)
+    return after(dense(axis_name=settings.axis_name, dtype=dtype), settings)
 
 
 def _terngrad(settings: Settings, warm_up: WarmUp, seed: int, *, down: Literal["levels", "ternary"]) -> Transformation:
@@ -107,7 +109,7 @@ def _terngrad(settings: Settings, warm_up: WarmUp, seed: int, *, down: Literal["
         return CLASSIFIER not in path and gain(path, leaf)
 
     make = functools.partial(terngrad, axis_name=settings.axis_name, down=down, select=select)
-    return _after(_seeded(make, seed), settings)
+    return after(seeded(make, seed), settings)
 
 
 def _dgc(settings: Settings, warm_up: WarmUp, seed: int, **ablation: Any) -> Transformation:
@@ -139,34 +141,13 @@ def _residual(settings: Settings, warm_up: WarmUp, seed: int, *, route: str, sha
     """Top-k with error feedback, and the momentum after it."""
     del warm_up, seed
     code = topk(settings.density * share)
-    return _after(exchange(code, axis_name=settings.axis_name, route=_route(route)), settings)
+    return after(exchange(code, axis_name=settings.axis_name, route=_route(route)), settings)
 
 
 def _int8(settings: Settings, warm_up: WarmUp, seed: int, *, route: str) -> Transformation:
     """Block int8 with error feedback, and the momentum after it."""
     del warm_up, seed
-    return _after(exchange(block_quantized(), axis_name=settings.axis_name, route=_route(route)), settings)
-
-
-class _SeededState(NamedTuple):
-    key: jax.Array
-    inner: Any
-
-
-def _seeded(make: Callable[..., Transformation], seed: int) -> Transformation:
-    """A transformation whose key lies in its state and not in the compiled program."""
-    make(key=seed)  # What it refuses, it refuses now.
-
-    def init(params: Any) -> _SeededState:
-        key = jax.random.key(seed)
-        return _SeededState(jax.random.key_data(key), make(key=key).init(params))
-
-    def update(updates: Any, state: _SeededState, params: Any = None, **extra: Any) -> tuple[Any, _SeededState]:
-        key = jax.random.wrap_key_data(state.key)
-        updates, inner = make(key=key).update(updates, state.inner, params, **extra)
-        return updates, _SeededState(state.key, inner)
-
-    return optax.GradientTransformationExtraArgs(init, update)
+    return after(exchange(block_quantized(), axis_name=settings.axis_name, route=_route(route)), settings)
 
 
 RECIPES: dict[str, Recipe] = {
@@ -176,16 +157,18 @@ RECIPES: dict[str, Recipe] = {
         functools.partial(_terngrad, down="levels"), "TernGrad, exact levels on the way back, last layer dense"
     ),
     "terngrad-ternary": Recipe(functools.partial(_terngrad, down="ternary"), "TernGrad, ternary again on the way back"),
-    "dgc": Recipe(_dgc, "Deep Gradient Compression, complete", warms_up=True),
+    "dgc": Recipe(_dgc, "Deep Gradient Compression, complete", stages=warm_up_stages),
     "dgc-no-correction": Recipe(
         functools.partial(_dgc, momentum_correction=False),
         "DGC with a plain residual, and the momentum after the exchange",
-        warms_up=True,
+        stages=warm_up_stages,
     ),
-    "dgc-no-masking": Recipe(functools.partial(_dgc, masking=False), "DGC without factor masking", warms_up=True),
+    "dgc-no-masking": Recipe(
+        functools.partial(_dgc, masking=False), "DGC without factor masking", stages=warm_up_stages
+    ),
     "dgc-no-warm-up": Recipe(_dgc, "DGC at its final density from the first step"),
-    "dgc-no-clip": Recipe(functools.partial(_dgc, clip_norm=None), "DGC without local clipping", warms_up=True),
-    "dgc-gather": Recipe(_dgc_gather, "DGC by gather, at the density that sends the same bytes", warms_up=True),
+    "dgc-no-clip": Recipe(functools.partial(_dgc, clip_norm=None), "DGC without local clipping", stages=warm_up_stages),
+    "dgc-gather": Recipe(_dgc_gather, "DGC by gather, at the density that sends the same bytes", stages=warm_up_stages),
     "topk-gather": Recipe(
         functools.partial(_residual, route="gather", share=0.25), "top-k with a residual, by gather at the same bytes"
     ),
@@ -196,10 +179,23 @@ RECIPES: dict[str, Recipe] = {
     "int8-server": Recipe(functools.partial(_int8, route="server"), "the same with a server residual"),
 }
 
+RECIPES |= {
+    recipe_name(name): Recipe(
+        functools.partial(make_registered, name=name),
+        summary(method),
+        stages=functools.partial(dense_stage, name=name),
+    )
+    for name, method in METHODS.items()
+    if recipe_name(name) not in RECIPES and name != "dense"
+}
+
 ROUTES = (
     "dense-bf16",
     "dgc",
     *(name for name in RECIPES if name.rpartition("-")[2] in ("gather", "back", "server")),
 )
+ALL = ("dense-f32", *(recipe_name(name) for name in METHODS if name != "dense"))
+"""One recipe for each registered method, and both baselines."""
+
 DEFAULT = ("dense-bf16", "terngrad", "dgc")
 ABLATIONS = ("dense-bf16", "dgc", *(name for name in RECIPES if name.startswith("dgc-no-")))

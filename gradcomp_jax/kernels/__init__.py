@@ -1,10 +1,20 @@
-"""Pure functions on one array: packing, ternarization, selection, quantization. No axes, trees or optax."""
+"""Pure functions on one array: packing, rounding, selection, transforms. No axes, trees or optax."""
 
 from gradcomp_jax.kernels.casting import from_words as from_words
 from gradcomp_jax.kernels.casting import to_words as to_words
+from gradcomp_jax.kernels.codebook import decode_normal as decode_normal
+from gradcomp_jax.kernels.codebook import encode_normal as encode_normal
+from gradcomp_jax.kernels.codebook import normal_codebook as normal_codebook
+from gradcomp_jax.kernels.dct import dct as dct
+from gradcomp_jax.kernels.dct import inverse_dct as inverse_dct
+from gradcomp_jax.kernels.fixed_point import from_fixed as from_fixed
+from gradcomp_jax.kernels.fixed_point import to_fixed as to_fixed
+from gradcomp_jax.kernels.float8 import from_float8 as from_float8
+from gradcomp_jax.kernels.float8 import to_float8 as to_float8
 from gradcomp_jax.kernels.hadamard import hadamard as hadamard
 from gradcomp_jax.kernels.hadamard import rotate as rotate
 from gradcomp_jax.kernels.hadamard import rotate_back as rotate_back
+from gradcomp_jax.kernels.low_rank import orthogonalize as orthogonalize
 from gradcomp_jax.kernels.packing import pack_bits as pack_bits
 from gradcomp_jax.kernels.packing import pack_digits as pack_digits
 from gradcomp_jax.kernels.packing import pack_ternary as pack_ternary
@@ -17,15 +27,21 @@ from gradcomp_jax.kernels.quantize import dequantize as dequantize
 from gradcomp_jax.kernels.quantize import pack_signs as pack_signs
 from gradcomp_jax.kernels.quantize import quantize as quantize
 from gradcomp_jax.kernels.quantize import unpack_signs as unpack_signs
+from gradcomp_jax.kernels.random import fold_seeds as fold_seeds
 from gradcomp_jax.kernels.random import hash_bits as hash_bits
+from gradcomp_jax.kernels.random import row_seeds as row_seeds
+from gradcomp_jax.kernels.random import seeded_bits as seeded_bits
 from gradcomp_jax.kernels.random import uniform as uniform
 from gradcomp_jax.kernels.reductions import all_finite as all_finite
 from gradcomp_jax.kernels.reductions import largest_of_rows as largest_of_rows
+from gradcomp_jax.kernels.reductions import norm_of_rows as norm_of_rows
 from gradcomp_jax.kernels.rows import as_rows as as_rows
 from gradcomp_jax.kernels.rows import from_rows as from_rows
 from gradcomp_jax.kernels.rows import row_count as row_count
 from gradcomp_jax.kernels.rows import valid_counts as valid_counts
 from gradcomp_jax.kernels.rows import valid_mask as valid_mask
+from gradcomp_jax.kernels.sampling import nonzero_of_rows as nonzero_of_rows
+from gradcomp_jax.kernels.sampling import random_of_rows as random_of_rows
 from gradcomp_jax.kernels.selection import exact_top_k as exact_top_k
 from gradcomp_jax.kernels.selection import mark_in_rows as mark_in_rows
 from gradcomp_jax.kernels.selection import place_in_rows as place_in_rows

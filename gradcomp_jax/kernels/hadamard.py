@@ -8,7 +8,10 @@ import numpy as np
 from jax import lax
 
 from gradcomp_jax._typing import Array
-from gradcomp_jax.kernels.random import hash_bits
+from gradcomp_jax.kernels.random import seeded_bits
+from gradcomp_jax.kernels.separable import on_both_sides
+
+_SIGN = 0x80000000  # the sign bit of a float32
 
 
 def hadamard(rows: Array) -> Array:
@@ -23,28 +26,31 @@ def hadamard(rows: Array) -> Array:
     Raises:
         ValueError: for another block.
     """
-    n, block = rows.shape
+    block = rows.shape[1]
     if block < 1 or block & (block - 1):
         raise ValueError(f"a Hadamard rotation needs a block that is a power of two, got {block}")
     outer = 1 << ((block.bit_length() - 1) // 2)
-    left, right = _matrix(outer), _matrix(block // outer)
-    # Full precision: matrix units would multiply in bfloat16 by default.
-    inner = jnp.einsum("nab,bc->nac", rows.reshape(n, outer, block // outer), right, precision=lax.Precision.HIGHEST)
-    return jnp.einsum("da,nac->ndc", left, inner, precision=lax.Precision.HIGHEST).reshape(n, block)
+    return on_both_sides(rows, _matrix(outer), _matrix(block // outer))
 
 
-def rotate(rows: Array, key: Array) -> Array:
-    """Signs drawn from the key, then :func:`hadamard`; the same key on every worker gives the same rotation."""
-    return hadamard(rows * _signs(key, rows.shape[1]))
+def rotate(rows: Array, seeds: Array) -> Array:
+    """Random signs, then :func:`hadamard`; the same seeds on every worker give the same rotations.
+
+    Args:
+        rows: float32 ``[rows, block]``, the block a power of two.
+        seeds: uint32 ``[rows]``; each row has its own signs.
+    """
+    return hadamard(_with_signs(rows, seeds))
 
 
-def rotate_back(rows: Array, key: Array) -> Array:
+def rotate_back(rows: Array, seeds: Array) -> Array:
     """Inverse of :func:`rotate`."""
-    return hadamard(rows) * _signs(key, rows.shape[1])
+    return _with_signs(hadamard(rows), seeds)
 
 
-def _signs(key: Array, block: int) -> Array:
-    return 1.0 - 2.0 * (hash_bits(key, (1, block)) >> 31).astype(jnp.float32)
+def _with_signs(rows: Array, seeds: Array) -> Array:
+    flip = seeded_bits(seeds, rows.shape[1]) & jnp.uint32(_SIGN)
+    return lax.bitcast_convert_type(lax.bitcast_convert_type(rows, jnp.uint32) ^ flip, jnp.float32)
 
 
 def _matrix(size: int) -> np.ndarray:

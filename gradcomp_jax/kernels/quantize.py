@@ -1,14 +1,19 @@
 """Block-scaled integers: one float32 scale for each row, values rounded to a symmetric grid of 8, 4 or 2 bits; signs."""
 
+from typing import Literal
+
 import jax.numpy as jnp
 from jax import lax
 
+from gradcomp_jax import _checks
 from gradcomp_jax._typing import Array
 from gradcomp_jax.kernels.packing import pack_bits, packed_length, plane_starts, unpack_bits
 from gradcomp_jax.kernels.random import Generator, uniform, uniform_planes
-from gradcomp_jax.kernels.reductions import largest_of_rows
+from gradcomp_jax.kernels.reductions import largest_of_rows, norm_of_rows
 
 WIDTHS = (8, 4, 2)
+Norm = Literal["max", "l2"]
+NORMS: tuple[Norm, ...] = ("max", "l2")
 
 
 def levels(bits: int) -> int:
@@ -21,16 +26,19 @@ def quantize(
     bits: int = 8,
     key: Array | None = None,
     *,
+    norm: Norm = "max",
     largest: Array | None = None,
     generator: Generator = "hash",
 ) -> tuple[Array, Array]:
-    """Quantizes each row against its own largest magnitude, and packs.
+    """Quantizes each row against its own largest magnitude, or its L2 norm, and packs.
 
     Args:
         rows: float32 ``[rows, block]``. Padding of zeros does not move the scale.
         bits: 8, 4 or 2. Two bits hold {-1, 0, 1}, as base 3 does in 1.6.
         key: rounds stochastically (unbiased) with this key; to the nearest value without.
-        largest: float32 ``[rows]``, the rows' largest magnitudes, where they are known.
+        norm: what the largest integer stands for: ``max``, the row's largest magnitude, or ``l2``, its L2 norm, which no
+            entry exceeds either: with a key most integers are then small or zero.
+        largest: float32 ``[rows]``, the rows' norms, of whichever kind, where they are known.
         generator: ``hash`` or ``threefry``.
 
     Returns:
@@ -38,16 +46,21 @@ def quantize(
         :func:`~gradcomp_jax.kernels.packing.pack_digits`; float32 ``[rows, 1]``. A row of zeros has scale 0.
 
     Raises:
-        ValueError: for another width.
+        ValueError: for another width or norm.
+
+    References:
+        Alistarh et al., 2017, QSGD, https://arxiv.org/abs/1610.02132, section 3.1.
     """
     if bits not in WIDTHS:
         raise ValueError(f"bits must be 8, 4 or 2, got {bits}")
+    _checks.one_of("norm", norm, NORMS)
     n, block = rows.shape
     width = packed_length(block, 2**bits, 8)
     if n == 0:
         return jnp.zeros((0, width), jnp.int8 if bits == 8 else jnp.uint8), jnp.zeros((0, 1), jnp.float32)
     top = levels(bits)
-    largest = largest_of_rows(rows) if largest is None else largest
+    if largest is None:
+        largest = largest_of_rows(rows) if norm == "max" else norm_of_rows(rows)
     scale = largest[:, None] * jnp.float32(1 / top)
     # Below the smallest normal float the quotient overflows or is flushed: such a row decodes to zeros and
     # whoever keeps a residual keeps all of it.

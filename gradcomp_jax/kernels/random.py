@@ -16,6 +16,8 @@ from gradcomp_jax._typing import Array
 Generator = Literal["hash", "threefry"]
 GENERATORS: tuple[Generator, ...] = ("hash", "threefry")
 
+_GOLDEN = 0x9E3779B9  # 2**32 over the golden ratio: no zero is left a fixed point of mix
+
 
 def mix(x: Array) -> Array:
     """A bijection of uint32 with low bias (the two-multiply xor-shift construction of Wellons, hash-prospector)."""
@@ -45,6 +47,44 @@ def _hash(key: Array, position: Array) -> Array:
     # Two rounds with a key word before each: after one round alone, keys that differ in a word have streams that are
     # permutations of each other. The second word carries the first for the same reason.
     return mix(mix(position ^ words[0]) + (words[-1] ^ mix(words[0])))
+
+
+def row_seeds(key: Array, rows: int) -> Array:
+    """A seed for each row, to be shared by whoever draws for that row alone: uint32 ``[rows]``.
+
+    Seeds of a hundred thousand rows hold a pair or so of equal ones by chance.
+    """
+    return hash_bits(key, (1, rows))[0]
+
+
+def seeded_bits(seeds: Array, width: int) -> Array:
+    """Uniform bits of each row, from its seed and the column alone: a part of the rows draws what the whole draws.
+
+    Args:
+        seeds: uint32 ``[rows]``.
+        width: columns.
+
+    Returns:
+        uint32 ``[rows, width]``.
+    """
+    seed = seeds[:, None]
+    column = jax.lax.broadcasted_iota(jnp.uint32, (seeds.shape[0], width), 1)
+    # As in _hash: the seed before each round, or related seeds would draw permutations of each other's bits.
+    return mix(mix(column ^ seed) + mix(seed + jnp.uint32(_GOLDEN)))
+
+
+def fold_seeds(seeds: Array, number: Array | int) -> Array:
+    """Other seeds for each number, such as a worker's index; different seeds stay different.
+
+    Args:
+        seeds: uint32 ``[rows]``.
+        number: integer scalar, possibly traced.
+
+    Returns:
+        uint32 ``[rows]``.
+    """
+    folded = mix(jnp.asarray(number).astype(jnp.uint32) + jnp.uint32(_GOLDEN))
+    return mix(mix(seeds ^ folded) + mix(folded ^ jnp.uint32(_GOLDEN)))
 
 
 def uniform(

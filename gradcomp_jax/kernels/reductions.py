@@ -77,3 +77,16 @@ def largest_of_rows(rows: Array) -> Array:
 
     top = lax.platform_dependent(bits, cpu=by_lanes, default=lambda b: jnp.max(b, axis=1))
     return lax.bitcast_convert_type(top, jnp.float32)
+
+
+def norm_of_rows(rows: Array) -> Array:
+    """The L2 norm of each row: float32 ``[rows, block]`` to ``[rows]``, not finite where an entry is not.
+
+    Squares are of entries over the largest, so none over- or underflows. A row whose largest entry is subnormal, a zero
+    of some backends, gives that entry.
+    """
+    top = largest_of_rows(rows)
+    # A NaN is not below the smallest normal number: it divides, and is seen.
+    usable = ~(top < jnp.finfo(jnp.float32).tiny)
+    parts = rows / jnp.where(usable, top, 1.0)[:, None]
+    return jnp.where(usable, top * jnp.sqrt(jnp.sum(parts * parts, axis=1)), top)

@@ -11,10 +11,13 @@ def row_count(size: int, block: int) -> int:
     return -(-size // block)
 
 
-def as_rows(x: Array, block: int) -> Array:
-    """Flattens ``x`` of any shape and real dtype into float32 ``[ceil(size / block), block]``, zeros at the end."""
+def as_rows(x: Array, block: int, *, rows: int | None = None) -> Array:
+    """Flattens ``x`` of any shape and real dtype into float32 ``[rows, block]``, zeros at the end.
+
+    ``rows`` is ``ceil(size / block)``, or more where that is asked for.
+    """
     flat = x.reshape(-1).astype(jnp.float32)
-    rows = row_count(flat.size, block)
+    rows = row_count(flat.size, block) if rows is None else rows
     if flat.size != rows * block:
         flat = jnp.pad(flat, (0, rows * block - flat.size))
     return flat.reshape(rows, block)

@@ -6,8 +6,7 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.transforms import Stages, exchange, local_clip, staged
-from gradcomp_jax.transforms.plan import Select, gains
+from gradcomp_jax.transforms import Select, Stages, exchange, gains, local_clip, staged
 
 
 def dgc(

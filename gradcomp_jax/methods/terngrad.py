@@ -7,8 +7,7 @@ import optax
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
 from gradcomp_jax.kernels.random import Generator
-from gradcomp_jax.transforms import exchange
-from gradcomp_jax.transforms.plan import Select
+from gradcomp_jax.transforms import Select, exchange
 
 
 def terngrad(

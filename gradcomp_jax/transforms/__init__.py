@@ -2,8 +2,19 @@
 
 from gradcomp_jax.transforms.exchange import ExchangeState as ExchangeState
 from gradcomp_jax.transforms.exchange import exchange as exchange
+from gradcomp_jax.transforms.frozen_adam import frozen_adam as frozen_adam
 from gradcomp_jax.transforms.local_clip import local_clip as local_clip
-from gradcomp_jax.transforms.plan import everything as everything
+from gradcomp_jax.transforms.moving_density import density_controller as density_controller
+from gradcomp_jax.transforms.moving_density import density_schedule as density_schedule
+from gradcomp_jax.transforms.policies import Policy as Policy
+from gradcomp_jax.transforms.policies import Select as Select
+from gradcomp_jax.transforms.policies import by_column as by_column
+from gradcomp_jax.transforms.policies import by_matrix as by_matrix
+from gradcomp_jax.transforms.policies import by_path as by_path
+from gradcomp_jax.transforms.policies import by_size as by_size
+from gradcomp_jax.transforms.policies import everything as everything
+from gradcomp_jax.transforms.policies import gains as gains
+from gradcomp_jax.transforms.running_sum import running_sum as running_sum
 from gradcomp_jax.transforms.warm_up import Stages as Stages
 from gradcomp_jax.transforms.warm_up import staged as staged
 from gradcomp_jax.transforms.warm_up import warm_up as warm_up

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gradcomp_jax.experiments.recipes import ABLATIONS, RECIPES
+from gradcomp_jax.experiments.recipes import ABLATIONS, ALL, RECIPES
 from gradcomp_jax.experiments.tasks import TASKS
 
 TINY = ("--workers", "2", "--epochs", "2", "--batch", "64")
@@ -127,7 +127,7 @@ def test_groups_of_methods_expand_and_repeat_nothing():
     pytest.importorskip("typer")
     from gradcomp_jax.cli.app import _method_names
 
-    assert _method_names("all") == list(RECIPES)
+    assert _method_names("all") == list(ALL)
     assert _method_names("ablations") == list(ABLATIONS)
     assert _method_names(" dgc, ablations,terngrad ") == list(dict.fromkeys(("dgc", *ABLATIONS, "terngrad")))
 

@@ -117,12 +117,19 @@ def share_rows(mark: gc.PerDevice, env: Environment) -> np.ndarray:
 
 
 def exchange_state(state: Any) -> gc.ExchangeState:
-    """The exchange's state inside a chain's."""
+    """The exchange's state inside a chain's; of a method with two exchanges the last one, with the steps of both."""
     found = [
         x
         for x in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, gc.ExchangeState))
         if isinstance(x, gc.ExchangeState)
     ]
+    assert found
+    return found[-1]._replace(step=sum(s.step for s in found), skipped=sum(s.skipped for s in found))
+
+
+def found_in(state: Any, kind: type) -> Any:
+    """The one node of a type in a state."""
+    found = [x for x in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kind)) if isinstance(x, kind)]
     assert len(found) == 1
     return found[0]
 

@@ -1,6 +1,7 @@
 """Every method that must conform. A new method adds one line here."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -8,9 +9,11 @@ import jax.numpy as jnp
 import optax
 
 import gradcomp_jax as gc
+from gradcomp_jax.methods import registry
 from gradcomp_jax.transforms import everything
 
-Law = Literal["mean", "unbiased", "residual", "momentum"]
+Law = Literal["mean", "unbiased", "residual", "momentum", "estimate", "vote", "adam"]
+Code = gc.compressors.Compressor | Callable[[tuple[int, ...]], gc.compressors.Compressor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,20 +25,33 @@ class Case:
         law: what must hold in every step.
         tolerance: of a mean, relative to the largest gradient.
         nesterov: which form of momentum.
+        decay: of the residual.
+        outruns: how far an unbiased code may exceed the largest gradient, as a factor.
         whole_tree: whether every leaf is compressed, not only those with two or more dimensions.
-        wire: what crosses between 8 workers: compressor and route of the compressed leaves.
+        wire: what crosses between 8 workers: compressor (or what makes one for a shape) and route of the compressed
+            leaves. A registered method without a case of its own has none: its bytes are then those of its lowered program.
         rest: and of the others.
+        view: how leaves are cut into rows.
     """
 
     make: Callable[[Any], optax.GradientTransformationExtraArgs]
     law: Law
-    wire: tuple[gc.compressors.Compressor, str]
+    wire: tuple[Code, str] | None
     rest: tuple[gc.compressors.Compressor, str] = (gc.compressors.dense(), "sum")
     tolerance: float = 1e-6
     nesterov: bool = False
     whole_tree: bool = False
+    decay: float = 1.0
+    outruns: float = 1.0
+    view: Literal["rows", "columns", "tree"] = "rows"
+
+    def code(self, shape: tuple[int, ...]) -> gc.compressors.Compressor:
+        """The compressor of a compressed leaf."""
+        code = self.wire[0]
+        return code if isinstance(code, gc.compressors.Compressor) else code(shape)
 
 
+codes = gc.compressors
 topk = gc.compressors.topk
 quantized = gc.compressors.block_quantized
 two_phase = gc.collectives.two_phase
@@ -152,4 +168,149 @@ METHODS: dict[str, Case] = {
         (quantized(), "two_phase"),
         BF16,
     ),
+    "gradient_dropping": Case(
+        lambda axis: gc.gradient_dropping(axis_name=axis, density=0.02),
+        "residual",
+        (topk(0.02), "two_phase"),
+        view="tree",
+    ),
+    "topk_sgd": Case(lambda axis: gc.topk_sgd(axis_name=axis, density=0.02), "residual", (topk(0.02), "two_phase")),
+    "random_k": Case(
+        lambda axis: gc.random_k(axis_name=axis, density=0.05), "residual", (codes.random_k(0.05), "two_phase")
+    ),
+    "random_k-sum": Case(
+        lambda axis: gc.random_k(axis_name=axis, density=0.1, block=100, dtype=jnp.float32),
+        "residual",
+        (codes.random_k(0.1, block=100, dtype=jnp.float32), "sum"),
+    ),
+    "random_k-unbiased": Case(
+        lambda axis: gc.random_k(axis_name=axis, density=0.25, block=64, error_feedback=False),
+        "unbiased",
+        (codes.random_k(0.25, block=64, rescale=True), "two_phase"),
+        outruns=4,
+    ),
+    "one_bit_sgd": Case(
+        lambda axis: gc.one_bit_sgd(axis_name=axis),
+        "residual",
+        (lambda shape: codes.sign("means", block=math.prod(shape[:-1])), "two_phase"),
+        view="columns",
+    ),
+    "one_bit_sgd-block": Case(
+        lambda axis: gc.one_bit_sgd(axis_name=axis, granularity="block", block=100),
+        "residual",
+        (codes.sign("means", block=100), "two_phase"),
+    ),
+    "qsgd": Case(
+        lambda axis: gc.qsgd(axis_name=axis),
+        "unbiased",
+        (quantized(bits=4, block=512, stochastic=True), "two_phase"),
+        # Its two encodings may each round up by a step of a seventh.
+        outruns=8 / 7,
+    ),
+    "qsgd-l2": Case(
+        lambda axis: gc.qsgd(axis_name=axis, bits=2, norm="l2", bucket_size=64, route="gather"),
+        "unbiased",
+        (quantized(bits=2, block=64, stochastic=True, norm="l2"), "gather"),
+        outruns=8,
+    ),
+    "stochastic_rounding": Case(
+        lambda axis: gc.stochastic_rounding(axis_name=axis, fraction_bits=7),
+        "unbiased",
+        (codes.fixed_point(fraction_bits=7), "two_phase"),
+        outruns=1.05,
+    ),
+    "fp8": Case(lambda axis: gc.fp8(axis_name=axis), "residual", (codes.float8(), "two_phase")),
+    "fp8-cast": Case(
+        lambda axis: gc.fp8(axis_name=axis, format="e5m2", scaled=False, error_feedback=False, block=100),
+        "mean",
+        (codes.float8("e5m2", scaled=False, block=100), "two_phase"),
+        tolerance=2**-2,
+    ),
+    "block_quantized": Case(lambda axis: gc.block_quantized(axis_name=axis), "residual", (quantized(), "two_phase")),
+    "sign_sgd": Case(
+        lambda axis: gc.sign_sgd(axis_name=axis, block=100), "vote", (codes.sign("unit", block=100), "two_phase")
+    ),
+    "sign_sgd-gather": Case(
+        lambda axis: gc.sign_sgd(axis_name=axis, route="gather"), "vote", (codes.sign("unit"), "gather")
+    ),
+    "ef_sign_sgd": Case(
+        lambda axis: gc.ef_sign_sgd(axis_name=axis, block=128), "residual", (codes.sign("l1", block=128), "two_phase")
+    ),
+    "one_bit_adam": Case(
+        lambda axis: gc.one_bit_adam(axis_name=axis, warm_up_steps=2, block=100),
+        "adam",
+        (codes.sign("l1", block=100), "two_phase"),
+    ),
+    "powersgd": Case(
+        lambda axis: gc.powersgd(axis_name=axis, rank=2),
+        "residual",
+        (lambda shape: codes.low_rank(2, (math.prod(shape[:-1]), shape[-1])), "sum"),
+    ),
+    "eden": Case(
+        lambda axis: gc.eden(axis_name=axis, block=256),
+        "unbiased",
+        (codes.rotated(4, block=256), "two_phase"),
+        outruns=2,
+    ),
+    "drive": Case(
+        lambda axis: gc.eden(axis_name=axis, bits=1, block=64, error_feedback=True, route="gather"),
+        "residual",
+        (codes.rotated(1, block=64, unbiased=False), "gather"),
+    ),
+    "ef21": Case(lambda axis: gc.ef21(axis_name=axis, density=0.05), "estimate", (topk(0.05), "two_phase")),
+    "demo": Case(
+        lambda axis: gc.demo(axis_name=axis, density=0.05, block=256, signed=False),
+        "residual",
+        (codes.in_frequency(topk(0.05, block=256)), "gather"),
+        decay=0.999,
+    ),
+    "demo-signed": Case(
+        lambda axis: gc.demo(axis_name=axis, density=0.05, block=256),
+        "vote",
+        (codes.in_frequency(topk(0.05, block=256)), "gather"),
+    ),
+    "sparcml": Case(
+        lambda axis: gc.sparcml(axis_name=axis, density=0.02),
+        "residual",
+        (topk(0.02, dtype=jnp.float32, back="union"), "two_phase"),
+    ),
+    "sparcml-whole": Case(
+        lambda axis: gc.sparcml(axis_name=axis, density=0.25, block=64, dtype="bfloat16"),
+        "residual",
+        (topk(0.25, block=64, back="union"), "two_phase"),
+    ),
+    "sparcml-int8": Case(
+        lambda axis: gc.sparcml(axis_name=axis, density=0.1, block=100, second_phase="int8"),
+        "residual",
+        (topk(0.1, block=100, dtype=jnp.float32, back=quantized(block=100)), "two_phase"),
+    ),
+    "sparcml-doubling": Case(
+        lambda axis: gc.sparcml(axis_name=axis, density=0.1, block=100, algorithm="doubling"),
+        "residual",
+        (topk(0.1, block=100, dtype=jnp.float32), "doubling"),
+    ),
+    "policy": Case(
+        lambda axis: gc.exchange(
+            gc.by_size({0: "dense", 600: gc.by_path("half", topk(0.1), otherwise=quantized(block=64))}),
+            axis_name=axis,
+            route="two_phase",
+        ),
+        "residual",
+        (lambda shape: topk(0.1) if shape == (20, 30) else quantized(block=64), "two_phase"),
+    ),
+}
+
+LAWS: dict[str, Law] = {"nothing": "unbiased", "residual": "residual", "momentum": "momentum", "estimate": "estimate"}
+
+
+def plain_case(method: registry.Method) -> Case:
+    """What must hold of a registered method about which nothing else is said."""
+    law = {"sign": "vote", "direction": "adam"}.get(method.update, LAWS[method.kept])
+    return Case(lambda axis: method.build(axis_name=axis), law, None, outruns=math.inf)
+
+
+METHODS |= {
+    name: plain_case(method)
+    for name, method in registry.METHODS.items()
+    if not any(case.partition("-")[0] == name.partition("_bf16")[0] for case in METHODS)
 }

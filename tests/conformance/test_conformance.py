@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import gradcomp_jax as gc
+from gradcomp_jax.transforms.frozen_adam import FrozenAdamState
 
 from .environments import (
     AXIS,
@@ -19,6 +20,7 @@ from .environments import (
     by_worker,
     environment,
     exchange_state,
+    found_in,
     share_rows,
 )
 from .methods import METHODS, Case
@@ -111,12 +113,66 @@ def check_law(case: Case, world: Environment, gradient: Any, updates: Any, old: 
             np.testing.assert_allclose(update[name], mean[name], atol=(case.tolerance + half) * largest, rtol=0)
     elif case.law == "unbiased":
         for name in mean:
-            # No value outruns the largest gradient (ternary again: times the number of levels' mean).
-            assert np.abs(update[name]).max(initial=0) <= np.abs(gradient32[name]).max(initial=0) * (1 + 2**-7) + 1e-30
-            if not np.abs(gradient32[name]).max(initial=0):
+            # No value outruns the largest gradient by more than the code's steps.
+            largest = np.abs(gradient32[name]).max(initial=0)
+            assert np.abs(update[name]).max(initial=0) <= largest * case.outruns * (1 + 2**-7) + 1e-30
+            if not largest:
                 assert not update[name].any()
+    elif case.law == "vote":
+        check_vote(gradient32, update, case)
+    elif case.law == "estimate":
+        check_estimate(case, world, gradient32, update, new)
+    elif case.law == "adam":
+        # What is exchanged is the momentum, and so that is what nothing may be lost of.
+        before, after = (as_float32(found_in(s, FrozenAdamState).mean) for s in (old, new))
+        pushed = {k: np.float32(0.9) * before[k] + np.float32(0.1) * g for k, g in gradient32.items()}
+        check_conservation(case, world, pushed, {k: m.astype(np.float64) for k, m in after.items()}, old, new)
     else:
         check_conservation(case, world, gradient32, update, old, new)
+
+
+def check_vote(gradient: Any, update: Any, case: Case) -> None:
+    """Signs and zeros only; a majority that no vote of a zero or a silent worker can turn decides."""
+    for name, u in update.items():
+        assert set(np.unique(u)) <= {-1.0, 0.0, 1.0}
+        votes = np.sign(gradient[name])
+        if case.wire and isinstance(case.wire[0], type(gc.compressors.sign())) and name in COMPRESSED:
+            total = votes.sum(axis=0)
+            sure = np.abs(total) > (votes == 0).sum(axis=0)
+            np.testing.assert_array_equal(u[sure], np.sign(total)[sure])
+        if not np.abs(gradient[name]).max(initial=0):
+            assert name in COMPRESSED or not u.any()
+
+
+def check_estimate(case: Case, world: Environment, gradient: Any, update: Any, new: Any) -> None:
+    """The update is the mean of the workers' estimates, and what is sent whole is estimated exactly."""
+    for part, members in enumerate(pieces_of(case)):
+        for number, leaves in enumerate(members):
+            estimates = by_worker(memories(new)[part][number], world).reshape(WORKERS, -1).astype(np.float64)
+            want = as_rows(case, {k: update[k][None] for k in leaves}, leaves)[0]
+            scale = max(
+                np.abs(estimates).max(initial=0), max(np.abs(gradient[k]).max(initial=0) for k in leaves), 1e-30
+            )
+            half = 2**-8 * np.abs(want).max(initial=0) if "half" in leaves else 0
+            np.testing.assert_allclose(estimates.mean(axis=0), want, atol=4e-6 * scale + half, rtol=0)
+            if part == len(pieces_of(case)) - 1:
+                seen = as_rows(case, {k: gradient[k] for k in leaves}, leaves)
+                np.testing.assert_allclose(estimates, seen, atol=4e-6 * scale, rtol=0)
+
+
+def as_rows(case: Case, leaves: Any, names: list[str], code: Any = None) -> np.ndarray:
+    """Stacked leaves as the rows of one piece, laid end to end: float64 ``[workers, rows * block]``."""
+    stacked = [np.asarray(leaves[name], np.float64) for name in names]
+    count, compressed = stacked[0].shape[0], names[0] in chosen_of(case)
+    if compressed and case.view == "columns":
+        stacked = [np.moveaxis(x, -1, 1) for x in stacked]
+    flat = np.concatenate([x.reshape(count, -1) for x in stacked], axis=1)
+    block = case.code(SHAPES[names[0]][0]).block if compressed and case.wire else 1
+    rows = -(-flat.shape[1] // block)
+    flat = np.pad(flat, [(0, 0), (0, rows * block - flat.shape[1])])
+    if compressed and case.view == "tree":
+        flat = flat.reshape(count, block, rows).transpose(0, 2, 1).reshape(count, -1)
+    return flat
 
 
 def check_conservation(case: Case, world: Environment, gradient: Any, update: Any, old: Any, new: Any) -> None:
@@ -126,11 +182,11 @@ def check_conservation(case: Case, world: Environment, gradient: Any, update: An
         start = 0
         assert len(memories(new)[part]) == len(members)
         for number, leaves in enumerate(members):
-            g = np.concatenate([gradient[name].reshape(WORKERS, -1) for name in leaves], axis=1).astype(np.float64)
-            sent = np.concatenate([update[name].reshape(-1) for name in leaves])
+            g = as_rows(case, gradient, leaves)
+            sent = as_rows(case, {name: update[name][None] for name in leaves}, leaves)[0]
             kept_old, kept_new = (memories(s)[part][number] for s in (old, new))
             if case.law == "momentum":
-                u = by_worker(kept_old.velocity, world).reshape(WORKERS, -1)[:, : g.shape[1]].astype(np.float64)
+                u = by_worker(kept_old.velocity, world).reshape(WORKERS, -1).astype(np.float64)
                 pushed = 0.9 * (u + g) + g if case.nesterov else 0.9 * u + g
                 kept_old, kept_new = kept_old.accumulated, kept_new.accumulated
             else:
@@ -143,24 +199,37 @@ def check_conservation(case: Case, world: Environment, gradient: Any, update: An
                 else np.zeros(g.shape[1])
                 for k in (kept_old, kept_new)
             )
+            before = case.decay * before
             if isinstance(server_new, gc.PerDevice):
                 rows = len(before) // server_new.value.shape[-1]
                 span, start = slice(start, start + rows), start + rows
                 before = before + share_rows(server_old, world)[span].reshape(-1)
                 after = after + share_rows(server_new, world)[span].reshape(-1)
-            seen = pushed.mean(axis=0) + before[: g.shape[1]]
-            assert not after[g.shape[1] :].any(), "the padding holds something"
+            seen = pushed.mean(axis=0) + before
+            padding = as_rows(case, {name: np.ones((1, *SHAPES[name][0])) for name in leaves}, leaves)[0] == 0
+            assert not after[padding].any(), "the padding holds something"
             scale = max(*(np.abs(x).max(initial=0) for x in (pushed, *largest)), 1e-30)
-            half = 2**-8 * np.abs(sent).max(initial=0) if "half" in leaves else 0
-            np.testing.assert_allclose(sent + after[: g.shape[1]], seen, atol=2e-6 * scale + half, rtol=0)
+            half = 2**-8 * np.abs(sent).max(initial=0) if "half" in leaves and case.law != "adam" else 0
+            np.testing.assert_allclose(sent + after, seen, atol=2e-6 * scale + half, rtol=0)
 
 
-def pieces_of(case: Case) -> tuple[list[list[str]], list[list[str]]]:
-    """The leaves of each piece: one piece for each compressed leaf, and one for all the others together."""
+def chosen_of(case: Case) -> list[str]:
     present = [name for name in sorted(SHAPES) if name != "empty"]
-    chosen = present if case.whole_tree else list(COMPRESSED)
-    rest = [name for name in present if name not in chosen]
-    return [[name] for name in chosen], [rest] if rest else []
+    return present if case.whole_tree else list(COMPRESSED)
+
+
+def pieces_of(case: Case) -> list[list[list[str]]]:
+    """The leaves of each piece of each part: a part for each compressor, and one piece for all that goes dense."""
+    chosen = chosen_of(case)
+    rest = [name for name in sorted(SHAPES) if name != "empty" and name not in chosen]
+    parts: dict[Any, list[list[str]]] = {}
+    for name in chosen:
+        parts.setdefault(case.code(SHAPES[name][0]) if case.wire else None, []).append([name])
+    listed = [
+        [[name for leaves in members for name in leaves]] if case.view == "tree" else members
+        for members in parts.values()
+    ]
+    return [*listed, [rest] if rest else []]
 
 
 @each_method

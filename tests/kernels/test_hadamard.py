@@ -21,16 +21,39 @@ def test_is_the_orthonormal_transform_and_its_own_inverse(block: int) -> None:
 def test_a_rotation_spreads_an_outlier_and_comes_back() -> None:
     rows = np.zeros((2, 256), np.float32)
     rows[0, 17], rows[1] = 16.0, 1.0
-    key = jax.random.key(3)
-    rotated = np.asarray(kernels.rotate(rows, key))
+    seeds = kernels.row_seeds(jax.random.key(3), 2)
+    rotated = np.asarray(kernels.rotate(rows, seeds))
     np.testing.assert_allclose(np.abs(rotated[0]), 1.0, atol=1e-5)
     # Without the signs a constant row would become a single entry.
     assert np.abs(rotated[1]).max() < 5
-    np.testing.assert_allclose(kernels.rotate_back(jnp.asarray(rotated), key), rows, atol=1e-5)
-    assert np.abs(rotated - np.asarray(kernels.rotate(rows, jax.random.key(4)))).max() > 0.5
+    np.testing.assert_allclose(kernels.rotate_back(jnp.asarray(rotated), seeds), rows, atol=1e-5)
+    assert np.abs(rotated - np.asarray(kernels.rotate(rows, kernels.fold_seeds(seeds, 1)))).max() > 0.5
+
+
+def test_every_row_turns_by_its_own_seed() -> None:
+    rows = np.random.default_rng(0).normal(size=(3, 64)).astype(np.float32)
+    seeds = jnp.asarray(np.uint32([7, 8, 7]))
+    signs = 1.0 - 2.0 * (np.asarray(kernels.seeded_bits(seeds, 64)) >> 31)
+    want = (rows * signs) @ scipy.linalg.hadamard(64).T / 8
+    got = np.asarray(jax.jit(kernels.rotate)(rows, seeds))
+    np.testing.assert_allclose(got, want, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(got, axis=1), np.linalg.norm(rows, axis=1), rtol=1e-5)
+    # A row alone, and under vmap, is what it is among others.
+    np.testing.assert_allclose(kernels.rotate(rows[1:2], seeds[1:2]), got[1:2], atol=1e-5)
+    one = jax.vmap(lambda r, s: kernels.rotate(r[None], s[None])[0])(rows, seeds)
+    np.testing.assert_allclose(one, got, atol=1e-5)
+
+
+def test_a_bad_entry_is_seen_all_over_its_row() -> None:
+    rows = np.ones((2, 8), np.float32)
+    rows[0, 3] = np.nan
+    got = np.asarray(kernels.rotate(rows, jnp.zeros((2,), jnp.uint32)))
+    assert np.isnan(got[0]).all()
+    assert np.isfinite(got[1]).all()
 
 
 def test_no_rows_and_a_block_that_is_no_power_of_two() -> None:
     assert kernels.hadamard(jnp.zeros((0, 8))).shape == (0, 8)
+    assert kernels.rotate(jnp.zeros((0, 8)), jnp.zeros((0,), jnp.uint32)).shape == (0, 8)
     with pytest.raises(ValueError, match="power of two, got 12"):
         kernels.hadamard(jnp.zeros((1, 12)))

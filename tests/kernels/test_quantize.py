@@ -154,3 +154,53 @@ def test_signs(block: int) -> None:
     assert words.dtype == np.uint8
     assert words.shape == (3, -(-block // 8))
     np.testing.assert_array_equal(kernels.unpack_signs(words, block), np.where(rows < 0, -1.0, 1.0))
+
+
+@pytest.mark.parametrize("bits", (8, 4, 2))
+def test_against_the_l2_norm_it_is_unbiased(bits: int) -> None:
+    """The mean of the draws within five standard deviations of the entry, at most one level from it in each."""
+    rows = np.random.default_rng(bits).normal(size=(3, 9)).astype(np.float32)
+    rows[1, 1:], rows[2] = 0, 0
+
+    @jax.jit
+    def drawn(keys):
+        def one(key):
+            words, scale = kernels.quantize(rows, bits, key, norm="l2")
+            return kernels.dequantize(words, scale, rows.shape[1], bits), scale
+
+        return jax.vmap(one)(keys)
+
+    got, scale = (np.asarray(a, np.float64) for a in drawn(jax.random.split(jax.random.key(3), DRAWS)))
+    step = np.linalg.norm(rows, axis=1, keepdims=True).astype(np.float64) / (2 ** (bits - 1) - 1)
+    np.testing.assert_allclose(scale[0], step, rtol=1e-6)
+    assert (np.abs(got - rows) <= step * (1 + 1e-5)).all()
+    parts = np.divide(rows, step, where=step > 0, out=np.zeros(rows.shape))
+    p = parts - np.floor(parts)
+    deviation = step * np.sqrt(p * (1 - p) / DRAWS)
+    assert (np.abs(got.mean(axis=0) - rows) <= 5 * deviation + 1e-5).all()
+    # An entry that is its row's whole norm is not a matter of chance.
+    np.testing.assert_allclose(got[:, 1], np.broadcast_to(rows[1], got[:, 1].shape), rtol=1e-6)
+
+
+def test_a_norm_that_is_known_is_used() -> None:
+    rows = np.random.default_rng(0).normal(size=(2, 9)).astype(np.float32)
+    for norm, of_rows in (("max", kernels.largest_of_rows), ("l2", kernels.norm_of_rows)):
+        words, scale = kernels.quantize(rows, norm=norm)
+        known = kernels.quantize(rows, norm=norm, largest=of_rows(jnp.asarray(rows)))
+        np.testing.assert_array_equal(known[0], words)
+        np.testing.assert_array_equal(known[1], scale)
+        np.testing.assert_allclose(kernels.quantize(rows, norm=norm, largest=jnp.ones((2,)))[1], 1 / 127, rtol=1e-6)
+
+
+@pytest.mark.parametrize("norm", ("max", "l2"))
+@pytest.mark.parametrize("bad", (np.nan, np.inf))
+def test_a_bad_entry_is_seen_in_the_scale(bad: float, norm: str) -> None:
+    rows = np.ones((2, 64), np.float32)
+    rows[0, 5] = bad
+    scale = np.asarray(kernels.quantize(jnp.asarray(rows), norm=norm)[1])
+    assert np.isfinite(scale[:, 0]).tolist() == [False, True]
+
+
+def test_an_unknown_norm_is_refused() -> None:
+    with pytest.raises(ValueError, match="norm must be one of 'max', 'l2', got 'l1'"):
+        kernels.quantize(jnp.zeros((1, 4)), norm="l1")

@@ -210,3 +210,78 @@ def test_draws_do_not_depend_on_how_an_array_is_sharded(mesh8) -> None:
     sharded = jax.jit(lambda r: kernels.ternarize_packed(r, one, one, key))(jax.device_put(rows, spec))
     assert len(sharded.sharding.device_set) == 8
     np.testing.assert_array_equal(whole, sharded)
+
+
+def slow_seeded(seed: int, column: int) -> int:
+    return slow_mix((slow_mix(column ^ seed) + slow_mix((seed + 0x9E3779B9) & MASK)) & MASK)
+
+
+def test_seeded_bits_depend_on_seed_and_column_alone() -> None:
+    seeds = np.uint32([0, 1, 2**32 - 1, 12345])
+    got = np.asarray(kernels.seeded_bits(jnp.asarray(seeds), 6))
+    assert got.dtype == np.uint32
+    assert got.tolist() == [[slow_seeded(int(s), c) for c in range(6)] for s in seeds]
+    np.testing.assert_array_equal(kernels.seeded_bits(jnp.asarray(seeds[2:]), 4), got[2:, :4])
+    np.testing.assert_array_equal(jax.vmap(lambda s: kernels.seeded_bits(s[None], 6)[0])(jnp.asarray(seeds)), got)
+    assert kernels.seeded_bits(jnp.zeros((0,), jnp.uint32), 6).shape == (0, 6)
+    assert kernels.row_seeds(jax.random.key(0), 0).shape == (0,)
+
+
+def check_independent(a: np.ndarray, b: np.ndarray) -> None:
+    """Uncorrelated, nowhere the same, and in pairs evenly spread over the squares of lowest and of highest bits.
+
+    A hundred pairs are looked at: p > 1e-6, so that all of them together have one of 1e-4.
+    """
+    assert abs(correlation(a, b)) < 5 / np.sqrt(a.size)
+    # Chance makes about one pair in 2**32 equal.
+    assert np.mean(a == b) < 1e-3
+    for shift in (0, 27):
+        cells = np.bincount(((a >> shift & 31) * 32 + (b >> shift & 31)).ravel().astype(int), minlength=1024)
+        assert scipy.stats.chisquare(cells).pvalue > 1e-6
+
+
+# Seeds in a row, some that differ in the highest bit or in all, and those that keys give.
+RELATED = {"next": np.arange(4), "high": np.array([5, 5 + 2**31, 5 + 2**30, 2**32 - 6])}
+
+
+@pytest.mark.parametrize("kind", ("next", "high", "drawn"))
+def test_rows_of_any_seeds_draw_independently(kind: str) -> None:
+    drawn = np.asarray(kernels.row_seeds(jax.random.key(1), 4)) if kind == "drawn" else RELATED[kind]
+    seeds = jnp.asarray(drawn.astype(np.uint32))
+    bits = np.asarray(jax.jit(kernels.seeded_bits, static_argnums=1)(seeds, 100_000))
+    for a, b in itertools.combinations(bits, 2):
+        check_independent(a, b)
+        # A permutation of a stream has its set: of 1e5 of 2**32 numbers, two rows share two by chance.
+        assert np.intersect1d(a, b).size < 20
+    for row in bits:
+        check_independent(row[1:], row[:-1])
+        assert scipy.stats.chisquare(np.bincount(row >> 24, minlength=256)).pvalue > 1e-4
+
+
+def test_columns_of_neighbouring_seeds_draw_independently() -> None:
+    bits = np.asarray(kernels.seeded_bits(jnp.arange(100_000, dtype=jnp.uint32), 3)).T
+    for a, b in itertools.combinations(bits, 2):
+        check_independent(a, b)
+    for column in bits:
+        check_independent(column[1:], column[:-1])
+
+
+def test_folded_seeds_are_independent_for_each_number() -> None:
+    seeds = kernels.row_seeds(jax.random.key(2), 100_000)
+    fold = jax.jit(kernels.fold_seeds)
+    several = [np.asarray(seeds), *(np.asarray(fold(seeds, jnp.int32(i))) for i in (0, 1, 2, 7, -1))]
+    for a, b in itertools.combinations(several, 2):
+        check_independent(a, b)
+    # As a number of Python's; and folding twice depends on the order.
+    np.testing.assert_array_equal(kernels.fold_seeds(seeds, 7), several[4])
+    check_independent(np.asarray(fold(fold(seeds, 1), 2)), np.asarray(fold(fold(seeds, 2), 1)))
+    # What a worker's seeds draw is not what the seeds draw in the column of its number.
+    check_independent(several[3], np.asarray(kernels.seeded_bits(seeds, 3))[:, 2])
+
+
+def test_different_seeds_stay_different_when_folded() -> None:
+    seeds = np.arange(100_000, dtype=np.uint32)
+    for number in (0, 1, -5):
+        folded = np.asarray(kernels.fold_seeds(jnp.asarray(seeds), number))
+        assert folded.dtype == np.uint32
+        assert np.unique(folded).size == seeds.size

@@ -161,7 +161,7 @@ def test_local_clip_bounds_each_worker() -> None:
         ({"density": 1.5}, r"density must be in \(0, 1\], got 1.5"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1"),
         ({"clip_norm": -1.0}, r"clip_norm must be finite and at least 0, got -1"),
-        ({"route": "ring"}, r"route must be one of 'auto', 'gather', 'two_phase', 'sum', got 'ring'"),
+        ({"route": "ring"}, r"route must be one of 'auto', 'gather', 'two_phase', 'sum', 'doubling', got 'ring'"),
         ({"route": "sum"}, r"route='sum' needs payloads that add up, and those of TopK do not; use route='two_phase'"),
         ({"route": gc.collectives.two_phase("server")}, r"makes training diverge; use 'put_back'"),
         ({"dtype": "int8"}, r"dtype must be float32 or bfloat16, got int8"),

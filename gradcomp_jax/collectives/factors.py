@@ -1,0 +1,92 @@
+r"""The mean of the workers' products :math:`X_i^T \Delta_i`, by their factors or by the products themselves."""
+
+import functools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from gradcomp_jax import _compat
+from gradcomp_jax._typing import Array, AxisName
+from gradcomp_jax.collectives import fused
+
+Exchange = Literal["auto", "factors", "dense"]
+EXCHANGES: tuple[Exchange, ...] = ("auto", "factors", "dense")
+
+
+def factor_bytes(x: jax.ShapeDtypeStruct | Array, delta: jax.ShapeDtypeStruct | Array, *, workers: int) -> int:
+    """Bytes that one of ``workers`` sends to hand both factors to all others: all-gathers of them."""
+    return (workers - 1) * (x.size * x.dtype.itemsize + delta.size * delta.dtype.itemsize)
+
+
+def product_bytes(x: jax.ShapeDtypeStruct | Array, delta: jax.ShapeDtypeStruct | Array, *, workers: int) -> int:
+    """Bytes that one of ``workers`` sends in a float32 all-reduce of the product ``[in, out]``, rounded up."""
+    return -(-2 * (workers - 1) * x.shape[-1] * delta.shape[-1] * 4 // workers)
+
+
+def resolve(
+    exchange: Exchange,
+    x: jax.ShapeDtypeStruct | Array,
+    delta: jax.ShapeDtypeStruct | Array,
+    *,
+    workers: int,
+) -> Literal["factors", "dense"]:
+    """Turns ``auto`` into whichever way sends fewer bytes; of equals ``dense``, which computes less."""
+    if exchange != "auto":
+        return exchange
+    fewer = factor_bytes(x, delta, workers=workers) < product_bytes(x, delta, workers=workers)
+    return "factors" if fewer else "dense"
+
+
+def mean_product(x: Array, delta: Array, *, axis_name: AxisName, exchange: Exchange = "auto") -> Array:
+    r"""Computes :math:`\frac1N \sum_i X_i^T \Delta_i`, the same bits on every worker.
+
+    Args:
+        x: this worker's :math:`X_i`, ``[batch, in]``, a floating dtype of at most 32 bits.
+        delta: this worker's :math:`\Delta_i`, ``[batch, out]``, likewise.
+        axis_name: the axis to average over.
+        exchange: ``factors`` gathers both factors from all workers and multiplies them here; ``dense`` multiplies here
+            and adds the products in an all-reduce; ``auto`` is the one that sends fewer bytes.
+
+    Returns:
+        float32 ``[in, out]``, known to be replicated over the axis.
+
+    Raises:
+        NameError: if the axis is not bound.
+        NotImplementedError: if it is differentiated.
+    """
+    workers = _compat.axis_size(axis_name)
+    if workers is None:
+        raise NameError(
+            f"the axis {axis_name!r} is not bound here: differentiate inside jax.shard_map, jax.pmap or"
+            f" jax.vmap(axis_name={axis_name!r}), or pass axis_name=None for one worker"
+        )
+    return _mean_product(x, delta, axis_name, resolve(exchange, x, delta, workers=workers), workers)
+
+
+# Words carry no derivative: without a rule of its own a second derivative would silently come out as zero.
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
+def _mean_product(x: Array, delta: Array, axis_name: AxisName, way: str, workers: int) -> Array:
+    if way == "factors":
+        # [N, batch, in] and [N, batch, out]: one product over workers and batch, in the same order on every worker.
+        stacked_x, stacked_delta = fused.all_gather([x, delta], axis_name)
+        return _product(stacked_x, stacked_delta) / workers
+    (total,) = fused.psum([_compat.varying(_product(x, delta), axis_name)], axis_name)
+    return total / workers
+
+
+@_mean_product.defjvp
+def _no_second_derivative(*_: object) -> tuple[Array, Array]:
+    raise NotImplementedError(
+        "the gradient of factored_dot cannot be differentiated again: pass axis_name=None for second derivatives, "
+        "and average them with jax.lax.pmean"
+    )
+
+
+def _product(x: Array, delta: Array) -> Array:
+    """``x^T delta`` over all dimensions but the last, accumulated and returned in float32."""
+    if x.dtype != delta.dtype:
+        x, delta = x.astype(jnp.float32), delta.astype(jnp.float32)
+    over = tuple(range(x.ndim - 1))
+    return lax.dot_general(x, delta, ((over, over), ((), ())), preferred_element_type=jnp.float32)

@@ -1,0 +1,96 @@
+"""Fixed-point numbers by stochastic rounding: a grid that is the same for every tensor, worker and step."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from gradcomp_jax import _checks, kernels
+from gradcomp_jax._typing import Array, PyTree
+from gradcomp_jax.compressors.base import Compressor
+from gradcomp_jax.kernels.random import GENERATORS, Generator
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FixedPointPayload:
+    """``words``: int8 or int16 ``[rows, block]``, in units of ``2**-fraction_bits``."""
+
+    words: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedPoint(Compressor):
+    """See :func:`fixed_point`."""
+
+    bits: int
+    fraction_bits: int
+    block_size: int
+    generator: Generator
+
+    @property
+    def block(self) -> int:
+        """Entries of a row; they share nothing."""
+        return self.block_size
+
+    @property
+    def unbiased(self) -> bool:
+        """Rounding is stochastic; what lies beyond the range is lost on purpose."""
+        return True
+
+    def measure(self, rows: Array, count: Array, state: PyTree = ()) -> Array:
+        """The largest magnitude of each row: integers have no room for what is not finite."""
+        del count, state
+        return kernels.largest_of_rows(rows)
+
+    def encode(
+        self,
+        rows: Array,
+        state: PyTree,
+        key: Array,
+        *,
+        count: Array,
+        local: Array | None = None,
+        shared: Array | None = None,
+    ) -> tuple[FixedPointPayload, PyTree]:
+        """Rounds to the grid, up or down with the probability that makes the expectation the value."""
+        del count, local, shared
+        words = kernels.to_fixed(rows, key, bits=self.bits, fraction_bits=self.fraction_bits, generator=self.generator)
+        return FixedPointPayload(words), state
+
+    def decode(self, payload: FixedPointPayload, *, shared: Array | None = None) -> Array:
+        """Integers times the grid's step."""
+        del shared
+        return kernels.from_fixed(payload.words, self.fraction_bits)
+
+    def reduce(self, payloads: FixedPointPayload, *, shared: Array | None = None) -> Array:
+        """Adds the integers, which is exact."""
+        del shared
+        total = jnp.sum(payloads.words.astype(jnp.int32), axis=0)
+        return kernels.from_fixed(total, self.fraction_bits)
+
+
+def fixed_point(
+    *, bits: int = 16, fraction_bits: int = 12, block: int = 1024, generator: Generator = "hash"
+) -> FixedPoint:
+    r"""Fixed point, :math:`\epsilon = 2^{-F}`: integers of 8 or 16 bits times :math:`\epsilon`, stochastically rounded.
+
+    :math:`P(\lfloor x \rfloor + \epsilon) = (x - \lfloor x \rfloor) / \epsilon`, so the expectation is the value wherever it
+    lies in :math:`[-2^{bits-1} \epsilon, (2^{bits-1} - 1) \epsilon]`; what lies beyond saturates.
+
+    Args:
+        bits: 16 or 8.
+        fraction_bits: F; with 16 bits and the default the range is (-8, 8) and the step 0.00024.
+        block: entries of a row.
+        generator: ``hash`` or ``threefry``.
+
+    Raises:
+        ValueError: for another width, or a negative ``fraction_bits``.
+
+    References:
+        Gupta et al., 2015, https://arxiv.org/abs/1502.02551, section 3.
+    """
+    _checks.one_of("bits", bits, (16, 8))
+    _checks.at_least_zero("fraction_bits", _checks.static_number("fraction_bits", fraction_bits))
+    _checks.one_of("generator", generator, GENERATORS)
+    return FixedPoint(bits, int(fraction_bits), _checks.positive_int("block", block), generator)

@@ -1,0 +1,83 @@
+"""Floating point of eight bits, as bytes on the wire."""
+
+import dataclasses
+from typing import Literal, get_args
+
+import jax
+
+from gradcomp_jax import _checks, kernels
+from gradcomp_jax._typing import Array, PyTree
+from gradcomp_jax.compressors.base import Compressor
+
+Format = Literal["e4m3", "e5m2"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Float8Payload:
+    """``words``: uint8 ``[rows, block]``; ``scale``: float32 ``[rows, 1]``, or ``None`` for plain casts."""
+
+    words: Array
+    scale: Array | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Float8(Compressor):
+    """See :func:`float8`."""
+
+    format: Format
+    block_size: int
+    scaled: bool
+
+    @property
+    def block(self) -> int:
+        """Entries that share a scale."""
+        return self.block_size
+
+    def measure(self, rows: Array, count: Array, state: PyTree = ()) -> Array:
+        """The largest magnitude of each row."""
+        del count, state
+        return kernels.largest_of_rows(rows)
+
+    def encode(
+        self,
+        rows: Array,
+        state: PyTree,
+        key: Array,
+        *,
+        count: Array,
+        local: Array | None = None,
+        shared: Array | None = None,
+    ) -> tuple[Float8Payload, PyTree]:
+        """Casts to the nearest value of the format; beyond its range, to its largest."""
+        del key, shared
+        largest = self.measure(rows, count) if local is None else local
+        words, scale = kernels.to_float8(rows, self.format, largest=largest if self.scaled else None)
+        return Float8Payload(words, scale), state
+
+    def decode(self, payload: Float8Payload, *, shared: Array | None = None) -> Array:
+        """Casts back, times the scale."""
+        del shared
+        return kernels.from_float8(payload.words, self.format, payload.scale)
+
+
+def float8(format: Format = "e4m3", *, block: int = 256, scaled: bool = True) -> Float8:
+    """Eight-bit floating point: e4m3 (3 bits of mantissa, up to 448) or e5m2 (2 bits, up to 57344).
+
+    Scaled, the largest entry of each block becomes the format's largest number: 8.125 bits a value with the defaults.
+    A plain cast has no scale, loses what is below the format's smallest number (2**-9 and 2**-16) and saturates above
+    its largest.
+
+    Args:
+        format: ``e4m3`` or ``e5m2``.
+        block: entries that share a scale.
+        scaled: one float32 scale for each block.
+
+    Raises:
+        ValueError: for another format, and for a block below 1.
+
+    References:
+        Micikevicius et al., 2022, FP8 Formats for Deep Learning, https://arxiv.org/abs/2209.05433, section 3.
+    """
+    _checks.one_of("format", format, get_args(Format))
+    return Float8(format, _checks.positive_int("block", block), scaled)

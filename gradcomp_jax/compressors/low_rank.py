@@ -1,0 +1,124 @@
+"""PowerSGD's code: one step of a power iteration, started where the last one ended."""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from gradcomp_jax import _checks, kernels
+from gradcomp_jax._typing import Array, PyTree
+from gradcomp_jax.compressors.base import Compressor
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LowRankPayload:
+    """``right``: float32 ``[matrices, columns, rank]``, Q of each matrix."""
+
+    right: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class LowRank(Compressor):
+    """See :func:`low_rank`. A row is one whole matrix, so that matrices of one shape go through it together."""
+
+    rank: int
+    shape: tuple[int, int]
+    seed: int
+
+    @property
+    def block(self) -> int:
+        """Entries of the matrix."""
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def summable(self) -> bool:
+        """Q is linear in the matrix once all workers have the same P."""
+        return True
+
+    @property
+    def agrees(self) -> Literal["mean"]:
+        """On P."""
+        return "mean"
+
+    def init(self, shape: tuple[int, ...]) -> Array:
+        """Q of the first step, from the seed: the same on every worker."""
+        del shape
+        return jax.random.normal(jax.random.key(self.seed), (1, self.shape[1], self.rank), jnp.float32)
+
+    def _matrices(self, rows: Array) -> Array:
+        return rows.reshape(-1, *self.shape)
+
+    def measure(self, rows: Array, count: Array, state: PyTree = ()) -> Array:
+        """P = M Q: float32 ``[1, shape[0], rank]``."""
+        del count
+        return _product("bij,bjr->bir", self._matrices(rows), state)
+
+    def settle(self, agreed: Array) -> Array:
+        """Orthonormal columns; all matrices of one shape in one go."""
+        return kernels.orthogonalize(agreed)
+
+    def encode(
+        self,
+        rows: Array,
+        state: PyTree,
+        key: Array,
+        *,
+        count: Array,
+        local: Array | None = None,
+        shared: Array | None = None,
+    ) -> tuple[LowRankPayload, PyTree]:
+        """Q = M^T P."""
+        del key, count, local
+        return LowRankPayload(_product("bij,bir->bjr", self._matrices(rows), self._left(shared))), state
+
+    def _left(self, shared: Array | None) -> Array:
+        if shared is None:
+            raise ValueError("a low-rank code needs the P that the workers agreed on; pass it as shared=")
+        return shared
+
+    def decode(self, payload: LowRankPayload, *, shared: Array | None = None) -> Array:
+        """P Q^T."""
+        matrices = _product("bir,bjr->bij", self._left(shared), payload.right)
+        return matrices.reshape(-1, self.block)
+
+    def next_state(self, state: Array, mean: LowRankPayload) -> Array:
+        """The warm start: Q of this step, but for directions in which there was nothing.
+
+        A column of zeros would stay zero for ever. Only the columns' span matters, so they are kept at a length where
+        nothing underflows.
+        """
+        largest = jnp.max(jnp.abs(mean.right), axis=1, keepdims=True)
+        usable = largest > jnp.finfo(jnp.float32).tiny
+        return jnp.where(usable, mean.right / jnp.where(usable, largest, 1.0), state)
+
+
+def _product(formula: str, a: Array, b: Array) -> Array:
+    # Full precision: matrix units would multiply in bfloat16 by default, and the residual would see it.
+    return jnp.einsum(formula, a, b, precision=lax.Precision.HIGHEST)
+
+
+def low_rank(rank: int, shape: tuple[int, int], *, seed: int = 0) -> LowRank:
+    r"""A matrix as :math:`P Q^T` of the given rank: rank x (rows + columns) float32 values in place of rows x columns.
+
+    :math:`P = \mathrm{orth}(\frac1N \sum_i M_i Q_{t-1})`, :math:`Q_t = \frac1N \sum_i M_i^T P`, and the mean of the
+    matrices is taken for :math:`P Q_t^T`. Both sums are plain all-reduces, whatever N is. :math:`Q` is the warm start of
+    the next step and the only state; it is equal on every worker.
+
+    Args:
+        rank: r, at least 1.
+        shape: rows and columns of the matrix.
+        seed: of the first Q.
+
+    Raises:
+        ValueError: for a rank below 1 or above the smaller side, and for an empty matrix.
+
+    References:
+        Vogels et al., 2019, PowerSGD, https://arxiv.org/abs/1905.13727, algorithm 1.
+    """
+    sides = (_checks.positive_int("shape[0]", shape[0]), _checks.positive_int("shape[1]", shape[1]))
+    if _checks.positive_int("rank", rank) > min(sides):
+        raise ValueError(f"rank must be at most {min(sides)} for a matrix of {sides[0]} x {sides[1]}, got {rank}")
+    return LowRank(rank, sides, seed)

@@ -1,0 +1,142 @@
+"""Some entries of each block, chosen by seeds that all workers know: no index crosses the wire."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradcomp_jax import _checks, kernels
+from gradcomp_jax._typing import Array, PyTree
+from gradcomp_jax.compressors.base import Compressor
+from gradcomp_jax.compressors.topk import block_for
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RandomKPayload:
+    """``value``: float32 or bfloat16 ``[rows, k]``, in the order of the positions that the seeds give."""
+
+    value: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomK(Compressor):
+    """See :func:`random_k`."""
+
+    block_size: int
+    k: int
+    rescale: bool
+    dtype: Any
+
+    @property
+    def block(self) -> int:
+        """Entries among which ``k`` are chosen."""
+        return self.block_size
+
+    @property
+    def summable(self) -> bool:
+        """All workers choose the same positions; float32 values add without a loss."""
+        return self.dtype == jnp.float32
+
+    @property
+    def selects(self) -> bool:
+        """Entries that are not chosen decode to zero."""
+        return True
+
+    @property
+    def seeded(self) -> bool:
+        """Positions come from the seeds."""
+        return True
+
+    @property
+    def unbiased(self) -> bool:
+        """With ``rescale``."""
+        return self.rescale
+
+    def measure(self, rows: Array, count: Array, state: PyTree = ()) -> Array:
+        """The largest magnitude of each row: an entry that is not finite shows there though it is not chosen."""
+        del count, state
+        return kernels.largest_of_rows(rows)
+
+    def _index(self, shared: Array | None) -> Array:
+        if shared is None:
+            raise ValueError("random_k needs the rows' seeds; pass them as shared=")
+        return kernels.random_of_rows(shared, self.block, self.k)
+
+    def encode(
+        self,
+        rows: Array,
+        state: PyTree,
+        key: Array,
+        *,
+        count: Array,
+        local: Array | None = None,
+        shared: Array | None = None,
+    ) -> tuple[RandomKPayload, PyTree]:
+        """Takes the entries at the positions that the seeds give."""
+        del key, count, local
+        value = kernels.take_from_rows(rows, self._index(shared))
+        return RandomKPayload((value * self._factor).astype(self.dtype)), state
+
+    @property
+    def _factor(self) -> float:
+        return self.block / self.k if self.rescale else 1.0
+
+    def decode(self, payload: RandomKPayload, *, shared: Array | None = None) -> Array:
+        """Values at their positions, zeros elsewhere."""
+        return kernels.place_in_rows(self._index(shared), payload.value.astype(jnp.float32), self.block)
+
+    def carried(self, payload: RandomKPayload, *, shared: Array | None = None) -> Array:
+        """The chosen entries, unless they are zero."""
+        index = jnp.where(payload.value != 0, self._index(shared), -1)
+        return kernels.mark_in_rows(index, self.block)
+
+    def reduce(self, payloads: RandomKPayload, *, shared: Array | None = None) -> Array:
+        """Adds the values, then places them once."""
+        total = jnp.sum(payloads.value.astype(jnp.float32), axis=0)
+        return self.decode(RandomKPayload(total), shared=shared)
+
+    def back(self, workers: int) -> "RandomK":
+        """The same positions, where the mean has all it has, with its factor in it already."""
+        del workers
+        return dataclasses.replace(self, rescale=False)
+
+    def exact_back(self, workers: int) -> bool:
+        """In float32: the same positions hold all there is."""
+        del workers
+        return self.dtype == jnp.float32
+
+    def rounding(self, rows: Array, payload: RandomKPayload, *, shared: Array | None = None) -> RandomKPayload:
+        """What the narrower dtype took from the chosen values, in float32."""
+        exact = kernels.take_from_rows(rows, self._index(shared))
+        return RandomKPayload(exact - payload.value.astype(jnp.float32))
+
+
+def random_k(
+    density: float = 0.01, *, block: int | None = None, rescale: bool = False, dtype: Any = jnp.bfloat16
+) -> RandomK:
+    r"""``max(1, round(density * block))`` entries of every block at random, the same ones on every worker.
+
+    Every row has a seed that follows from the step, so positions need not be sent: half or less of what top-k sends for
+    as many entries. Each of k bins of a row gives one entry; every entry is chosen with probability :math:`k / block`.
+
+    Args:
+        density: fraction of the entries to send, in (0, 1].
+        block: entries of a row; by default as for :func:`~gradcomp_jax.compressors.topk`.
+        rescale: multiplies by :math:`block / k`, which makes the code unbiased, for use without a residual.
+        dtype: of the values on the wire, float32 or bfloat16.
+
+    Raises:
+        ValueError: for a density outside (0, 1] or another dtype.
+        TypeError: for a traced density.
+
+    References:
+        Stich et al., 2018, Sparsified SGD with Memory, https://arxiv.org/abs/1809.07599, section 2.
+    """
+    _checks.in_unit_interval("density", density)
+    size = block_for(density) if block is None else _checks.positive_int("block", block)
+    resolved = jnp.dtype(dtype)
+    if resolved not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)):
+        raise ValueError(f"dtype must be float32 or bfloat16, got {resolved.name}")
+    return RandomK(size, max(1, round(density * size)), rescale, resolved)

@@ -1,0 +1,114 @@
+"""One bit a value: signs, with what they stand for in each block."""
+
+import dataclasses
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+from gradcomp_jax import _checks, kernels
+from gradcomp_jax._typing import Array, PyTree
+from gradcomp_jax.compressors.base import Compressor
+
+Scaling = Literal["means", "l1", "unit"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SignPayload:
+    """Signs and their values.
+
+    Attributes:
+        words: uint8 ``[rows, ceil(block / 8)]``, a bit set where an entry is negative.
+        values: float32 ``[rows, 2]``, what positive and negative entries decode to (``means``); float32 ``[rows, 1]``, the
+            magnitude of both (``l1``); uint8 ``[rows, 1]``, 1 unless the whole row is zero (``unit``).
+    """
+
+    words: Array
+    values: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Sign(Compressor):
+    """See :func:`sign`."""
+
+    scaling: Scaling
+    block_size: int
+
+    @property
+    def block(self) -> int:
+        """Entries that share their values."""
+        return self.block_size
+
+    @property
+    def fills(self) -> bool:
+        """Padding has a sign too."""
+        return True
+
+    def measure(self, rows: Array, count: Array, state: PyTree = ()) -> Array:
+        """Sums of the positive and of the negative entries, and the numbers of each: float32 ``[rows, 4]``."""
+        del state
+        negative = rows < 0
+        total = jnp.sum(rows, axis=1)
+        below = jnp.sum(jnp.where(negative, rows, 0.0), axis=1)
+        many = jnp.sum(negative, axis=1, dtype=jnp.int32).astype(jnp.float32)
+        return jnp.stack([total - below, below, count.astype(jnp.float32) - many, many], axis=1)
+
+    def encode(
+        self,
+        rows: Array,
+        state: PyTree,
+        key: Array,
+        *,
+        count: Array,
+        local: Array | None = None,
+        shared: Array | None = None,
+    ) -> tuple[SignPayload, PyTree]:
+        """Packs the signs. Exact zeros count as positive; with ``unit`` values, which cannot make up for it, at random."""
+        del shared
+        above, below, positives, negatives = jnp.unstack(self.measure(rows, count) if local is None else local, axis=1)
+        if self.scaling == "unit":
+            # A NaN is not equal to zero; that an entry is not finite shows in the statistic.
+            some = (above - below) != 0
+            coin = kernels.hash_bits(key, rows.shape) >> 31 == 1
+            words = kernels.pack_bits((rows < 0) | ((rows == 0) & coin), 1)
+            return SignPayload(words, some.astype(jnp.uint8)[:, None]), state
+        if self.scaling == "l1":
+            values = ((above - below) / jnp.maximum(positives + negatives, 1.0))[:, None]
+        else:
+            values = jnp.stack([above / jnp.maximum(positives, 1.0), below / jnp.maximum(negatives, 1.0)], axis=1)
+        return SignPayload(kernels.pack_signs(rows), values), state
+
+    def decode(self, payload: SignPayload, *, shared: Array | None = None) -> Array:
+        """The values that the signs stand for."""
+        del shared
+        signs = kernels.unpack_signs(payload.words, self.block)
+        values = payload.values.astype(jnp.float32)
+        if self.scaling != "means":
+            return signs * values
+        return jnp.where(signs > 0, values[:, :1], values[:, 1:])
+
+
+def sign(scaling: Scaling = "l1", *, block: int = 2048) -> Sign:
+    r"""One bit a value, and for each block what the two signs stand for.
+
+    - ``means``: the mean of the block's positive and the mean of its negative entries (1-bit SGD).
+    - ``l1``: :math:`\pm \|x\|_1 / n` (EF-signSGD).
+    - ``unit``: :math:`\pm 1` (signSGD). An entry that is exactly zero draws its sign, so that entries without a gradient
+      are not pushed to one side; a block of zeros decodes to zeros.
+
+    A block of zeros decodes to zeros in all three. ``means`` and ``l1`` need error feedback.
+
+    Args:
+        scaling: ``means``, ``l1`` or ``unit``.
+        block: entries that share their values.
+
+    Raises:
+        ValueError: for another scaling, and for a block below 1.
+
+    References:
+        Seide et al., 2014, 1-Bit Stochastic Gradient Descent, Interspeech, section 3.2; Bernstein et al., 2018,
+        https://arxiv.org/abs/1802.04434; Karimireddy et al., 2019, https://arxiv.org/abs/1901.09847.
+    """
+    _checks.one_of("scaling", scaling, get_args(Scaling))
+    return Sign(scaling, _checks.positive_int("block", block))

@@ -1,0 +1,78 @@
+"""The exact mean of several selections: as entries, or as whole rows where those are fewer bytes."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradcomp_jax import kernels
+from gradcomp_jax._typing import Array, PyTree
+from gradcomp_jax.compressors.base import Compressor
+
+
+def index_dtype(block: int) -> Any:
+    """The narrowest unsigned dtype of a position in a row of ``block`` entries."""
+    return jnp.uint8 if block <= 256 else jnp.uint16 if block <= 65536 else jnp.uint32
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class UnionPayload:
+    """``index``: unsigned ``[rows, k]``, or ``None`` where rows are whole; ``value``: float32 ``[rows, k or block]``."""
+
+    index: Array | None
+    value: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Union(Compressor):
+    """Every entry of rows with at most ``k`` entries that are not zero, in float32.
+
+    The sum of N selections of k' entries has at most N k' of them. Once index and value of so many cost more than the
+    whole row does, the row is sent whole: SparCML's switch to dense (Renggli et al., 2019,
+    https://arxiv.org/abs/1802.08021, section 5.1), decided from shapes.
+    """
+
+    block_size: int
+    k: int
+
+    @property
+    def block(self) -> int:
+        """As the selections' block."""
+        return self.block_size
+
+    @property
+    def lossless(self) -> bool:
+        """Of such rows."""
+        return True
+
+    @property
+    def whole(self) -> bool:
+        """Whether rows are sent whole."""
+        width = jnp.dtype(index_dtype(self.block)).itemsize
+        return self.k * (width + 4) >= self.block * 4
+
+    def encode(
+        self,
+        rows: Array,
+        state: PyTree,
+        key: Array,
+        *,
+        count: Array,
+        local: Array | None = None,
+        shared: Array | None = None,
+    ) -> tuple[UnionPayload, PyTree]:
+        """Finds the entries that are not zero."""
+        del key, count, local, shared
+        if self.whole:
+            return UnionPayload(None, rows), state
+        index, value = kernels.nonzero_of_rows(rows, self.k)
+        return UnionPayload(index.astype(index_dtype(self.block)), value), state
+
+    def decode(self, payload: UnionPayload, *, shared: Array | None = None) -> Array:
+        """Values at their positions."""
+        del shared
+        if payload.index is None:
+            return payload.value
+        return kernels.place_in_rows(payload.index, payload.value, self.block)

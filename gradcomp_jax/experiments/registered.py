@@ -1,0 +1,85 @@
+"""Every registered method as a recipe: its own defaults, the shared hyper-parameters where it takes them."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import optax
+
+from gradcomp_jax.experiments.settings import Settings
+from gradcomp_jax.methods.registry import METHODS, Method
+
+Transformation: TypeAlias = optax.GradientTransformationExtraArgs
+WarmUp: TypeAlias = tuple[tuple[int, float], ...]
+
+STEP_OF_A_SIGN = 0.02
+"""Learning rate of updates that have no length (signs, Adam's direction), as a share of SGD's. Momentum of SGD's kind
+would make it ten times as long again, so nothing follows them but the rate."""
+
+DENSE_SHARE = 0.15
+"""Share of a run in which a method warms up dense; Tang et al., 2021, https://arxiv.org/abs/2102.02888, section 7.1."""
+
+
+def recipe_name(name: str) -> str:
+    """A registered method's name as it is typed in a shell."""
+    return name.replace("_", "-")
+
+
+def make_registered(settings: Settings, warm_up: WarmUp, seed: int, *, name: str) -> Transformation:
+    """The transformation of a registered method, with its learning rate and its momentum in their places."""
+    method = METHODS[name]
+    takes = inspect.signature(method.make).parameters
+    options: dict[str, Any] = dict(method.options)
+    if "density" in takes:
+        options["density"] = settings.density
+    if "warm_up_steps" in takes:
+        options["warm_up_steps"] = max(1, sum(steps for steps, _ in warm_up))
+
+    def make(**key: Any) -> Transformation:
+        return method.make(axis_name=settings.axis_name, **options, **key)
+
+    exchange = seeded(make, seed) if "key" in takes else make()
+    if method.update != "mean":
+        return optax.chain(exchange, optax.sgd(settings.learning_rate * STEP_OF_A_SIGN))
+    if method.momentum == "inside":
+        return optax.chain(exchange, optax.sgd(settings.learning_rate))
+    return after(exchange, settings)
+
+
+def dense_stage(settings: Settings, steps_per_epoch: int, *, name: str) -> WarmUp:
+    """The dense steps before the method's own, as a stage of density 1; none for most methods."""
+    if "warm_up_steps" not in inspect.signature(METHODS[name].make).parameters:
+        return ()
+    return ((max(1, round(DENSE_SHARE * settings.epochs * steps_per_epoch)), 1.0),)
+
+
+def summary(method: Method) -> str:
+    """The first sentence of its documentation."""
+    return (inspect.getdoc(method.make) or "").partition("\n")[0].rstrip(".")
+
+
+def after(exchange: Transformation, settings: Settings) -> Transformation:
+    """The exchange, then SGD with momentum on the averaged gradient."""
+    return optax.chain(exchange, optax.sgd(settings.learning_rate, momentum=settings.momentum))
+
+
+class _SeededState(NamedTuple):
+    key: jax.Array
+    inner: Any
+
+
+def seeded(make: Callable[..., Transformation], seed: int) -> Transformation:
+    """A transformation whose key lies in its state and not in the compiled program."""
+    make(key=seed)  # What it refuses, it refuses now.
+
+    def init(params: Any) -> _SeededState:
+        key = jax.random.key(seed)
+        return _SeededState(jax.random.key_data(key), make(key=key).init(params))
+
+    def update(updates: Any, state: _SeededState, params: Any = None, **extra: Any) -> tuple[Any, _SeededState]:
+        key = jax.random.wrap_key_data(state.key)
+        updates, inner = make(key=key).update(updates, state.inner, params, **extra)
+        return updates, _SeededState(state.key, inner)
+
+    return optax.GradientTransformationExtraArgs(init, update)

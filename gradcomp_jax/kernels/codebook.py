@@ -1,0 +1,90 @@
+"""The best levels for normally distributed numbers, of which a random rotation makes any block.
+
+Vargaftik et al., 2021, DRIVE, https://arxiv.org/abs/2105.08339, section 3; Vargaftik et al., 2022, EDEN,
+https://arxiv.org/abs/2108.08842, section 3.
+"""
+
+import functools
+import math
+
+import jax.numpy as jnp
+import numpy as np
+
+from gradcomp_jax._typing import Array
+from gradcomp_jax.kernels.packing import pack_bits, pack_digits, unpack_bits, unpack_digits
+
+MOST_BITS = 4
+
+
+@functools.cache
+def normal_codebook(bits: int) -> np.ndarray:
+    """The ``2 ** bits`` levels with the least mean square error for a standard normal, ascending: float64, read-only.
+
+    Each level is the mean of what is nearest to it (Lloyd's condition), iterated until nothing moves. The levels are
+    symmetric about zero; of one bit they are ``-sqrt(2 / pi)`` and ``sqrt(2 / pi)``.
+
+    Args:
+        bits: 1 to 4.
+
+    Raises:
+        ValueError: for another number of bits.
+
+    References:
+        Max, 1960, "Quantizing for minimum distortion"; Lloyd, 1982, "Least squares quantization in PCM".
+    """
+    if not 1 <= bits <= MOST_BITS:
+        raise ValueError(f"bits must be 1 to {MOST_BITS}, got {bits}; for more use quantize")
+    # The positive half alone, so that it is symmetric to the last bit.
+    levels = np.linspace(0, 3, 2 ** (bits - 1) + 2)[1:-1]
+    for _ in range(10_000):
+        edges = np.concatenate([[0.0], (levels[1:] + levels[:-1]) / 2])
+        density = np.append(np.exp(-(edges**2) / 2) * math.sqrt(2 / math.pi), 0.0)
+        above = np.asarray([math.erfc(e / math.sqrt(2)) for e in edges] + [0.0])
+        moved = np.diff(density) / np.diff(above)
+        settled = np.abs(moved - levels).max() < 1e-15
+        levels = moved
+        if settled:
+            break
+    book = np.concatenate([-levels[::-1], levels])
+    book.setflags(write=False)
+    return book
+
+
+def encode_normal(rows: Array, bits: int) -> Array:
+    """The nearest level of each entry, packed.
+
+    Args:
+        rows: float32 ``[rows, block]``, standard normal or nearly so; beyond the outermost level is that level. A NaN
+            has no level: the caller's scale must carry it.
+        bits: 1 to 4.
+
+    Returns:
+        uint8 ``[rows, ceil(block * bits / 8)]``; of 3 bits uint32 ``[rows, ceil(block / 10)]``, ten levels to a word.
+
+    Raises:
+        ValueError: for another number of bits.
+    """
+    book = normal_codebook(bits)
+    half = book.size // 2
+    # The levels are symmetric: the middles of one side serve both. Comparisons vectorise where a search would not.
+    magnitude = jnp.abs(rows)
+    step = jnp.zeros(rows.shape, jnp.int32)
+    for middle in (book[half + 1 :] + book[half:-1]) / 2:
+        step = step + (magnitude > jnp.float32(middle)).astype(jnp.int32)
+    level = jnp.where(rows < 0, half - 1 - step, half + step)
+    if bits == 3:
+        return pack_digits(level, 8, word_bits=32)
+    return pack_bits(level, bits)
+
+
+def decode_normal(words: Array, block: int, bits: int) -> Array:
+    """Inverse of :func:`encode_normal` up to rounding: the levels, float32 ``[rows, block]``."""
+    book = normal_codebook(bits)
+    half = book.size // 2
+    level = unpack_digits(words, block, 8) if bits == 3 else unpack_bits(words, block, bits).astype(jnp.int32)
+    step = jnp.where(level < half, half - 1 - level, level - half)
+    # A chain of choices, not a table: a look-up goes entry by entry.
+    magnitude = jnp.full(level.shape, book[half], jnp.float32)
+    for j in range(1, half):
+        magnitude = jnp.where(step >= j, jnp.float32(book[half + j]), magnitude)
+    return jnp.where(level < half, -magnitude, magnitude)

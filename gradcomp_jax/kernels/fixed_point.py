@@ -1,0 +1,59 @@
+"""Fixed-point numbers: integers times a power of two that is the same for all."""
+
+import jax.numpy as jnp
+
+from gradcomp_jax._typing import Array
+from gradcomp_jax.kernels.random import Generator, uniform
+
+_DTYPES = {8: jnp.int8, 16: jnp.int16}
+_MOST_FRACTION_BITS = 126  # the smallest normal float32 is 2**-126
+
+
+def to_fixed(rows: Array, key: Array | None, *, bits: int, fraction_bits: int, generator: Generator = "hash") -> Array:
+    r"""Rounds to multiples of :math:`2^{-F}`, up with the probability that makes the expectation the value.
+
+    A value on the grid is never moved. What lies beyond :math:`[-2^{bits-1}, 2^{bits-1} - 1]\,2^{-F}` saturates.
+
+    Args:
+        rows: float32 ``[rows, block]``. A NaN or an infinity has no integer, and becomes one all the same: whoever must
+            know tests the input.
+        key: rounds stochastically with this key; to the nearest, ties to even, with ``None``.
+        bits: 8 or 16.
+        fraction_bits: F, from 0 to 126.
+        generator: ``hash`` or ``threefry``.
+
+    Returns:
+        int8 or int16 ``[rows, block]``.
+
+    Raises:
+        ValueError: for another width, or fraction bits outside their range.
+
+    References:
+        Gupta et al., 2015, https://arxiv.org/abs/1502.02551, section 3.2.
+    """
+    if bits not in _DTYPES:
+        raise ValueError(f"bits must be 8 or 16, got {bits}")
+    # A power of two multiplies exactly; what overflows is beyond the range anyhow.
+    scaled = rows * jnp.float32(2.0 ** _fraction(fraction_bits))
+    if key is None:
+        rounded = jnp.round(scaled)
+    else:
+        # A comparison, not floor(scaled + u): that sum rounds, and would at times move a value that is on the grid.
+        low = jnp.floor(scaled)
+        rounded = low + (uniform(key, rows.shape, generator) < scaled - low).astype(jnp.float32)
+    top = 2 ** (bits - 1)
+    return jnp.clip(rounded, -top, top - 1).astype(_DTYPES[bits])
+
+
+def from_fixed(words: Array, fraction_bits: int) -> Array:
+    """Inverse of :func:`to_fixed` up to rounding: integers of any width, of a sum too, to float32 of the same shape.
+
+    Exact for integers below 2**24.
+    """
+    return words.astype(jnp.float32) * jnp.float32(2.0 ** -_fraction(fraction_bits))
+
+
+def _fraction(bits: int) -> int:
+    if not 0 <= bits <= _MOST_FRACTION_BITS:
+        raise ValueError(f"fraction_bits must be between 0 and {_MOST_FRACTION_BITS}, got {bits}")
+    return bits

@@ -1,0 +1,47 @@
+"""Block-quantized averaging in two phases (Wang et al., 2023)."""
+
+import optax
+
+from gradcomp_jax import collectives, compressors, memory
+from gradcomp_jax._typing import AxisName
+from gradcomp_jax.transforms import Select, exchange
+
+
+def block_quantized(
+    *,
+    axis_name: AxisName | None,
+    bits: int = 8,
+    block: int = 256,
+    error_feedback: bool = True,
+    route: collectives.Route | str = "two_phase",
+    select: Select | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Integers of 8 or 4 bits with a scale for each block, summed in float32 by owners: the sensible default.
+
+    Quantized rows go to their owners (all-to-all), who sum them in float32, quantize the mean, and give it to everybody
+    (all-gather). :math:`x = g + e`, :math:`e \leftarrow x - D(C(x))`; what the second quantization takes stays with the
+    owner. With 8 bits a quarter of a float32 all-reduce, with hardly any noise.
+
+    Momentum or Adam go after it.
+
+    Args:
+        axis_name: the axis to average over, or ``None`` for one worker.
+        bits: 8, 4 or 2.
+        block: entries that share a float32 scale.
+        error_feedback: keep what rounding takes; without, nothing is kept and nothing is stored.
+        route: see :func:`gradcomp_jax.exchange`.
+        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+
+    Raises:
+        ValueError: for values out of range.
+
+    References:
+        Wang et al., 2023, ZeRO++, https://arxiv.org/abs/2306.10209, section 3.3 (qgZ).
+    """
+    return exchange(
+        compressors.block_quantized(bits=bits, block=block),
+        axis_name=axis_name,
+        memory=memory.residual() if error_feedback else memory.none(),
+        route=route,
+        select=select,
+    )

@@ -1,0 +1,54 @@
+"""DeMo: decoupled momentum (Peng et al., 2024)."""
+
+from typing import Any
+
+import optax
+
+from gradcomp_jax import collectives, compressors, memory
+from gradcomp_jax._typing import AxisName
+from gradcomp_jax.transforms import Select, exchange
+
+
+def demo(
+    *,
+    axis_name: AxisName | None,
+    density: float = 1 / 128,
+    momentum: Any = 0.999,
+    block: int = 4096,
+    signed: bool = True,
+    dtype: Any = "bfloat16",
+    route: collectives.Route | str = "gather",
+    select: Select | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""The fast frequencies of each worker's momentum are sent and leave it; the slow ones stay and differ by worker.
+
+    :math:`m \leftarrow \beta m + g`; the largest frequencies q of each chunk's cosine transform are sent;
+    :math:`m \leftarrow m - IDCT(q)`; the update is the mean of the :math:`IDCT(q)`, or its sign.
+
+    The momentum lives in here: plain SGD after it. With ``signed`` the learning rate is that of a sign method.
+
+    Args:
+        axis_name: the axis to average over, or ``None`` for one worker.
+        density: fraction of the frequencies to send; 1/128 is 32 of a chunk of 64 x 64, the paper's.
+        momentum: :math:`\beta`, the decay of what was not sent.
+        block: entries of a chunk, a stretch of the tensor seen as nearly square.
+        signed: the sign of the mean, as in the paper's optimizer.
+        dtype: of values on the wire, bfloat16 or float32.
+        route: see :func:`gradcomp_jax.exchange`; the paper gathers.
+        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+
+    Raises:
+        ValueError: for values out of range.
+        TypeError: for a density that is traced.
+
+    References:
+        Peng et al., 2024, https://arxiv.org/abs/2411.19870, algorithm 1.
+    """
+    frequencies = exchange(
+        compressors.in_frequency(compressors.topk(density, block=block, dtype=dtype)),
+        axis_name=axis_name,
+        memory=memory.residual(decay=momentum),
+        route=collectives.as_route(route, second_encoding=True),
+        select=select,
+    )
+    return optax.chain(frequencies, optax.scale_by_sign()) if signed else frequencies

@@ -1,0 +1,43 @@
+"""EF-signSGD (Karimireddy et al., 2019)."""
+
+import optax
+
+from gradcomp_jax import collectives, compressors, memory
+from gradcomp_jax._typing import AxisName
+from gradcomp_jax.transforms import Select, exchange
+
+
+def ef_sign_sgd(
+    *,
+    axis_name: AxisName | None,
+    block: int = 2048,
+    route: collectives.Route | str = "two_phase",
+    select: Select | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Signs with their mean magnitude, and error feedback: 1 bit each way.
+
+    :math:`x = g + e`, sent: :math:`\frac{\|x\|_1}{n} sign(x)` for each block of n entries, :math:`e \leftarrow x - sent`.
+    The owners do the same with the mean.
+
+    Momentum goes after it.
+
+    Args:
+        axis_name: the axis to average over, or ``None`` for one worker.
+        block: entries that share a magnitude. The paper takes a whole layer; a smaller block follows the gradient better.
+        route: see :func:`gradcomp_jax.exchange`.
+        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+
+    Raises:
+        ValueError: for values out of range.
+
+    References:
+        Karimireddy et al., 2019, https://arxiv.org/abs/1901.09847, algorithm 1; Zheng et al., 2019,
+        https://arxiv.org/abs/1905.10936 (blocks, and both directions).
+    """
+    return exchange(
+        compressors.sign("l1", block=block),
+        axis_name=axis_name,
+        memory=memory.residual(),
+        route=route,
+        select=select,
+    )

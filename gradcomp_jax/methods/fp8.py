@@ -1,0 +1,48 @@
+"""Eight-bit floating point."""
+
+from typing import Literal
+
+import optax
+
+from gradcomp_jax import collectives, compressors, memory
+from gradcomp_jax._typing import AxisName
+from gradcomp_jax.transforms import Select, exchange
+
+
+def fp8(
+    *,
+    axis_name: AxisName | None,
+    format: Literal["e4m3", "e5m2"] = "e4m3",
+    block: int = 256,
+    scaled: bool = True,
+    error_feedback: bool = True,
+    route: collectives.Route | str = "auto",
+    select: Select | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Eight-bit floats on the wire, as bytes, so that no backend widens them; sums in float32.
+
+    Scaled, the largest entry of each block becomes the format's largest number, so nothing saturates and small gradients
+    keep their bits. Momentum or Adam go after it.
+
+    Args:
+        axis_name: the axis to average over, or ``None`` for one worker.
+        format: ``e4m3`` (3 bits of mantissa) or ``e5m2`` (2 bits, and a wider range within a block).
+        block: entries that share a scale.
+        scaled: one float32 scale for each block; without, plain casts.
+        error_feedback: keep what rounding takes.
+        route: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``gather`` and ``two_phase``.
+        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+
+    Raises:
+        ValueError: for values out of range.
+
+    References:
+        Micikevicius et al., 2022, https://arxiv.org/abs/2209.05433, section 3.
+    """
+    return exchange(
+        compressors.float8(format, block=block, scaled=scaled),
+        axis_name=axis_name,
+        memory=memory.residual() if error_feedback else memory.none(),
+        route=collectives.as_route(route, second_encoding=True),
+        select=select,
+    )

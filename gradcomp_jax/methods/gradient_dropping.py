@@ -1,0 +1,54 @@
+"""Gradient dropping (Aji and Heafield, 2017)."""
+
+from typing import Any
+
+import optax
+
+from gradcomp_jax import collectives, compressors, memory
+from gradcomp_jax._typing import AxisName
+from gradcomp_jax.transforms import Select, exchange
+
+
+def gradient_dropping(
+    *,
+    axis_name: AxisName | None,
+    density: float = 0.01,
+    block: int | None = None,
+    dtype: Any = "bfloat16",
+    route: collectives.Route | str = "auto",
+    select: Select | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Sends the largest entries of all tensors together; the rest is added to the next gradient.
+
+    :math:`x = g + e`; the entries of x above one threshold for the whole gradient are sent; :math:`e \leftarrow x - sent`;
+    the update is the mean of what was sent.
+
+    The tensors are laid end to end and dealt out over blocks in turn, so that each block is a sample of all of them. The
+    largest of each block are then nearly those above one threshold, and yet every block sends as many: shapes are static
+    and no owner has more to do than another. A layer with larger gradients sends more of them.
+
+    Momentum or Adam go after it.
+
+    Args:
+        axis_name: the axis to average over, or ``None`` for one worker.
+        density: fraction of the entries to send; the paper drops 99%.
+        block: entries among which the largest are chosen; 1024 by default, longer for densities that need it.
+        dtype: of values on the wire, bfloat16 or float32.
+        route: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``gather`` and ``two_phase``.
+        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+
+    Raises:
+        ValueError: for values out of range.
+        TypeError: for a density that is traced.
+
+    References:
+        Aji and Heafield, 2017, https://arxiv.org/abs/1704.05021, section 3.
+    """
+    return exchange(
+        compressors.topk(density, block=block, dtype=dtype),
+        axis_name=axis_name,
+        memory=memory.residual(),
+        route=collectives.as_route(route, second_encoding=True),
+        select=select,
+        view="tree",
+    )

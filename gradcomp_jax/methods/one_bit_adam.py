@@ -1,0 +1,52 @@
+"""1-bit Adam (Tang et al., 2021)."""
+
+import optax
+
+from gradcomp_jax import collectives, compressors, memory
+from gradcomp_jax._typing import AxisName
+from gradcomp_jax.transforms import Select, exchange, frozen_adam
+
+
+def one_bit_adam(
+    *,
+    axis_name: AxisName | None,
+    warm_up_steps: int,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    block: int = 2048,
+    select: Select | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Adam, dense at first; then its variance freezes and its momentum crosses as signs.
+
+    Warm-up: Adam on the mean gradient. After it v is a constant preconditioner, and every worker sends
+    :math:`\beta_1 m + (1 - \beta_1) g^i` plus its residual as scaled signs; the owners add their own residual to the
+    mean and send scaled signs back, which are the new m. Returns Adam's direction: chain a learning rate after it, and no
+    other momentum.
+
+    The owners' residual depends on the number of workers: initialise inside the axis (``gc.init_state`` does).
+
+    Args:
+        axis_name: the axis to average over, or ``None`` for one worker.
+        warm_up_steps: dense steps before v freezes; the paper takes 15% to 20% of all steps.
+        b1: decay of the momentum.
+        b2: decay of the variance.
+        eps: added to the root of the variance.
+        block: entries that share a magnitude.
+        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+
+    Raises:
+        ValueError: for values out of range.
+
+    References:
+        Tang et al., 2021, https://arxiv.org/abs/2102.02888, algorithm 1.
+    """
+    compressed = exchange(
+        compressors.sign("l1", block=block),
+        axis_name=axis_name,
+        memory=memory.residual(),
+        route=collectives.two_phase("server"),
+        select=select,
+    )
+    whole = exchange(compressors.dense(), axis_name=axis_name, memory=memory.none())
+    return frozen_adam(whole, compressed, warm_up_steps=warm_up_steps, b1=b1, b2=b2, eps=eps)

@@ -1,0 +1,59 @@
+"""1-bit SGD (Seide et al., 2014)."""
+
+import functools
+from typing import Literal
+
+import optax
+
+from gradcomp_jax import _checks, collectives, compressors, memory
+from gradcomp_jax._typing import AxisName
+from gradcomp_jax.transforms import Select, by_column, exchange
+
+
+def one_bit_sgd(
+    *,
+    axis_name: AxisName | None,
+    granularity: Literal["column", "block"] = "column",
+    block: int = 512,
+    route: collectives.Route | str = "two_phase",
+    select: Select | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Signs, and for each column of a weight matrix the mean of its positive and of its negative entries.
+
+    :math:`x = g + e`; an entry is sent as its sign; it decodes to the mean of the column's entries of that sign;
+    :math:`e \leftarrow x - D(C(x))`. Workers send to the columns' owners, who quantize the mean once more and keep their
+    own residual in the workers' memory: the double quantization of the paper, 1 bit each way.
+
+    A column is what belongs to one output: all entries with one index in the last dimension. A column of zeros decodes to
+    zeros. Momentum goes after it.
+
+    Args:
+        axis_name: the axis to average over, or ``None`` for one worker.
+        granularity: means for each ``column``, as in the paper, or for each ``block`` of a tensor, which costs no
+            transposition and suits tensors with short columns.
+        block: entries of a block.
+        route: see :func:`gradcomp_jax.exchange`.
+        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+
+    Raises:
+        ValueError: for values out of range.
+
+    References:
+        Seide et al., 2014, 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training
+        of Speech DNNs, Interspeech, sections 3.2 and 3.3.
+    """
+    _checks.one_of("granularity", granularity, ("column", "block"))
+    dense = compressors.dense()
+    means = functools.partial(compressors.sign, "means")
+    by_columns = granularity == "column"
+    return exchange(
+        by_column(lambda entries: means(block=entries), dense=dense, select=select)
+        if by_columns
+        else means(block=block),
+        axis_name=axis_name,
+        memory=memory.residual(),
+        route=route,
+        select=None if by_columns else select,
+        view="columns" if by_columns else "rows",
+        dense_compressor=dense,
+    )

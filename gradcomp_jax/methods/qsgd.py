@@ -1,0 +1,56 @@
+"""QSGD (Alistarh et al., 2017)."""
+
+from typing import Any, Literal
+
+import optax
+
+from gradcomp_jax import collectives, compressors, memory
+from gradcomp_jax._typing import AxisName
+from gradcomp_jax.kernels.random import Generator
+from gradcomp_jax.transforms import Select, exchange
+
+
+def qsgd(
+    *,
+    axis_name: AxisName | None,
+    bits: int = 4,
+    norm: Literal["max", "l2"] = "max",
+    bucket_size: int = 512,
+    route: collectives.Route | str = "auto",
+    select: Select | None = None,
+    generator: Generator = "hash",
+    key: Any = 0,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Integers of few bits by stochastic rounding, unbiased, with one norm for each bucket.
+
+    :math:`q_j = \|b\| \, sign(b_j) \, \xi_j / L`, where :math:`\xi_j` is :math:`L |b_j| / \|b\|` rounded up or down at
+    random so that :math:`E[q] = b`, and :math:`L = 2^{bits-1} - 1` (127, 7 or 1). There is no memory. Where two phases are
+    fewer bytes, the owners quantize the mean once more, which is unbiased too.
+
+    Momentum or Adam go after it.
+
+    Args:
+        axis_name: the axis to average over, or ``None`` for one worker.
+        bits: 8, 4 or 2.
+        norm: ``max``, the largest magnitude (the paper's experiments), or ``l2`` (its analysis), under which most entries
+            of a bucket are zero and the variance is larger.
+        bucket_size: entries that share a norm.
+        route: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``gather`` and ``two_phase``.
+        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+        generator: random numbers, ``hash`` or ``threefry``.
+        key: seed (int) or typed JAX key.
+
+    Raises:
+        ValueError: for values out of range.
+
+    References:
+        Alistarh et al., 2017, https://arxiv.org/abs/1610.02132, sections 3.1 and 4.
+    """
+    return exchange(
+        compressors.block_quantized(bits=bits, block=bucket_size, stochastic=True, norm=norm, generator=generator),
+        axis_name=axis_name,
+        memory=memory.none(),
+        route=collectives.as_route(route, second_encoding=True),
+        select=select,
+        key=key,
+    )

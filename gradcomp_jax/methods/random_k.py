@@ -1,0 +1,54 @@
+"""Random-k (Stich et al., 2018)."""
+
+from typing import Any
+
+import optax
+
+from gradcomp_jax import collectives, compressors, memory
+from gradcomp_jax._typing import AxisName
+from gradcomp_jax.transforms import Select, exchange
+
+
+def random_k(
+    *,
+    axis_name: AxisName | None,
+    density: float = 0.01,
+    block: int | None = None,
+    error_feedback: bool = True,
+    dtype: Any = "bfloat16",
+    route: collectives.Route | str = "auto",
+    select: Select | None = None,
+    key: Any = 0,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Sends entries chosen at random, the same ones on every worker, and so without their positions.
+
+    With error feedback: :math:`x = g + e`, sent: x at the step's positions, :math:`e \leftarrow x - sent`. Without:
+    :math:`g / density` at those positions, which is unbiased and has :math:`1/density - 1` times the gradient's variance.
+
+    In float32 it is one plain all-reduce of the chosen values. Momentum goes after it.
+
+    Args:
+        axis_name: the axis to average over, or ``None`` for one worker.
+        density: fraction of the entries to send.
+        block: entries of which ``density`` are chosen; 1024 by default, longer for densities that need it.
+        error_feedback: keep what was not sent, or rescale what is.
+        dtype: of values on the wire, bfloat16 or float32.
+        route: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``gather`` and ``two_phase``.
+        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+        key: seed (int) or typed JAX key of the positions.
+
+    Raises:
+        ValueError: for values out of range.
+        TypeError: for a density that is traced.
+
+    References:
+        Stich et al., 2018, https://arxiv.org/abs/1809.07599, section 2.
+    """
+    return exchange(
+        compressors.random_k(density, block=block, rescale=not error_feedback, dtype=dtype),
+        axis_name=axis_name,
+        memory=memory.residual() if error_feedback else memory.none(),
+        route=collectives.as_route(route, second_encoding=True),
+        select=select,
+        key=key,
+    )

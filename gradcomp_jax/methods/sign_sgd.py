@@ -1,0 +1,50 @@
+"""signSGD with majority vote (Bernstein et al., 2018)."""
+
+from typing import Any
+
+import optax
+
+from gradcomp_jax import collectives, compressors, memory
+from gradcomp_jax._typing import AxisName
+from gradcomp_jax.transforms import Select, exchange
+
+
+def sign_sgd(
+    *,
+    axis_name: AxisName | None,
+    block: int = 2048,
+    route: collectives.Route | str = "two_phase",
+    select: Select | None = None,
+    key: Any = 0,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Every worker sends the signs of its gradient, and the majority decides: 1 bit each way.
+
+    The update is :math:`sign(\sum_i sign(g^i))`, of leaves that stay dense the sign of the mean. It has no length: the
+    learning rate decides it all, a tenth to a hundredth of SGD's or so.
+
+    An entry that is exactly zero votes at random, and so does a tie; a block in which a worker has nothing but zeros does
+    not vote. By gather, where votes are counted by everybody, a tie gives zero.
+
+    Args:
+        axis_name: the axis to average over, or ``None`` for one worker.
+        block: entries that share the byte that says whether there is anything but zeros.
+        route: see :func:`gradcomp_jax.exchange`.
+        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+        key: seed (int) or typed JAX key of the votes of zeros and ties.
+
+    Raises:
+        ValueError: for values out of range.
+
+    References:
+        Bernstein et al., 2018, https://arxiv.org/abs/1802.04434, algorithm 1 and section 3.3; 2019,
+        https://arxiv.org/abs/1810.05291 (majority vote).
+    """
+    voted = exchange(
+        compressors.sign("unit", block=block),
+        axis_name=axis_name,
+        memory=memory.none(),
+        route=collectives.as_route(route, second_encoding=True),
+        select=select,
+        key=key,
+    )
+    return optax.chain(voted, optax.scale_by_sign())

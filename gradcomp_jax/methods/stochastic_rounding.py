@@ -1,0 +1,52 @@
+"""Fixed point with stochastic rounding (Gupta et al., 2015)."""
+
+from typing import Any
+
+import optax
+
+from gradcomp_jax import collectives, compressors, memory
+from gradcomp_jax._typing import AxisName
+from gradcomp_jax.kernels.random import Generator
+from gradcomp_jax.transforms import Select, exchange
+
+
+def stochastic_rounding(
+    *,
+    axis_name: AxisName | None,
+    bits: int = 16,
+    fraction_bits: int = 12,
+    route: collectives.Route | str = "auto",
+    select: Select | None = None,
+    generator: Generator = "hash",
+    key: Any = 0,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Fixed-point numbers on one grid for all tensors, rounded up or down at random so that the expectation is exact.
+
+    The grid's step is :math:`\epsilon = 2^{-F}`. No scale crosses the wire, and none adapts: the range must fit the
+    gradients. What lies beyond it saturates, and what is below the step survives in expectation only.
+
+    Momentum or Adam go after it.
+
+    Args:
+        axis_name: the axis to average over, or ``None`` for one worker.
+        bits: 16 or 8.
+        fraction_bits: F; 16 bits with the default reach from -8 to 8 in steps of 0.00024.
+        route: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``gather`` and ``two_phase``.
+        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+        generator: random numbers, ``hash`` or ``threefry``.
+        key: seed (int) or typed JAX key.
+
+    Raises:
+        ValueError: for values out of range.
+
+    References:
+        Gupta et al., 2015, https://arxiv.org/abs/1502.02551, section 3.
+    """
+    return exchange(
+        compressors.fixed_point(bits=bits, fraction_bits=fraction_bits, generator=generator),
+        axis_name=axis_name,
+        memory=memory.none(),
+        route=collectives.as_route(route, second_encoding=True),
+        select=select,
+        key=key,
+    )

@@ -1,0 +1,50 @@
+"""Top-k SGD with memory (Stich et al., 2018; Alistarh et al., 2018)."""
+
+from typing import Any
+
+import optax
+
+from gradcomp_jax import collectives, compressors, memory
+from gradcomp_jax._typing import AxisName
+from gradcomp_jax.transforms import Select, exchange
+
+
+def topk_sgd(
+    *,
+    axis_name: AxisName | None,
+    density: float = 0.01,
+    block: int | None = None,
+    back_density: float | None = None,
+    dtype: Any = "bfloat16",
+    route: collectives.Route | str = "auto",
+    select: Select | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Sends the largest entries of every block of every tensor; the rest is added to the next gradient.
+
+    :math:`x = g + e`, sent: the largest ``density * n`` entries of x, :math:`e \leftarrow x - sent`. The update is the
+    mean of what was sent. Momentum goes after it; with momentum before the selection this is :func:`gradcomp_jax.dgc`.
+
+    Args:
+        axis_name: the axis to average over, or ``None`` for one worker.
+        density: fraction of the entries to send.
+        block: entries among which the largest are chosen; 1024 by default, longer for densities that need it.
+        back_density: fraction that the owners of a two-phase exchange keep; ``density`` by default.
+        dtype: of values on the wire: bfloat16, float32 or int8.
+        route: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``gather`` and ``two_phase``.
+        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+
+    Raises:
+        ValueError: for values out of range.
+        TypeError: for a density that is traced.
+
+    References:
+        Stich et al., 2018, https://arxiv.org/abs/1809.07599, algorithm 1; Alistarh et al., 2018,
+        https://arxiv.org/abs/1809.10505, section 2.
+    """
+    return exchange(
+        compressors.topk(density, block=block, back_density=back_density, dtype=dtype),
+        axis_name=axis_name,
+        memory=memory.residual(),
+        route=collectives.as_route(route, second_encoding=True),
+        select=select,
+    )

@@ -1,0 +1,105 @@
+"""Adam whose variance freezes, so that its momentum can cross compressed."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradcomp_jax import _checks
+from gradcomp_jax._typing import Array, PyTree
+from gradcomp_jax.transforms.skipping import keep_if, took_place
+
+
+class FrozenAdamState(NamedTuple):
+    """State of :func:`frozen_adam`.
+
+    Attributes:
+        taken: int32 scalar, steps taken, skipped ones not among them.
+        mean: m, float32 in the parameters' shapes, equal on every worker.
+        variance: v, likewise.
+        dense: state of the exchange of the first steps.
+        compressed: of the other's.
+    """
+
+    taken: Array
+    mean: PyTree
+    variance: PyTree
+    dense: Any
+    compressed: Any
+
+
+def frozen_adam(
+    dense: optax.GradientTransformationExtraArgs,
+    compressed: optax.GradientTransformationExtraArgs,
+    *,
+    warm_up_steps: int,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Adam's direction :math:`\hat m / (\sqrt{\hat v} + \epsilon)`, of which only m is exchanged once v is frozen.
+
+    For the first ``warm_up_steps`` steps, gradients cross through ``dense`` and this is Adam. Then v stays what it is,
+    and every worker sends :math:`\beta_1 m + (1 - \beta_1) g^i` through ``compressed``; the mean is the new m. Both are
+    branches of one program, chosen by the replicated step count. Both are corrected for their start at zero.
+
+    An entry whose v is zero when it freezes, one that had no gradient in the whole warm-up, does not move after that.
+    A skipped exchange leaves m, v and all memories as they were, its update is zero, and it is no step.
+
+    Args:
+        dense: the exchange of gradients.
+        compressed: the exchange of momenta, with its memory.
+        warm_up_steps: steps before v freezes, at least 1.
+        b1: :math:`\beta_1`.
+        b2: :math:`\beta_2`.
+        eps: :math:`\epsilon`.
+
+    Raises:
+        ValueError: for fewer than one step of warm-up, and for decay rates outside [0, 1).
+    """
+    steps = _checks.positive_int("warm_up_steps", warm_up_steps)
+    _checks.below_one("b1", b1)
+    _checks.below_one("b2", b2)
+
+    def init(params: PyTree) -> FrozenAdamState:
+        mean, variance = (jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params) for _ in range(2))
+        zero = jnp.zeros((), jnp.int32)
+        return FrozenAdamState(zero, mean, variance, dense.init(params), compressed.init(params))
+
+    def update(updates: PyTree, state: FrozenAdamState, params: PyTree | None = None, **extra: Any) -> Any:
+        gradient = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
+
+        def warming(gradient: PyTree, state: FrozenAdamState) -> tuple[Array, FrozenAdamState]:
+            mean, inner = dense.update(gradient, state.dense, params, **extra)
+            ok = took_place(state.dense, inner)
+            moved = _towards(state.mean, mean, b1)
+            spread = _towards(state.variance, jax.tree.map(jnp.square, mean), b2)
+            kept = (keep_if(ok, moved, state.mean), keep_if(ok, spread, state.variance))
+            return ok, state._replace(mean=kept[0], variance=kept[1], dense=inner)
+
+        def frozen(gradient: PyTree, state: FrozenAdamState) -> tuple[Array, FrozenAdamState]:
+            moved = _towards(state.mean, gradient, b1)
+            mean, inner = compressed.update(moved, state.compressed, params, **extra)
+            ok = took_place(state.compressed, inner)
+            return ok, state._replace(mean=keep_if(ok, mean, state.mean), compressed=inner)
+
+        branch = jnp.where(state.taken < steps, 0, 1)
+        ok, new = jax.lax.switch(branch, (warming, frozen), gradient, state)
+        taken = state.taken + jnp.where(ok, 1, 0).astype(jnp.int32)
+        for_mean = 1 - jnp.float32(b1) ** jnp.maximum(taken, 1).astype(jnp.float32)
+        for_variance = 1 - jnp.float32(b2) ** jnp.clip(taken, 1, steps).astype(jnp.float32)
+
+        def direction(mean: Array, variance: Array, like: Array) -> Array:
+            step = (mean / for_mean) / (jnp.sqrt(variance / for_variance) + jnp.float32(eps))
+            # A sign has no zero: where v is zero, what comes of rounding would be divided by epsilon.
+            return jnp.where(ok & (variance > 0), step, 0.0).astype(like.dtype)
+
+        result = jax.tree.map(direction, new.mean, new.variance, updates)
+        return result, new._replace(taken=taken)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _towards(old: PyTree, new: PyTree, decay: float) -> PyTree:
+    return jax.tree.map(lambda o, n: decay * o + (1 - decay) * n.astype(jnp.float32), old, new)

@@ -1,0 +1,164 @@
+"""A density that follows a schedule, or that holds an error, among a few that are compiled into one program."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradcomp_jax import _checks
+from gradcomp_jax import memory as mem
+from gradcomp_jax._typing import Array, AxisName, PyTree
+from gradcomp_jax.collectives import Route
+from gradcomp_jax.compressors import Compressor, dense, topk
+from gradcomp_jax.compressors.topk import block_for
+from gradcomp_jax.transforms.exchange import ExchangeState, exchange, planner_of
+from gradcomp_jax.transforms.policies import Select, gains
+from gradcomp_jax.transforms.selection_error import selection_error
+
+
+class DensityState(NamedTuple):
+    """State of :func:`density_schedule` and :func:`density_controller`.
+
+    Attributes:
+        level: int32 scalar, which of the densities, counted from the lowest, the next step takes.
+        error: float32 scalar, the selection error when it was last measured; NaN before that and under a schedule.
+        exchange: the exchange's state, which is the same for all densities.
+    """
+
+    level: Array
+    error: Array
+    exchange: ExchangeState
+
+
+def density_schedule(
+    densities: Sequence[float],
+    schedule: Callable[[Array], Array],
+    *,
+    axis_name: AxisName | None,
+    memory: mem.Memory | None = None,
+    route: Route | str = "auto",
+    select: Select | None = None,
+    make: Callable[..., Compressor] = topk,
+) -> optax.GradientTransformationExtraArgs:
+    """An exchange of selections whose density follows an optax schedule.
+
+    Shapes are static, so a few densities are compiled, as branches of one program on the replicated step count. Each step
+    takes the lowest of them that is at least what the schedule says, or the highest there is.
+
+    Args:
+        densities: at least one, each in (0, 1].
+        schedule: ``schedule(step) -> density``, such as ``optax.exponential_decay``.
+        axis_name: the axis to average over, or ``None`` for one worker.
+        memory: what stays behind; ``residual()`` by default.
+        route: see :func:`gradcomp_jax.exchange`.
+        select: which leaves to compress; by default those with two or more dimensions that get smaller at the lowest
+            density.
+        make: ``make(density, block=...) -> compressor``.
+
+    Raises:
+        ValueError: for a density outside (0, 1], and for none.
+    """
+    levels = _Levels(densities, axis_name, memory, route, select, make)
+
+    def update(updates: PyTree, state: DensityState, params: PyTree | None = None, **extra: Any) -> Any:
+        wanted = jnp.asarray(schedule(state.exchange.step), jnp.float32)
+        # A rounding error above a density must not take the next one.
+        below = jnp.asarray(levels.densities[:-1], jnp.float32) < wanted * jnp.float32(1 - 1e-6)
+        level = jnp.sum(below, dtype=jnp.int32)
+        updates, inner = levels.step(level, updates, state.exchange, params, **extra)
+        return updates, DensityState(level, state.error, inner)
+
+    return optax.GradientTransformationExtraArgs(levels.init, update)
+
+
+def density_controller(
+    densities: Sequence[float],
+    target_error: float,
+    *,
+    axis_name: AxisName | None,
+    every: int = 50,
+    rows: int = 4,
+    memory: mem.Memory | None = None,
+    route: Route | str = "auto",
+    select: Select | None = None,
+    make: Callable[..., Compressor] = topk,
+) -> optax.GradientTransformationExtraArgs:
+    r"""An exchange of selections that takes the lowest density whose selection error stays below a target.
+
+    The error is :math:`\xi = \|S(\bar x) - \overline{S(x)}\| / \|\bar g\|`: how far the mean of the workers' selections
+    is from the selection of their mean, the number that the convergence proof of top-k SGD bounds. It is measured at the
+    density in use on a few blocks of every tensor, whose entries cross whole for that, every ``every`` steps: above
+    the target the next higher density is taken, below half of it the next lower one. It starts at the highest.
+
+    Args:
+        densities: at least one, each in (0, 1].
+        target_error: of :math:`\xi`; 0.1 to 1 is usual.
+        axis_name: the axis to average over, or ``None`` for one worker.
+        every: steps from one measurement to the next.
+        rows: blocks of each tensor that are measured, evenly spread.
+        memory: what stays behind; ``residual()`` by default.
+        route: see :func:`gradcomp_jax.exchange`.
+        select: as for :func:`density_schedule`.
+        make: ``make(density, block=...) -> compressor``.
+
+    Raises:
+        ValueError: for a density outside (0, 1], none, or a target that is not positive.
+
+    References:
+        Alistarh et al., 2018, https://arxiv.org/abs/1809.10505, assumption 1.
+    """
+    if not (isinstance(target_error, (int, float)) and target_error > 0):
+        raise ValueError(f"target_error must be a positive Python number, got {target_error}")
+    period, sample = _checks.positive_int("every", every), _checks.positive_int("rows", rows)
+    levels = _Levels(densities, axis_name, memory, route, select, make)
+
+    def measure(level: Array, updates: PyTree, state: ExchangeState) -> Array:
+        branches = [
+            lambda u, s, planner=planner: selection_error(u, s, planner, rows=sample, axis_name=axis_name)
+            for planner in levels.planners
+        ]
+        return jax.lax.switch(level, branches, updates, state)
+
+    def update(updates: PyTree, state: DensityState, params: PyTree | None = None, **extra: Any) -> Any:
+        due = state.exchange.step % period == 0
+        error = jax.lax.cond(due, measure, lambda *_: state.error, state.level, updates, state.exchange)
+        moved = state.level + jnp.where(error > target_error, 1, jnp.where(error < target_error / 2, -1, 0))
+        # A gradient that is not finite has no error; comparisons with it are false.
+        level = jnp.where(due, jnp.clip(moved, 0, len(levels.densities) - 1), state.level).astype(jnp.int32)
+        updates, inner = levels.step(state.level, updates, state.exchange, params, **extra)
+        return updates, DensityState(level, error, inner)
+
+    return optax.GradientTransformationExtraArgs(levels.init, update)
+
+
+class _Levels:
+    """Exchanges of several densities with one state."""
+
+    def __init__(
+        self,
+        densities: Sequence[float],
+        axis_name: AxisName | None,
+        memory: mem.Memory | None,
+        route: Route | str,
+        select: Select | None,
+        make: Callable[..., Compressor],
+    ) -> None:
+        if not densities:
+            raise ValueError("densities must not be empty: name at least one, such as (0.001, 0.01)")
+        self.densities = sorted(_checks.in_unit_interval("density", d) for d in densities)
+        block = block_for(self.densities[0])
+        codes = [make(density, block=block) for density in self.densities]
+        chosen = gains(codes[0], dense()) if select is None else select
+        options: dict[str, Any] = {"memory": memory, "route": route, "select": chosen}
+        self.planners = [planner_of(code, **options) for code in codes]
+        self._exchanges = [exchange(code, axis_name=axis_name, **options) for code in codes]
+
+    def init(self, params: PyTree) -> DensityState:
+        top = jnp.full((), len(self.densities) - 1, jnp.int32)
+        return DensityState(top, jnp.full((), jnp.nan, jnp.float32), self._exchanges[0].init(params))
+
+    def step(self, level: Array, updates: PyTree, state: ExchangeState, params: PyTree | None, **extra: Any) -> Any:
+        branches = [lambda u, s, tx=tx: tx.update(u, s, params, **extra) for tx in self._exchanges]
+        return jax.lax.switch(level, branches, updates, state)

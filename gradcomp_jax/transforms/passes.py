@@ -1,0 +1,276 @@
+"""The passes of an exchange over gradient and memory: statistics and payloads before it, memory and updates after it."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from gradcomp_jax import _compat, kernels
+from gradcomp_jax import collectives as co
+from gradcomp_jax._typing import Array, AxisName
+from gradcomp_jax.collectives import routes
+from gradcomp_jax.per_device import PerDevice, is_per_device
+from gradcomp_jax.transforms.plan import Part, Piece
+
+_LAST = 2**31 - 1
+
+
+class Streams(NamedTuple):
+    """Keys of one step.
+
+    Attributes:
+        own: of this worker.
+        common: the same on every worker.
+        worker: this worker's number.
+        step: int32 scalar.
+    """
+
+    own: Array
+    common: Array
+    worker: Array
+    step: Array
+
+    @classmethod
+    def of(cls, key: Any, step: Array, axis_name: AxisName | None) -> "Streams":
+        """From a seed or a typed JAX key."""
+        typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        base, worker = key if typed else jax.random.key(key), _compat.axis_index(axis_name)
+        # The last number is no worker's and no leaf's.
+        return cls(jax.random.fold_in(base, worker), jax.random.fold_in(base, _LAST), worker, step)
+
+    def leaf(self, stream: Array, number: int) -> Array:
+        """Axis index (in the stream), then leaf, then step: no two of them share a key."""
+        return jax.random.fold_in(jax.random.fold_in(stream, number), self.step)
+
+
+class Encoded(NamedTuple):
+    """One part after encoding: everything by piece.
+
+    Attributes:
+        part: compressor, memory, route and view.
+        members: its pieces.
+        locals: each worker's own statistics.
+        shared: what all workers know, ``[rows, ...]`` or ``[1]``, or ``None``.
+        own: the same as this worker encodes with.
+        payloads: what this worker sends.
+        states: the compressor's.
+        number: of the part.
+    """
+
+    part: Part
+    members: list[Piece]
+    locals: list[Array | None]
+    shared: list[Array | None]
+    own: list[Array | None]
+    payloads: list[Any]
+    states: list[Any]
+    number: int
+
+
+class Absorbed(NamedTuple):
+    """One part after the exchange: new ``memory``, ``compressor`` and ``server`` state, and ``updates`` by leaf."""
+
+    memory: tuple
+    compressor: tuple
+    server: Any
+    updates: dict[int, Array]
+
+
+def _values(tree: Any) -> Any:
+    return jax.tree.map(lambda p: p.value, tree, is_leaf=is_per_device)
+
+
+def _target(part: Part, piece: Piece, leaves: Sequence[Array], kept: Any, after: Any) -> tuple[Array, Any, Any]:
+    """What ought to be sent of a piece, its memory with the gradient in it, and its memory as it was.
+
+    Computed anew at every call: a target is a fused multiply-add away from gradient and memory. Used in several passes
+    it would be held, a dense copy written and read again, when reading its sources costs less. The barrier, with what
+    the pass has to wait for in it, keeps the compiler from seeing that two calls compute the same. Where rows are a mere
+    reshape it comes first: a backend whose layout is not linear (TPU) then copies once, not once for each pass.
+    """
+    block = part.compressor.block
+    free = part.view == "rows" and len(piece.leaves) == 1 and not part.padded(piece)
+    sources = {i: leaves[i].reshape(-1, block) if free else leaves[i] for i in piece.leaves}
+    sources, old, _ = lax.optimization_barrier((sources, _values(kept), after))
+    target, memory = part.memory.compensate(part.join(piece, sources), old)
+    return target, memory, old
+
+
+def encode(
+    parts: Sequence[tuple[Part, list[Piece]]],
+    leaves: Sequence[Array],
+    memories: Sequence[tuple],
+    states: Sequence[tuple],
+    streams: Streams,
+    axis_name: AxisName | None,
+) -> list[Encoded]:
+    """Statistics (those that are shared in one collective of a kind) and payloads of every piece."""
+    counts = [[part.counts(p) for p in members] for part, members in parts]
+    own = [
+        [
+            part.compressor.measure(_target(part, piece, leaves, m, ())[0], c, s)
+            for piece, m, c, s in zip(members, memories[n], counts[n], states[n], strict=True)
+        ]
+        for n, (part, members) in enumerate(parts)
+    ]
+    shared = _agree(parts, own, counts, streams, axis_name)
+    result = []
+    for n, (part, members) in enumerate(parts):
+        payloads, after, mine = [], [], []
+        for j, piece in enumerate(members):
+            mine.append(part.compressor.for_worker(shared[n][j], streams.worker))
+            payload, state = part.compressor.encode(
+                _target(part, piece, leaves, memories[n][j], (own[n][j], shared[n][j]))[0],
+                states[n][j],
+                streams.leaf(streams.own, piece.leaves[0]),
+                count=counts[n][j],
+                local=own[n][j],
+                shared=mine[j],
+            )
+            payloads.append(payload)
+            after.append(state)
+        result.append(Encoded(part, members, own[n], shared[n], mine, payloads, after, n))
+    return result
+
+
+def _agree(
+    parts: Sequence[tuple[Part, list[Piece]]],
+    own: list[list[Array | None]],
+    counts: list[list[Array]],
+    streams: Streams,
+    axis_name: AxisName | None,
+) -> list[list[Array | None]]:
+    """What all workers know of each piece: the maximum or the mean of their statistics, or seeds."""
+    workers = _compat.axis_size(axis_name) or 1
+
+    def of_kind(kind: str) -> list[Array]:
+        agreeing = [own[n] for n, (part, _) in enumerate(parts) if part.compressor.agrees == kind]
+        return [a for statistics in agreeing for a in statistics if a is not None]
+
+    largest = iter(co.pmax(of_kind("max"), axis_name))
+    total = iter(co.psum(of_kind("mean"), axis_name))
+    result: list[list[Array | None]] = []
+    for n, (part, members) in enumerate(parts):
+        code = part.compressor
+        agreed: list[Array | None] = [None for _ in members]
+        if code.agrees == "max":
+            agreed = [next(largest) for _ in members]
+        elif code.agrees == "mean" and members:
+            # All tensors of a compressor at once: what settles a mean (an orthogonalization) is slow on small arrays.
+            settled = code.settle(jnp.concatenate([next(total) for _ in members]) / workers)
+            ends = [sum(c.size for c in counts[n][: j + 1]) for j in range(len(members))]
+            agreed = [settled[e - c.size : e] for e, c in zip(ends, counts[n], strict=True)]
+        elif code.seeded:
+            keys = [streams.leaf(streams.common, p.leaves[0]) for p in members]
+            agreed = [kernels.row_seeds(k, c.size) for k, c in zip(keys, counts[n], strict=True)]
+        result.append(agreed)
+    return result
+
+
+def parcel(e: Encoded, server: Any, streams: Streams, workers: int) -> co.Parcel:
+    """One payload for all pieces of a part: rows after rows."""
+    code = e.part.compressor
+    count = jnp.concatenate([e.part.counts(p) for p in e.members])
+    shared = None
+    if e.shared[0] is not None:
+        # One statistic for a whole tensor is one for each of its rows.
+        by_row = [(e.part.rows(p), s) for p, s in zip(e.members, e.shared, strict=True) if s is not None]
+        shared = jnp.concatenate([jnp.broadcast_to(s, (rows, *s.shape[1:])) for rows, s in by_row])
+    route = routes.resolve(e.part.route, code, count.shape[0], workers)
+    remainder = routes.remainder_of(route, code, e.part.memory, workers)
+    residual = None
+    if remainder == "server":
+        residual = server.value
+        share = -(-count.shape[0] // workers)
+        if residual.shape != (share, code.block):
+            raise ValueError(
+                f"the server residual has shape {residual.shape} on this worker, expected {(share, code.block)} for "
+                f"{workers} workers: initialise inside the axis (gradcomp_jax.init_state does), or use "
+                "gradcomp_jax.resize_workers after a change of their number"
+            )
+    # Counted down from the end: no leaf's number, so the second encoding's stream is its own.
+    back_key = streams.leaf(streams.own, _LAST - e.number)
+    payload = jax.tree.map(lambda *a: jnp.concatenate(a) if len(a) > 1 else a[0], *e.payloads)
+    return co.Parcel(code, route, remainder, payload, count, shared, back_key, residual)
+
+
+def absorb(
+    e: Encoded,
+    delivery: co.Delivery | None,
+    leaves: Sequence[Array],
+    memory: tuple,
+    state: tuple,
+    server: Any,
+    ok: Array,
+) -> Absorbed:
+    """New state of a part, and its leaves' updates; the old state and zeros where the exchange was skipped."""
+    if delivery is None:
+        return Absorbed(memory, state, server, {})
+    updates: dict[int, Array] = {}
+    memories, states, start = [], list(e.states), 0
+    for j, (piece, old) in enumerate(zip(e.members, memory, strict=True)):
+        span = (start, start + e.part.rows(piece))
+        start = span[1]
+        mean = delivery.mean(span)
+        updates |= e.part.split(piece, jnp.where(ok, mean, 0.0), leaves)
+        memories.append(_remember(e, j, delivery, span, mean, leaves, old, ok) if e.part.memory.keeps else old)
+        if delivery.payload is not None and jax.tree.leaves(states[j]):
+            states[j] = e.part.compressor.next_state(states[j], delivery.payload(span))
+    if delivery.server is not None:
+        server = PerDevice(jnp.where(ok, delivery.server, server.value), server.rows, "share")
+    return Absorbed(tuple(memories), _keep_if(ok, tuple(states), state, state), server, updates)
+
+
+def _remember(
+    e: Encoded,
+    j: int,
+    delivery: co.Delivery,
+    span: tuple[int, int],
+    mean: Array,
+    leaves: Sequence[Array],
+    old: Any,
+    ok: Array,
+) -> Any:
+    """The new memory of piece j."""
+    part, piece, code = e.part, e.members[j], e.part.compressor
+    sent = code.decode(e.payloads[j], shared=e.own[j])
+    left = code.carried(e.payloads[j], shared=e.own[j])
+    if code.fills and part.padded(piece):
+        valid = kernels.valid_mask(part.counts(piece), code.block)
+        sent, left = jnp.where(valid, sent, 0.0), left & valid
+    if delivery.rounding is not None:
+        # Entries that no owner kept were not sent after all.
+        left &= mean != 0
+        sent = jnp.where(mean != 0, sent, 0.0) - delivery.rounding(span)
+    target, memory, before = _target(part, piece, leaves, old, ok)
+    return _keep_if(ok, part.memory.absorb(target, sent, left, memory), before, old)
+
+
+def _keep_if(ok: Array, new: Any, old: Any, marks: Any) -> Any:
+    """New values where the exchange took place, old ones where it was skipped, with the ``PerDevice`` marks of a tree.
+
+    The last array is written first, and on CPU each waits for the one behind it: an accumulator is made of the old
+    velocity, so the velocity can only be overwritten in place, without a copy, once the accumulator is there. The other
+    backends write all of them in one pass.
+    """
+    places, treedef = jax.tree.flatten(marks, is_leaf=is_per_device)
+    triples = list(zip(places, jax.tree.leaves(new), jax.tree.leaves(old), strict=True))
+    kept: list[Any] = []
+    for mark, value, before in reversed(triples):
+        after = jnp.where(ok, value, before)
+        if after.size and len(places) > 1:
+            ok = ok & lax.platform_dependent(after.reshape(-1)[0], cpu=_known, default=_always)
+        kept.append(PerDevice(after, mark.rows, mark.kind) if isinstance(mark, PerDevice) else after)
+    return jax.tree.unflatten(treedef, kept[::-1])
+
+
+def _known(first: Array) -> Array:
+    """True of every number: a dependence that the compiler cannot fold away, because a NaN differs from itself."""
+    return first == first
+
+
+def _always(first: Array) -> Array:
+    """True, and as varying over the axis as the other answer."""
+    return (first == first) | True

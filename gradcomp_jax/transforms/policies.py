@@ -1,0 +1,225 @@
+"""Which compressor for which tensor: by size, by path, by shape."""
+
+import abc
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal, get_args
+
+import jax
+
+from gradcomp_jax import _checks, kernels
+from gradcomp_jax.compressors import Compressor
+
+Select = Callable[[str, jax.ShapeDtypeStruct], bool]
+"""``select(path, leaf)``: whether a leaf is compressed. ``path`` reads like ``"dense/kernel"``."""
+
+Uncompressed = Literal["dense", "averaged"]
+Choice = Compressor | Uncompressed
+"""What becomes of a tensor: a compressor; ``"dense"``, joined with all others that are sent whole; ``"averaged"``, it is
+its mean over the workers already and passes through."""
+
+
+class Policy(abc.ABC):
+    """Chooses for every tensor, from its path and shape alone, so that all workers choose alike."""
+
+    @abc.abstractmethod
+    def choose(self, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:
+        """The choice for one tensor.
+
+        Raises:
+            ValueError: if no rule matches it.
+        """
+
+    @abc.abstractmethod
+    def compressors(self) -> Iterator[Compressor]:
+        """Every compressor that is known before a tensor is seen."""
+
+
+Rule = Choice | Policy
+
+
+@dataclasses.dataclass(frozen=True)
+class Selected(Policy):
+    """One compressor for the tensors that ``select`` takes; the others go dense."""
+
+    compressor: Compressor
+    select: Select
+
+    def choose(self, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:
+        """By the selection."""
+        return self.compressor if self.select(path, leaf) else "dense"
+
+    def compressors(self) -> Iterator[Compressor]:
+        """The one."""
+        yield self.compressor
+
+
+@dataclasses.dataclass(frozen=True)
+class BySize(Policy):
+    """See :func:`by_size`."""
+
+    rules: tuple[tuple[int, Rule], ...]
+
+    def choose(self, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:
+        """By the largest bound that the tensor reaches."""
+        rule = next((rule for least, rule in reversed(self.rules) if leaf.size >= least), None)
+        if rule is None:
+            raise ValueError(
+                f"by_size has no rule for {path!r} with {leaf.size} entries: its rules begin at {self.rules[0][0]};"
+                " add 0: 'dense'"
+            )
+        return _resolve(rule, path, leaf)
+
+    def compressors(self) -> Iterator[Compressor]:
+        """Of all rules."""
+        return _known(rule for _, rule in self.rules)
+
+
+@dataclasses.dataclass(frozen=True)
+class ByPath(Policy):
+    """See :func:`by_path`."""
+
+    pattern: str
+    rule: Rule
+    otherwise: Rule | None
+
+    def choose(self, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:
+        """By the first pattern that is found in the path."""
+        rule = self.rule if re.search(self.pattern, path) else self.otherwise
+        if rule is None:
+            raise ValueError(
+                f"by_path({self.pattern!r}, ...) has no rule for {path!r}; pass otherwise='dense', a compressor or"
+                " another policy"
+            )
+        return _resolve(rule, path, leaf)
+
+    def compressors(self) -> Iterator[Compressor]:
+        """Of both rules."""
+        return _known(rule for rule in (self.rule, self.otherwise) if rule is not None)
+
+
+@dataclasses.dataclass(frozen=True)
+class ByShape(Policy):
+    """A compressor made for each tensor's two sides, where that gains; see :func:`by_matrix` and :func:`by_column`."""
+
+    make: Callable[[int, int], Compressor]
+    dense: Compressor
+    select: Select | None
+
+    def choose(self, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:
+        """Of tensors with two or more dimensions: the last one, and all before it."""
+        if len(leaf.shape) < 2 or not leaf.size:
+            return "dense"
+        code = self.make(leaf.size // leaf.shape[-1], leaf.shape[-1])
+        wanted = smaller(code, self.dense, leaf.size) if self.select is None else self.select(path, leaf)
+        return code if wanted else "dense"
+
+    def compressors(self) -> Iterator[Compressor]:
+        """None: they depend on the tensors."""
+        return iter(())
+
+
+def by_matrix(make: Callable[[int, int], Compressor], *, dense: Compressor, select: Select | None = None) -> Policy:
+    """Sees a tensor as a matrix, its last dimension against all others, and makes a compressor for its two sides.
+
+    Args:
+        make: ``make(rows, columns) -> compressor``, equal for equal sides.
+        dense: what goes dense goes through; where that is no more bytes, a tensor does.
+        select: which of the tensors with two or more dimensions to compress, in place of that rule.
+    """
+    return ByShape(make, dense, select)
+
+
+def by_column(make: Callable[[int], Compressor], *, dense: Compressor, select: Select | None = None) -> Policy:
+    """A compressor whose block is one column of a tensor, for an exchange with ``view="columns"``; as :func:`by_matrix`."""
+    return ByShape(lambda rows, columns: make(rows), dense, select)
+
+
+def by_size(rules: Mapping[int, Rule]) -> Policy:
+    """Chooses by the number of entries.
+
+    Example::
+
+        gc.exchange(gc.by_size({0: "dense", 2**14: gc.compressors.block_quantized(bits=8)}), axis_name="data")
+
+    Args:
+        rules: from how many entries on each rule holds: a compressor, ``"dense"``, ``"averaged"`` or another policy.
+
+    Raises:
+        ValueError: for no rules and for negative bounds; when traced, for a tensor below the smallest bound.
+        TypeError: for a rule that is none of those.
+    """
+    if not rules:
+        raise ValueError("by_size needs at least one rule, such as {0: 'dense'}")
+    for least, rule in rules.items():
+        _checks.at_least_zero("the bound of a rule", _checks.static_number("the bound of a rule", least))
+        _check_rule(rule)
+    return BySize(tuple(sorted(rules.items(), key=lambda item: item[0])))
+
+
+def by_path(pattern: str, rule: Rule, *, otherwise: Rule | None = None) -> Policy:
+    r"""Chooses by the tensor's path in the tree, which reads like ``"encoder/layer_0/kernel"``.
+
+    Example::
+
+        gc.by_path(r"embed", gc.compressors.topk(0.01), otherwise=gc.by_path(r"norm|bias", "dense", otherwise=int8))
+
+    Args:
+        pattern: a regular expression, searched for anywhere in the path.
+        rule: for the tensors it is found in: a compressor, ``"dense"``, ``"averaged"`` or another policy.
+        otherwise: for the others. Without it, a tensor that does not match is an error.
+
+    Raises:
+        ValueError: for what is no regular expression; when traced, for a tensor without a rule.
+        TypeError: for a rule that is none of those.
+    """
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"pattern must be a regular expression, got {pattern!r}: {error}") from error
+    _check_rule(rule)
+    if otherwise is not None:
+        _check_rule(otherwise)
+    return ByPath(pattern, rule, otherwise)
+
+
+def gains(compressor: Compressor, dense: Compressor) -> Select:
+    """The default rule: two or more dimensions, and a payload smaller than the dense one."""
+
+    def select(path: str, leaf: jax.ShapeDtypeStruct) -> bool:
+        del path
+        return len(leaf.shape) >= 2 and smaller(compressor, dense, leaf.size)
+
+    return select
+
+
+def smaller(compressor: Compressor, dense: Compressor, size: int) -> bool:
+    """Whether what a compressor sends of ``size`` entries is less than what a dense one does."""
+    rows, dense_rows = kernels.row_count(size, compressor.block), kernels.row_count(size, dense.block)
+    agreed = compressor.statistic(1)
+    besides = 0 if agreed is None or compressor.agrees == "max" else rows * agreed.size * agreed.dtype.itemsize
+    return rows * compressor.payload_bytes(1) + besides < dense_rows * dense.payload_bytes(1)
+
+
+def everything(path: str, leaf: jax.ShapeDtypeStruct) -> bool:
+    """Compresses every leaf."""
+    del path, leaf
+    return True
+
+
+def _resolve(rule: Rule, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:
+    return rule.choose(path, leaf) if isinstance(rule, Policy) else rule
+
+
+def _known(rules: Iterator[Rule]) -> Iterator[Compressor]:
+    for rule in rules:
+        if isinstance(rule, Compressor):
+            yield rule
+        elif isinstance(rule, Policy):
+            yield from rule.compressors()
+
+
+def _check_rule(rule: Rule) -> None:
+    if not isinstance(rule, (Compressor, Policy)) and rule not in get_args(Uncompressed):
+        raise TypeError(f"a rule must be a compressor, 'dense', 'averaged' or a policy, got {rule!r}")

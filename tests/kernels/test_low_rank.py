@@ -1,0 +1,98 @@
+"""Orthonormal columns against numpy's singular values and projections."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradcomp_jax import kernels
+
+orthogonalize = jax.jit(kernels.orthogonalize)
+
+
+def check(p: np.ndarray) -> np.ndarray:
+    """Columns are orthonormal or zero, and every column of p lies in the span of those up to it."""
+    got = np.asarray(orthogonalize(p))
+    assert got.dtype == np.float32
+    assert got.shape == p.shape
+    q = got.astype(np.float64)
+    used = np.abs(q).max(axis=1, initial=0.0) > 0
+    gram = np.einsum("bni,bnj->bij", q, q)
+    np.testing.assert_allclose(gram, np.eye(p.shape[2]) * used[:, None], atol=1e-5)
+    wide = p.astype(np.float64)
+    # In units of the column: what is not in the span is below the bound for dependence, and rounding.
+    unit = wide / np.maximum(np.abs(wide).max(axis=1, keepdims=True, initial=0.0), np.finfo(np.float32).tiny)
+    for j in range(p.shape[2]):
+        first = q[:, :, : j + 1]
+        left = unit[:, :, j] - np.einsum("bni,bmi,bm->bn", first, first, unit[:, :, j])
+        assert (np.linalg.norm(left, axis=1) <= 3e-5 * np.linalg.norm(unit[:, :, j], axis=1)).all()
+    return used
+
+
+@pytest.mark.parametrize(("n", "r"), [(1, 1), (5, 1), (5, 5), (64, 4), (300, 32)])
+def test_independent_columns(n: int, r: int) -> None:
+    assert check(np.random.default_rng(n).normal(size=(3, n, r)).astype(np.float32)).all()
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 10_000))
+def test_any_shape(n: int, r: int, seed: int) -> None:
+    used = check(np.random.default_rng(seed).normal(size=(2, n, r)).astype(np.float32))
+    # The first n columns of normal entries are independent, further ones cannot be.
+    np.testing.assert_array_equal(used[:, n:], False)
+
+
+@pytest.mark.parametrize("apart", (1e-1, 1e-2, 1e-3, 1e-4))
+def test_columns_that_nearly_depend_on_each_other(apart: float) -> None:
+    rng = np.random.default_rng(0)
+    p = rng.normal(size=(4, 50, 1)) + apart * rng.normal(size=(4, 50, 6))
+    assert check(p.astype(np.float32)).all()
+
+
+def test_dependent_and_zero_columns_become_zero() -> None:
+    rng = np.random.default_rng(1)
+    a, b, zero = rng.normal(size=(2, 40)), rng.normal(size=(2, 40)), np.zeros((2, 40))
+    used = check(np.stack([zero, a, 3 * a, b, a + b, zero, -b], axis=2).astype(np.float32))
+    np.testing.assert_array_equal(used, [[False, True, False, True, False, False, False]] * 2)
+    assert not check(np.zeros((2, 7, 3), np.float32)).any()
+    used = check(np.full((2, 7, 3), -0.1, np.float32))
+    np.testing.assert_array_equal(used, [[True, False, False]] * 2)
+
+
+def test_order_of_columns_decides_signs_and_span() -> None:
+    """The first column keeps its direction; of a triangular matrix with a positive diagonal the unit matrix remains."""
+    p = np.triu(np.random.default_rng(2).uniform(1, 2, (1, 6, 6))).astype(np.float32)
+    np.testing.assert_allclose(orthogonalize(p), np.eye(6)[None], atol=1e-5)
+
+
+@pytest.mark.parametrize("magnitude", (1e-37, 1e-30, 1e-10, 1e10, 1e30, 1e37))
+def test_magnitudes_do_not_matter(magnitude: float) -> None:
+    p = np.random.default_rng(3).uniform(0.5, 1, size=(2, 20, 3)).astype(np.float32)
+    want = np.asarray(orthogonalize(p))
+    np.testing.assert_allclose(orthogonalize(p * np.float32(magnitude)), want, atol=1e-4)
+    mixed = p * np.float32([magnitude, 1, 1 / magnitude])
+    assert check(mixed).all()
+
+
+@pytest.mark.parametrize("bad", (np.nan, np.inf, -np.inf))
+def test_a_bad_entry_is_seen_in_its_matrix_alone(bad: float) -> None:
+    p = np.random.default_rng(4).normal(size=(2, 9, 3)).astype(np.float32)
+    p[0, 5, 1] = bad
+    got = np.asarray(orthogonalize(p))
+    assert np.isfinite(got[0, :, 0]).all()
+    assert np.isnan(got[0, :, 1]).any()
+    assert np.isnan(got[0, :, 2]).any()
+    np.testing.assert_array_equal(got[1], orthogonalize(p[1:])[0])
+
+
+@pytest.mark.parametrize("shape", ((0, 4, 2), (2, 0, 2), (2, 4, 0)))
+def test_nothing_gives_nothing(shape: tuple[int, ...]) -> None:
+    assert kernels.orthogonalize(jnp.zeros(shape)).shape == shape
+
+
+def test_under_vmap() -> None:
+    p = np.random.default_rng(5).normal(size=(3, 2, 8, 2)).astype(np.float32)
+    np.testing.assert_allclose(
+        jax.vmap(orthogonalize)(p), np.stack([np.asarray(orthogonalize(x)) for x in p]), atol=1e-6
+    )

@@ -1,0 +1,56 @@
+"""Reductions of rows against float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from gradcomp_jax import kernels
+
+norm = jax.jit(kernels.norm_of_rows)
+TINY = float(np.finfo(np.float32).tiny)
+
+
+def check_norm(rows: np.ndarray) -> None:
+    got = np.asarray(norm(rows))
+    assert got.dtype == np.float32
+    assert got.shape == rows.shape[:1]
+    want = np.linalg.norm(rows.astype(np.float64), axis=1)
+    largest = np.abs(rows.astype(np.float64)).max(axis=1)
+    # Of a row of subnormals, the largest entry; among larger ones they may count as zeros.
+    lost = TINY * np.sqrt(rows.shape[1])
+    np.testing.assert_allclose(got, np.where(largest < TINY, largest, want), rtol=1e-5, atol=lost)
+    assert (got >= largest * (1 - 1e-6)).all()
+
+
+@pytest.mark.parametrize("block", (1, 5, 64, 1000, 4096))
+@pytest.mark.parametrize("magnitude", (1.0, 1e-30, 1e30, 1e-37))
+def test_norm_of_rows(block: int, magnitude: float) -> None:
+    rows = np.random.default_rng(block).normal(size=(4, block)) * magnitude
+    rows[1] = 0
+    rows[2] = magnitude
+    check_norm(rows.astype(np.float32))
+
+
+@given(hnp.arrays(np.float32, (2, 7), elements=st.floats(-(2.0**120), 2.0**120, width=32)))
+def test_norm_of_anything_that_has_one(rows: np.ndarray) -> None:
+    check_norm(rows)
+
+
+@pytest.mark.parametrize("bad", (np.nan, np.inf, -np.inf))
+def test_a_bad_entry_is_seen_in_the_norm(bad: float) -> None:
+    rows = np.random.default_rng(0).normal(size=(3, 256)).astype(np.float32)
+    rows[1, 77] = bad
+    rows[2] = 0
+    got = np.asarray(norm(rows))
+    assert np.isfinite(got).tolist() == [True, False, True]
+    assert got[2] == 0
+
+
+def test_no_rows_and_vmap() -> None:
+    assert norm(jnp.zeros((0, 5))).shape == (0,)
+    rows = np.random.default_rng(1).normal(size=(3, 2, 5)).astype(np.float32)
+    np.testing.assert_allclose(jax.vmap(norm)(rows), np.linalg.norm(rows, axis=2), rtol=1e-6)

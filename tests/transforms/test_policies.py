@@ -1,0 +1,114 @@
+"""Policies: which compressor for which tensor, and what must be refused."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradcomp_jax as gc
+
+INT8 = gc.compressors.block_quantized(bits=8, block=64)
+TOPK = gc.compressors.topk(0.05, block=64)
+AXIS, N = "data", 4
+SHAPES = {"embed": (50, 64), "head": (64, 10), "norm": (64,), "tail": (7,)}
+
+
+def params():
+    return {name: jnp.ones(shape, jnp.float32) for name, shape in SHAPES.items()}
+
+
+def gradients(seed=0):
+    rng = np.random.default_rng(seed)
+    return {name: jnp.asarray(rng.standard_normal((N, *shape)), jnp.float32) for name, shape in SHAPES.items()}
+
+
+def run(tx, gradient=None):
+    axes = gc.state_axes(jax.eval_shape(tx.init, params()))
+    state = jax.vmap(tx.init, axis_name=AXIS, in_axes=None, out_axes=axes, axis_size=N)(params())
+    update = jax.jit(jax.vmap(tx.update, axis_name=AXIS, in_axes=(0, axes, None), out_axes=(0, axes)))
+    return update(gradients() if gradient is None else gradient, state, params())
+
+
+def test_by_size_takes_the_largest_bound_reached() -> None:
+    policy = gc.by_size({0: "dense", 600: TOPK, 3200: INT8})
+    chosen = {name: policy.choose(name, jax.ShapeDtypeStruct(shape, jnp.float32)) for name, shape in SHAPES.items()}
+    assert chosen == {"embed": INT8, "head": TOPK, "norm": "dense", "tail": "dense"}
+
+
+def test_each_tensor_goes_through_its_own_compressor() -> None:
+    """The residuals show it: rounding's is small everywhere, a selection's is most of the tensor, dense has none."""
+    policy = gc.by_path(r"embed", TOPK, otherwise=gc.by_size({0: "dense", 100: INT8}))
+    gradient = gradients()
+    updates, state = run(gc.exchange(policy, axis_name=AXIS, route="gather"), gradient)
+    residuals = {np.shape(m)[-2:]: np.asarray(m) for m in jax.tree.leaves(state.memory)}
+    assert set(residuals) == {(50, 64), (10, 64)}
+    size = {name: np.linalg.norm(np.asarray(g)) for name, g in gradient.items()}
+    assert 0.5 < np.linalg.norm(residuals[50, 64]) / size["embed"] < 1
+    assert 0 < np.linalg.norm(residuals[10, 64]) / size["head"] < 0.02
+    for name in ("norm", "tail"):
+        np.testing.assert_allclose(updates[name][0], np.mean(gradient[name], axis=0), atol=1e-6)
+
+
+def test_averaged_tensors_pass_through() -> None:
+    gradient = gradients()
+    mean = jnp.broadcast_to(jnp.mean(gradient["head"], axis=0), gradient["head"].shape)
+    tx = gc.exchange(gc.by_path("head", "averaged", otherwise=gc.by_size({0: "dense", 100: INT8})), axis_name=AXIS)
+    updates, state = run(tx, gradient | {"head": mean})
+    np.testing.assert_array_equal(updates["head"], mean)
+    assert [np.shape(m)[-2:] for m in jax.tree.leaves(state.memory)] == [(50, 64)]
+
+
+def test_a_bad_averaged_tensor_skips_the_exchange() -> None:
+    gradient = gradients()
+    bad = jnp.broadcast_to(jnp.mean(gradient["head"], axis=0), gradient["head"].shape).at[:, 3, 3].set(jnp.nan)
+    tx = gc.exchange(gc.by_path("head", "averaged", otherwise=gc.by_size({0: "dense", 100: INT8})), axis_name=AXIS)
+    updates, state = run(tx, gradient | {"head": bad})
+    assert int(state.skipped) == 1
+    assert not any(np.asarray(u).any() for u in updates.values())
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (lambda: gc.by_path("embed", TOPK), "by_path('embed', ...) has no rule for 'head'; pass otherwise='dense'"),
+        (lambda: gc.by_size({100: INT8}), "by_size has no rule for 'norm' with 64 entries: its rules begin at 100"),
+    ],
+)
+def test_a_tensor_without_a_rule_is_an_error(policy, message) -> None:
+    tx = gc.exchange(policy(), axis_name=AXIS)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        jax.eval_shape(tx.init, params())
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: gc.by_size({}), ValueError, "at least one rule"),
+        (lambda: gc.by_size({-1: "dense"}), ValueError, "must be finite and at least 0, got -1"),
+        (lambda: gc.by_size({0: "sparse"}), TypeError, "'dense', 'averaged' or a policy, got 'sparse'"),
+        (lambda: gc.by_path("(", TOPK), ValueError, "must be a regular expression, got '('"),
+        (lambda: gc.by_path("a", None), TypeError, "got None"),
+        (
+            lambda: gc.exchange(gc.by_size({0: INT8}), axis_name=AXIS, select=lambda *_: True),
+            ValueError,
+            "leave select= out",
+        ),
+        (
+            lambda: gc.exchange(gc.by_size({0: INT8}), axis_name=AXIS, route="sum"),
+            ValueError,
+            "route='sum' needs payloads that add up",
+        ),
+        (lambda: gc.exchange(INT8, axis_name=AXIS, view="diagonal"), ValueError, "view must be one of 'rows'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_at_once(build, error, message) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        build()
+
+
+def test_columns_are_not_cut_across() -> None:
+    tx = gc.exchange(INT8, axis_name=AXIS, view="columns", select=lambda path, _: path == "embed")
+    with pytest.raises(ValueError, match=r"cuts 'embed' of shape .* across columns"):
+        jax.eval_shape(tx.init, params())
