@@ -4,6 +4,7 @@ from gradcomp_jax import collectives as collectives
 from gradcomp_jax import compressors as compressors
 from gradcomp_jax import kernels as kernels
 from gradcomp_jax import memory as memory
+from gradcomp_jax import methods as methods
 from gradcomp_jax.audit import WireReport as WireReport
 from gradcomp_jax.audit import wire_bytes as wire_bytes
 from gradcomp_jax.methods import block_quantized as block_quantized
@@ -79,6 +80,7 @@ __all__ = [
     "lower_update",
     "make_train_step",
     "memory",
+    "methods",
     "one_bit_adam",
     "one_bit_sgd",
     "powersgd",

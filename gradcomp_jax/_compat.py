@@ -83,18 +83,27 @@ def _invarying_transpose(cotangent: Any, _: Any, *, axes: tuple[Any, ...]) -> tu
     return (varying(cotangent, axes) / lax.axis_size(axes),)
 
 
+def _invarying_batched(axis_data: Any, xs: Any, dims: Any, *, axes: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Under ``vmap`` over the axis itself, equal on all workers means one value that is not mapped."""
+    (x,), (dim,) = xs, dims
+    if axis_data.name in axes:
+        x, dim = lax.index_in_dim(x, 0, dim, keepdims=False), None
+    rest = tuple(name for name in axes if name != axis_data.name)
+    return (_invarying_p.bind(x, axes=rest) if rest else x), dim
+
+
 # lax.pcast goes from invarying to varying only, and the collectives that return replicated values move
 # bytes. So the way back is a primitive of our own: a type that changes, and no instruction.
 _invarying_p = Primitive("gradcomp_invarying")
 _invarying_p.def_impl(lambda x, *, axes: x)
 _invarying_p.def_abstract_eval(lambda aval, *, axes: _without_names(aval, axes))
 mlir.register_lowering(_invarying_p, lambda _, x, *, axes: [x])
-batching.primitive_batchers[_invarying_p] = lambda xs, dims, *, axes: (_invarying_p.bind(*xs, axes=axes), *dims)
+batching.fancy_primitive_batchers[_invarying_p] = _invarying_batched
 ad.deflinear2(_invarying_p, _invarying_transpose)
 
 
 def invarying(tree: PyTree, axis_name: AxisName | None) -> PyTree:
-    """Declares every leaf equal on all workers of the axis, where that is tracked; otherwise a no-op.
+    """Declares every leaf equal on all workers of the axis.
 
     Nothing is sent and nothing is checked: it is the caller's promise, for values that are equal by construction
     though the tracking cannot know it, such as what a ring of ``ppermute`` has summed. A promise that does not hold
@@ -105,15 +114,17 @@ def invarying(tree: PyTree, axis_name: AxisName | None) -> PyTree:
         axis_name: the axis, a tuple of names, or ``None``. Names that a leaf does not vary over are left as they are.
 
     Returns:
-        The same values; inside ``jax.shard_map`` with ``check_vma=True`` they may leave with ``out_specs=P()``.
+        The same values; inside ``jax.shard_map`` with ``check_vma=True`` they may leave with ``out_specs=P()``, inside
+        ``jax.vmap(axis_name=...)`` with ``out_axes=None``. Elsewhere nothing changes.
     """
-    if not tracks_varying(axis_name):
+    if axis_name is None or axis_size(axis_name) is None:
         return tree
+    tracked = tracks_varying(axis_name)
 
     def cast(x: Array) -> Array:
         # A Python number or NumPy array never varies, and has no tracked type to change.
-        present = tuple(n for n in _names(axis_name) if n in _varying_names(x))
-        return _invarying_p.bind(x, axes=present) if present else x
+        names = tuple(n for n in _names(axis_name) if n in _varying_names(x)) if tracked else _names(axis_name)
+        return _invarying_p.bind(x, axes=names) if names else x
 
     return jax.tree.map(cast, tree)
 

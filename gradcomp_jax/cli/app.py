@@ -33,6 +33,7 @@ from gradcomp_jax.experiments.machine import versions
 from gradcomp_jax.experiments.recipes import ABLATIONS, ALL, DEFAULT, RECIPES, ROUTES
 from gradcomp_jax.experiments.settings import split_batch
 from gradcomp_jax.experiments.tasks import TASKS
+from gradcomp_jax.methods import markdown_table
 
 _METHODS = ", ".join(RECIPES)
 _DATASETS = ", ".join(TASKS)
@@ -177,6 +178,23 @@ def train_command(
         command = context.obj or "gradcomp train"
         written = _write(result, out, f"train-{method}-{dataset}", command, markdown)
     _show(console, result, written)
+
+
+@app.command("methods")
+def methods_command(
+    workers: Annotated[int, typer.Option(help="Workers that the bits are counted for.")] = 8,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print Markdown, as it stands in the README.")
+    ] = False,
+) -> None:
+    """List every method: what it sends and keeps, read from its program for one large matrix."""
+    with _user_errors():
+        if workers < 2:
+            raise SettingError(f"workers must be at least 2, got {workers}: one worker sends nothing")
+        if as_markdown:
+            typer.echo(markdown_table(workers=workers), nl=False)
+        else:
+            Console().print(report.method_table(workers))
 
 
 def _method_names(text: str) -> list[str]:

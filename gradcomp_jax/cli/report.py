@@ -4,6 +4,7 @@ from rich import box
 from rich.table import Table
 
 from gradcomp_jax.experiments import Comparison, MethodResult
+from gradcomp_jax.methods import registry
 
 _NOTES = (
     "accuracy: on the test set after the last epoch, mean and standard deviation over {seeds}.",
@@ -59,6 +60,18 @@ def table(comparison: Comparison) -> Table:
         result.add_column(column, justify="right" if number else "left", no_wrap=number == 0)
     for row in rows(comparison):
         result.add_row(*row)
+    return result
+
+
+def method_table(workers: int) -> Table:
+    """Returns the table of all methods, for a terminal: bits for each value, bytes of state for each parameter."""
+    result = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    # As many columns as 80 characters hold: the Markdown has routes and papers too.
+    for column in registry.header(workers)[:6]:
+        number = column not in ("method", "biased", "momentum")
+        result.add_column(column, justify="right" if number else "left", no_wrap=True)
+    for row in registry.table(workers=workers):
+        result.add_row(row.name, *registry.cells(row)[1:6])
     return result
 
 

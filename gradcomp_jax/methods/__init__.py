@@ -14,6 +14,11 @@ from gradcomp_jax.methods.one_bit_sgd import one_bit_sgd as one_bit_sgd
 from gradcomp_jax.methods.powersgd import powersgd as powersgd
 from gradcomp_jax.methods.qsgd import qsgd as qsgd
 from gradcomp_jax.methods.random_k import random_k as random_k
+from gradcomp_jax.methods.registry import METHODS as METHODS
+from gradcomp_jax.methods.registry import Method as Method
+from gradcomp_jax.methods.registry import Row as Row
+from gradcomp_jax.methods.registry import markdown_table as markdown_table
+from gradcomp_jax.methods.registry import table as table
 from gradcomp_jax.methods.sign_sgd import sign_sgd as sign_sgd
 from gradcomp_jax.methods.sparcml import sparcml as sparcml
 from gradcomp_jax.methods.stochastic_rounding import stochastic_rounding as stochastic_rounding

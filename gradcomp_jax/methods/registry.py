@@ -70,17 +70,16 @@ class Method:
 
 
 GATHERS = ("two_phase", "gather")
+SELECTS = (*GATHERS, "doubling")
 
 METHODS: dict[str, Method] = {
-    "dense": Method(dense, "nothing", "after", ("sum", "two_phase"), "", biased=False),
-    "dense_bf16": Method(
-        dense, "nothing", "after", ("two_phase", "sum"), "", biased=False, options={"dtype": "bfloat16"}
-    ),
+    "dense": Method(dense, "nothing", "after", ("sum", *GATHERS), "", biased=False),
+    "dense_bf16": Method(dense, "nothing", "after", (*GATHERS, "sum"), "", biased=False, options={"dtype": "bfloat16"}),
     "terngrad": Method(terngrad, "nothing", "after", (*GATHERS, "sum"), "1705.07878", biased=False),
-    "dgc": Method(dgc, "momentum", "inside", GATHERS, "1712.01887"),
-    "gradient_dropping": Method(gradient_dropping, "residual", "after", GATHERS, "1704.05021"),
-    "topk_sgd": Method(topk_sgd, "residual", "after", GATHERS, "1809.07599"),
-    "random_k": Method(random_k, "residual", "after", GATHERS, "1809.07599"),
+    "dgc": Method(dgc, "momentum", "inside", SELECTS, "1712.01887"),
+    "gradient_dropping": Method(gradient_dropping, "residual", "after", SELECTS, "1704.05021"),
+    "topk_sgd": Method(topk_sgd, "residual", "after", SELECTS, "1809.07599"),
+    "random_k": Method(random_k, "residual", "after", SELECTS, "1809.07599"),
     "one_bit_sgd": Method(one_bit_sgd, "residual", "after", GATHERS, "Interspeech 2014"),
     "qsgd": Method(qsgd, "nothing", "after", GATHERS, "1610.02132", biased=False),
     "stochastic_rounding": Method(stochastic_rounding, "nothing", "after", GATHERS, "1502.02551", biased=False),
@@ -93,7 +92,7 @@ METHODS: dict[str, Method] = {
     ),
     "powersgd": Method(powersgd, "residual", "after", ("sum",), "1905.13727"),
     "eden": Method(eden, "nothing", "after", GATHERS, "2108.08842", biased=False),
-    "ef21": Method(ef21, "estimate", "after", GATHERS, "2106.05203"),
+    "ef21": Method(ef21, "estimate", "after", SELECTS, "2106.05203"),
     "demo": Method(demo, "residual", "inside", ("gather", "two_phase"), "2411.19870", update="sign"),
     "sparcml": Method(sparcml, "residual", "after", ("two_phase", "doubling"), "1802.08021"),
 }
@@ -195,13 +194,14 @@ def _is_marked(node: object) -> bool:
     return isinstance(node, PerDevice)
 
 
-_HEADER = ("method", "bits up / down", "sent at N = {workers}", "state", "biased", "momentum", "routes", "paper")
+def header(workers: int) -> tuple[str, ...]:
+    """Names of the columns of :func:`cells`."""
+    return ("method", "bits up / down", f"sent, N = {workers}", "state", "biased", "momentum", "routes", "paper")
 
 
 def markdown_table(*, workers: int = 8) -> str:
     """:func:`table` as Markdown, as it stands in the README."""
-    header = [h.format(workers=workers) for h in _HEADER]
-    lines = ["| " + " | ".join(header) + " |", "|---|---:|---:|---:|---|---|---|---|"]
+    lines = ["| " + " | ".join(header(workers)) + " |", "|---|---:|---:|---:|---|---|---|---|"]
     lines += ["| " + " | ".join(cells(row)) + " |" for row in table(workers=workers)]
     return "\n".join(lines) + "\n"
 

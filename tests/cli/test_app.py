@@ -6,6 +6,7 @@ import pytest
 
 from gradcomp_jax.experiments.recipes import ABLATIONS, ALL, RECIPES
 from gradcomp_jax.experiments.tasks import TASKS
+from gradcomp_jax.methods import METHODS, markdown_table
 
 TINY = ("--workers", "2", "--epochs", "2", "--batch", "64")
 
@@ -146,3 +147,21 @@ def test_train_goes_on_from_its_checkpoint(gradcomp, tmp_path):
     assert done.exit_code == 2
     (line,) = done.stderr.strip().splitlines()
     assert "ask for more than 2" in line
+
+
+def test_methods_lists_every_method(gradcomp):
+    result = gradcomp("methods")
+    assert result.exit_code == 0
+    assert all(name in result.stdout for name in METHODS)
+    assert all(len(line) <= 80 for line in result.stdout.splitlines())
+
+
+def test_methods_as_markdown_is_the_table(gradcomp):
+    result = gradcomp("methods", "--workers", "4", "--markdown")
+    assert result.stdout == markdown_table(workers=4)
+
+
+def test_methods_of_one_worker_are_refused(gradcomp):
+    result = gradcomp("methods", "--workers", "1")
+    assert result.exit_code == 2
+    assert "workers must be at least 2, got 1" in result.stderr

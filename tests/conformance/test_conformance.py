@@ -148,26 +148,27 @@ def check_estimate(case: Case, world: Environment, gradient: Any, update: Any, n
     """The update is the mean of the workers' estimates, and what is sent whole is estimated exactly."""
     for part, members in enumerate(pieces_of(case)):
         for number, leaves in enumerate(members):
-            estimates = by_worker(memories(new)[part][number], world).reshape(WORKERS, -1).astype(np.float64)
-            want = as_rows(case, {k: update[k][None] for k in leaves}, leaves)[0]
+            kept = memories(new)[part][number]
+            estimates = by_worker(kept, world).reshape(WORKERS, -1).astype(np.float64)
+            want = as_rows(case, {k: update[k][None] for k in leaves}, leaves, kept)[0]
             scale = max(
                 np.abs(estimates).max(initial=0), max(np.abs(gradient[k]).max(initial=0) for k in leaves), 1e-30
             )
             half = 2**-8 * np.abs(want).max(initial=0) if "half" in leaves else 0
             np.testing.assert_allclose(estimates.mean(axis=0), want, atol=4e-6 * scale + half, rtol=0)
             if part == len(pieces_of(case)) - 1:
-                seen = as_rows(case, {k: gradient[k] for k in leaves}, leaves)
+                seen = as_rows(case, gradient, leaves, kept)
                 np.testing.assert_allclose(estimates, seen, atol=4e-6 * scale, rtol=0)
 
 
-def as_rows(case: Case, leaves: Any, names: list[str], code: Any = None) -> np.ndarray:
-    """Stacked leaves as the rows of one piece, laid end to end: float64 ``[workers, rows * block]``."""
+def as_rows(case: Case, leaves: Any, names: list[str], kept: Any) -> np.ndarray:
+    """Stacked leaves as the rows of one piece, laid end to end as its memory is: float64 ``[workers, rows * block]``."""
     stacked = [np.asarray(leaves[name], np.float64) for name in names]
     count, compressed = stacked[0].shape[0], names[0] in chosen_of(case)
     if compressed and case.view == "columns":
         stacked = [np.moveaxis(x, -1, 1) for x in stacked]
     flat = np.concatenate([x.reshape(count, -1) for x in stacked], axis=1)
-    block = case.code(SHAPES[names[0]][0]).block if compressed and case.wire else 1
+    block = kept.value.shape[-1] if isinstance(kept, gc.PerDevice) else 1
     rows = -(-flat.shape[1] // block)
     flat = np.pad(flat, [(0, 0), (0, rows * block - flat.shape[1])])
     if compressed and case.view == "tree":
@@ -182,9 +183,10 @@ def check_conservation(case: Case, world: Environment, gradient: Any, update: An
         start = 0
         assert len(memories(new)[part]) == len(members)
         for number, leaves in enumerate(members):
-            g = as_rows(case, gradient, leaves)
-            sent = as_rows(case, {name: update[name][None] for name in leaves}, leaves)[0]
             kept_old, kept_new = (memories(s)[part][number] for s in (old, new))
+            cut_as = kept_new.accumulated if case.law == "momentum" and kept_new else kept_new
+            g = as_rows(case, gradient, leaves, cut_as)
+            sent = as_rows(case, {name: update[name][None] for name in leaves}, leaves, cut_as)[0]
             if case.law == "momentum":
                 u = by_worker(kept_old.velocity, world).reshape(WORKERS, -1).astype(np.float64)
                 pushed = 0.9 * (u + g) + g if case.nesterov else 0.9 * u + g
@@ -206,7 +208,7 @@ def check_conservation(case: Case, world: Environment, gradient: Any, update: An
                 before = before + share_rows(server_old, world)[span].reshape(-1)
                 after = after + share_rows(server_new, world)[span].reshape(-1)
             seen = pushed.mean(axis=0) + before
-            padding = as_rows(case, {name: np.ones((1, *SHAPES[name][0])) for name in leaves}, leaves)[0] == 0
+            padding = as_rows(case, {name: np.ones((1, *SHAPES[name][0])) for name in leaves}, leaves, cut_as)[0] == 0
             assert not after[padding].any(), "the padding holds something"
             scale = max(*(np.abs(x).max(initial=0) for x in (pushed, *largest)), 1e-30)
             half = 2**-8 * np.abs(sent).max(initial=0) if "half" in leaves and case.law != "adam" else 0
