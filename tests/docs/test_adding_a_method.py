@@ -1,0 +1,91 @@
+"""The worked example of docs/adding_a_method.md: its file and its line are enough."""
+
+import pathlib
+import re
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gradcomp_jax.experiments import recipes, registered
+from gradcomp_jax.experiments.tasks import TASKS
+from gradcomp_jax.methods import registry
+from tests import test_peer_faults as faults
+from tests.conformance import methods as cases
+from tests.conformance import test_composition as composition
+from tests.conformance import test_conformance as conformance
+from tests.conformance import test_wire as wire
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "adding_a_method.md"
+NAME = "qsparse"
+
+
+def example(marker: str) -> str:
+    found = re.search(rf"<!-- example: {marker} -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert found, f"{PAGE.name} has no block after <!-- example: {marker} -->"
+    return found.group(1)
+
+
+@pytest.fixture
+def method(monkeypatch) -> registry.Method:
+    """The example's file and its line, as if they were in the package."""
+    module: dict = {"__name__": "example"}
+    exec(compile(example("method"), str(PAGE), "exec"), module)
+    scope = vars(registry) | {NAME: module[NAME]}
+    entries = eval("{" + textwrap.dedent(example("line")) + "}", scope)
+    assert list(entries) == [NAME]
+    monkeypatch.setitem(registry.METHODS, NAME, entries[NAME])
+    monkeypatch.setitem(cases.METHODS, NAME, cases.plain_case(entries[NAME]))
+    return entries[NAME]
+
+
+def test_it_is_a_row_of_the_table(method) -> None:
+    row = {row.name: row for row in registry.table()}[NAME]
+    # An index and 8 bits for each of ten entries of a block, and a scale for them.
+    assert row.up == pytest.approx((10 * (16 + 8) + 32) / 1024, rel=1e-3)
+    assert row.state == pytest.approx(4, rel=1e-3)
+
+
+@pytest.mark.parametrize("env", ["shard_map-auto-vma", "shard_map-explicit", "vmap"])
+def test_it_conforms(method, env: str) -> None:
+    conformance.test_replicas_agree_and_nothing_is_lost(NAME, env)
+    conformance.test_a_bad_gradient_skips_the_exchange_on_every_worker(NAME, env, np.nan)
+
+
+def test_it_sends_what_it_says_and_composes(method) -> None:
+    wire.test_bytes_are_the_payloads(NAME)
+    wire.test_no_dense_collective_of_a_compressed_leaf(NAME)
+    composition.test_extra_arguments_and_scan(NAME)
+    composition.test_masked_and_partition(NAME)
+    composition.test_one_worker_needs_no_axis(NAME)
+
+
+def test_it_has_none_of_the_known_faults(method, tmp_path) -> None:
+    faults.test_nothing_comes_of_nothing(NAME)
+    faults.test_a_constant_gradient_gets_through(NAME)
+    faults.test_a_checkpoint_holds_all_there_is(NAME, tmp_path)
+
+
+def test_it_can_be_compared(method) -> None:
+    settings = TASKS["digits"].settings
+    tx = registered.make_registered(settings, (), 0, name=NAME)
+    params = {"w": jnp.zeros((64, 32))}
+    updates = jax.vmap(lambda g: tx.update({"w": g}, tx.init(params), params)[0], axis_name=settings.axis_name)(
+        jnp.ones((4, 64, 32))
+    )
+    assert np.asarray(updates["w"]).any()
+    assert NAME not in recipes.RECIPES, "the example has become a method: the page needs another"
+
+
+def test_a_fault_in_it_is_found(method, monkeypatch) -> None:
+    """The suite that the example passes can fail: a residual that is thrown away does not pass."""
+    from gradcomp_jax.memory.residual import Residual
+
+    monkeypatch.setitem(cases.METHODS, NAME, cases.plain_case(method))
+    monkeypatch.setattr(Residual, "absorb", lambda self, target, sent, left, memory: memory)
+    conformance.built.cache_clear()
+    with pytest.raises(AssertionError):
+        conformance.test_replicas_agree_and_nothing_is_lost(NAME, "vmap")
+    conformance.built.cache_clear()
