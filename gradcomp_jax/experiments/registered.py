@@ -14,12 +14,12 @@ from gradcomp_jax.methods.registry import METHODS, Method
 Transformation: TypeAlias = optax.GradientTransformationExtraArgs
 WarmUp: TypeAlias = tuple[tuple[int, float], ...]
 
-RATES: dict[str, float] = {"sign": 0.01, "direction": 0.006}
+NO_LENGTH = 0.02
 """Learning rate of updates that have no length (signs, Adam's direction), as a share of SGD's; no momentum follows them."""
 
-SHORTER_STEPS: dict[str, float] = {"random_k": 0.2, "ef21": 0.2}
-"""Of methods that do not converge at SGD's learning rate: an entry waits 1 / density steps however large it is (random-k),
-or the whole gradient is an estimate that is as old (EF21), so a step may only be so long."""
+RATES: dict[str, float] = {"sign_sgd": 0.01, "demo": 0.04, "random_k": 0.2, "ef21": 0.2}
+"""Learning rates, as a share of SGD's, of methods that do not train at it: signs, each at its own; random-k, where an entry
+waits 1 / density steps however large it is; EF21, where the whole gradient is an estimate that is as old."""
 
 DENSE_SHARE = 0.15
 """Share of a run in which a method warms up dense; Tang et al., 2021, https://arxiv.org/abs/2102.02888, section 7.1."""
@@ -44,12 +44,11 @@ def make_registered(settings: Settings, warm_up: WarmUp, seed: int, *, name: str
         return method.make(axis_name=settings.axis_name, **options, **key)
 
     exchange = seeded(make, seed) if "key" in takes else make()
-    rate = settings.learning_rate * SHORTER_STEPS.get(name, 1.0)
-    if method.update != "mean":
-        return optax.chain(exchange, optax.sgd(rate * RATES[method.update]))
-    if method.momentum == "inside":
-        return optax.chain(exchange, optax.sgd(rate))
-    return after(exchange, dataclasses.replace(settings, learning_rate=rate))
+    usual = 1.0 if method.update == "mean" else NO_LENGTH
+    rate = settings.learning_rate * RATES.get(name, usual)
+    if method.update == "mean" and method.momentum == "after":
+        return after(exchange, dataclasses.replace(settings, learning_rate=rate))
+    return optax.chain(exchange, optax.sgd(rate))
 
 
 def dense_stage(settings: Settings, steps_per_epoch: int, *, name: str) -> WarmUp:

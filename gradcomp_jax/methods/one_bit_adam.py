@@ -14,6 +14,7 @@ def one_bit_adam(
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
+    floor: float = 0.1,
     block: int = 2048,
     select: Select | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -32,6 +33,9 @@ def one_bit_adam(
         b1: decay of the momentum.
         b2: decay of the variance.
         eps: added to the root of the variance.
+        floor: least root of the frozen variance, as a share of its root mean square over the tensor: the same rounding
+            error is divided by every entry's own variance, and one that is far too small makes training diverge. The
+            paper has none (0).
         block: entries that share a magnitude.
         select: which leaves to compress; by default those with two or more dimensions that get smaller.
 
@@ -49,4 +53,4 @@ def one_bit_adam(
         select=select,
     )
     whole = exchange(compressors.dense(), axis_name=axis_name, memory=memory.none())
-    return frozen_adam(whole, compressed, warm_up_steps=warm_up_steps, b1=b1, b2=b2, eps=eps)
+    return frozen_adam(whole, compressed, warm_up_steps=warm_up_steps, b1=b1, b2=b2, eps=eps, floor=floor)

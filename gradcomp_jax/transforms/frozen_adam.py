@@ -37,6 +37,7 @@ def frozen_adam(
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
+    floor: float = 0.1,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Adam's direction :math:`\hat m / (\sqrt{\hat v} + \epsilon)`, of which only m is exchanged once v is frozen.
 
@@ -44,7 +45,11 @@ def frozen_adam(
     and every worker sends :math:`\beta_1 m + (1 - \beta_1) g^i` through ``compressed``; the mean is the new m. Both are
     branches of one program, chosen by the replicated step count. Both are corrected for their start at zero.
 
-    An entry whose v is zero when it freezes, one that had no gradient in the whole warm-up, does not move after that.
+    A code's error is alike for all entries of a block, and is divided by each one's own :math:`\sqrt v`: where that is much
+    smaller than its neighbours', noise becomes the largest step of all, and training diverges. So the frozen
+    :math:`\sqrt v` counts as at least ``floor`` times the root of the tensor's mean v. With ``floor=0`` it is as it is,
+    but for entries that had no gradient in the whole warm-up: they do not move.
+
     A skipped exchange leaves m, v and all memories as they were, its update is zero, and it is no step.
 
     Args:
@@ -54,6 +59,7 @@ def frozen_adam(
         b1: :math:`\beta_1`.
         b2: :math:`\beta_2`.
         eps: :math:`\epsilon`.
+        floor: least frozen :math:`\sqrt v`, as a share of its root mean square over the tensor.
 
     Raises:
         ValueError: for fewer than one step of warm-up, and for decay rates outside [0, 1).
@@ -61,6 +67,7 @@ def frozen_adam(
     steps = _checks.positive_int("warm_up_steps", warm_up_steps)
     _checks.below_one("b1", b1)
     _checks.below_one("b2", b2)
+    _checks.at_least_zero("floor", floor)
 
     def init(params: PyTree) -> FrozenAdamState:
         mean, variance = (jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params) for _ in range(2))
@@ -91,9 +98,11 @@ def frozen_adam(
         for_variance = 1 - jnp.float32(b2) ** jnp.clip(taken, 1, steps).astype(jnp.float32)
 
         def direction(mean: Array, variance: Array, like: Array) -> Array:
-            step = (mean / for_mean) / (jnp.sqrt(variance / for_variance) + jnp.float32(eps))
-            # A sign has no zero: where v is zero, what comes of rounding would be divided by epsilon.
-            return jnp.where(ok & (variance > 0), step, 0.0).astype(like.dtype)
+            least = jnp.where(branch == 1, jnp.float32(floor**2), 0.0) * jnp.sum(variance) / max(variance.size, 1)
+            spread = jnp.maximum(variance, least)
+            step = (mean / for_mean) / (jnp.sqrt(spread / for_variance) + jnp.float32(eps))
+            # A sign has no zero: where v is, what comes of rounding would be divided by epsilon.
+            return jnp.where(ok & (spread > 0), step, 0.0).astype(like.dtype)
 
         result = jax.tree.map(direction, new.mean, new.variance, updates)
         return result, new._replace(taken=taken)

@@ -241,9 +241,9 @@ def _remember(
         valid = kernels.valid_mask(part.counts(piece), code.block)
         sent, left = jnp.where(valid, sent, 0.0), left & valid
     if delivery.rounding is not None:
-        # Entries that no owner kept were not sent after all.
+        # Entries that no owner kept were not sent after all, and an owner that rounded one to zero has not kept it either.
         left &= mean != 0
-        sent = jnp.where(mean != 0, sent, 0.0) - delivery.rounding(span)
+        sent = jnp.where(mean != 0, sent - delivery.rounding(span), 0.0)
     target, memory, before = _target(part, piece, leaves, old, ok)
     return _keep_if(ok, part.memory.absorb(target, sent, left, memory), before, old)
 

@@ -1,0 +1,138 @@
+"""Selections with a memory, written once more in NumPy: error feedback, EF21, and what an owner puts back."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tests.methods.oracle import cut, rounded, rows_of, select
+
+Rows = np.ndarray
+Tree = dict[str, np.ndarray]
+Rule = Callable[[Rows, int], np.ndarray]
+"""``rule(rows, step)``: the mask of the chosen entries of one worker."""
+
+
+def largest(k: int) -> Rule:
+    """The k largest magnitudes of each row."""
+    return lambda rows, step: select_thinned(rows, k)
+
+
+def select_thinned(rows: Rows, k: int) -> np.ndarray:
+    """`select` of a row that is thinned out to its best entry in each lane first, as long rows are."""
+    lanes = 64
+    while lanes < 16 * k:
+        lanes *= 2
+    n, block = rows.shape
+    if k == 1 or block <= lanes or block % lanes:
+        return select(rows, k)
+    by_lane = cut(rows).reshape(n, -1, lanes).swapaxes(1, 2)
+    best = select(by_lane.reshape(n * lanes, -1), 1).reshape(by_lane.shape).swapaxes(1, 2).reshape(n, block)
+    return select(np.where(best, cut(rows), 0).astype(np.float32), k) & best
+
+
+def coded(rows: Rows, dtype: str) -> Rows:
+    """Chosen values, zero elsewhere, as they cross: those narrower than float32 are read off keys of 11 bits or fewer."""
+    if dtype == "float32":
+        return rows
+    if dtype == "bfloat16":
+        return rounded(cut(rows), dtype)
+    return integers(cut(rows), 127)
+
+
+def integers(rows: Rows, top: int) -> Rows:
+    """Each row to the nearest of ``2 top + 1`` values, the outermost of which is its largest magnitude."""
+    unit = np.abs(rows).max(axis=-1, keepdims=True) * np.float32(1 / top)
+    return (np.rint(rows / np.where(unit, unit, np.float32(1))) * unit).astype(np.float32)
+
+
+class Sparse:
+    """x = g + e, sent = C(x), e = x - sent, update = mean(sent); or EF21's c = C(g - h), h = h + c, update = mean(h).
+
+    Args:
+        shapes: of the gradients; those of one dimension are averaged as they are.
+        workers: N.
+        block: entries of a row.
+        choose: what a worker sends; one rule for each compressed tensor by name, or the same for all.
+        wire: what becomes of the chosen values on the way.
+        back: what the owner of a row makes of its exact mean; ``None`` where the mean arrives as it is.
+        memory: ``residual``, ``estimate`` or ``none``.
+        interleaved: all tensors end to end, of which row j of R has entries j, j + R, ...; else each tensor cut in rows.
+    """
+
+    def __init__(
+        self, shapes, workers, block, choose, wire, back=None, *, memory="residual", interleaved=False
+    ) -> None:
+        self.shapes, self.n, self.block, self.memory = shapes, workers, block, memory
+        self.choose, self.wire, self.back, self.interleaved = choose, wire, back, interleaved
+        self.names = [name for name in sorted(shapes) if len(shapes[name]) > 1]
+        self.size = {name: int(np.prod(s)) for name, s in shapes.items()}
+        self.steps = 0
+        self.kept = np.zeros(
+            (workers, *self.join({name: np.zeros(shapes[name]) for name in self.names}).shape), np.float32
+        )
+        self.total = {name: np.zeros(s, np.float32) for name, s in shapes.items()}
+
+    def join(self, tree: Tree) -> Rows:
+        if not self.interleaved:
+            return np.concatenate([rows_of(tree[name], self.block) for name in self.names])
+        flat = np.concatenate([tree[name].reshape(-1) for name in self.names])
+        rows = -(-flat.size // self.block)
+        padded = np.append(flat, np.zeros(rows * self.block - flat.size, np.float32)).astype(np.float32)
+        return np.stack([padded[j::rows] for j in range(rows)])
+
+    def spans(self) -> dict[str, slice]:
+        """Where each tensor's rows are, of tensors that are cut by themselves."""
+        ends = np.cumsum([-(-self.size[name] // self.block) for name in self.names])
+        return {
+            name: slice(end - -(-self.size[name] // self.block), end)
+            for name, end in zip(self.names, ends, strict=True)
+        }
+
+    def split(self, rows: Rows) -> Tree:
+        if not self.interleaved:
+            flat = {name: rows[span].reshape(-1) for name, span in self.spans().items()}
+        else:
+            whole, start, flat = np.empty(rows.size, rows.dtype), 0, {}
+            for j, row in enumerate(rows):
+                whole[j :: len(rows)] = row
+            for name in self.names:
+                flat[name], start = whole[start : start + self.size[name]], start + self.size[name]
+        return {name: x[: self.size[name]].reshape(self.shapes[name]) for name, x in flat.items()}
+
+    def step(self, gradients: Tree) -> Tree:
+        g = np.stack([self.join({name: gradients[name][i] for name in self.names}) for i in range(self.n)])
+        target = {"residual": g + self.kept, "estimate": g - self.kept, "none": g}[self.memory]
+        sent = np.stack([self.wire(np.where(self.chosen(t), t, 0).astype(np.float32)) for t in target])
+        mean, counted = self.exchange(sent)
+        if self.memory == "residual":
+            self.kept = target - counted
+        elif self.memory == "estimate":
+            self.kept = self.kept + counted
+        self.steps += 1
+        delivered = self.split(mean)
+        if self.memory == "estimate":
+            self.total = {name: self.total[name] + delivered[name] for name in self.names}
+            delivered = self.total
+        dense = {name: gradients[name].mean(axis=0) for name in self.shapes if name not in self.names}
+        return delivered | dense
+
+    def chosen(self, target: Rows) -> np.ndarray:
+        if not isinstance(self.choose, dict):
+            return self.choose(target, self.steps)
+        return np.concatenate([self.choose[name](target[span], self.steps) for name, span in self.spans().items()])
+
+    def exchange(self, sent: np.ndarray) -> tuple[Rows, np.ndarray]:
+        """The mean that everybody gets, and what of each worker's payload counts as sent."""
+        exact = sent[0]
+        for other in sent[1:]:
+            exact = exact + other
+        exact = exact / np.float32(self.n)
+        if self.back is None:
+            return exact, sent
+        mean = self.back(exact, self.steps)
+        counted = np.where(mean != 0, sent, 0).astype(np.float32)
+        share = -(-exact.shape[0] // self.n)
+        for row in range(exact.shape[0]):
+            # Rounding the mean took this from all N; its owner answers for it.
+            counted[row // share, row] -= self.n * np.where(mean[row] != 0, exact[row] - mean[row], 0)
+        return mean, counted

@@ -1,0 +1,211 @@
+"""Methods that send some entries, against NumPy replays with their memories."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradcomp_jax as gc
+from gradcomp_jax import kernels
+from tests.conformance.environments import exchange_state
+
+from .replay.sparse import Sparse, coded, integers, largest, select_thinned
+from .replay.workers import AXIS, N, close, gaussian, mapped, replay
+
+SHAPES = {"bias": (7,), "kernel": (3, 3, 4, 5), "matrix": (30, 11)}
+BLOCK = 64
+
+
+def again(k, dtype):
+    """An owner's second selection."""
+    return lambda exact, step: coded(np.where(select_thinned(exact, k), exact, 0).astype(np.float32), dtype)
+
+
+def by_topk(k, dtype, route, *, k_back=None, block=BLOCK, **options) -> Sparse:
+    back = again(k_back or k, dtype) if route == "two_phase" else None
+    return Sparse(SHAPES, N, block, largest(k), lambda x: coded(x, dtype), back, **options)
+
+
+def memory_of(state) -> np.ndarray:
+    return np.concatenate([np.asarray(piece.value) for piece in exchange_state(state).memory[0]], axis=1)
+
+
+def check_memory(state, oracle) -> None:
+    assert oracle.kept.any()
+    close(memory_of(state), oracle.kept, message="memory")
+
+
+def following(oracle):
+    """Compares the memory before each step and lets the oracle go on from it, so that no rounding adds up.
+
+    Integers are made by rounding, where an error in the last place of a memory can become one of a whole unit.
+    """
+
+    def before(state) -> None:
+        if oracle.steps:
+            check_memory(state, oracle)
+        oracle.kept = memory_of(state)
+
+    return before
+
+
+def named(options) -> str:
+    return "-".join(f"{k}={v}" for k, v in options.items()) or "defaults"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("route", ["gather", "two_phase"])
+def test_topk_sgd(route, dtype) -> None:
+    """x = g + e; the largest of each block of x are sent; e = x - sent; the update is the mean of the sent."""
+    tx = gc.topk_sgd(axis_name=AXIS, density=3 / BLOCK, block=BLOCK, dtype=dtype, route=route)
+    oracle = by_topk(3, dtype, route)
+    options = {"before": following(oracle)} if dtype == "int8" else {}
+    check_memory(replay(tx, oracle, gaussian(SHAPES, 0), SHAPES, **options), oracle)
+
+
+def test_topk_sgd_of_heavy_tails() -> None:
+    """An entry that int8 rounds to zero, at a worker or at an owner, was not sent: it stays, and stays once."""
+    tx = gc.topk_sgd(axis_name=AXIS, density=6 / BLOCK, block=BLOCK, dtype="int8", route="two_phase")
+    draw, oracle = gaussian(SHAPES, 11), by_topk(6, "int8", "two_phase")
+
+    def steep():
+        return {name: g**9 for name, g in draw().items()}
+
+    check_memory(replay(tx, oracle, steep, SHAPES, before=following(oracle)), oracle)
+
+
+def test_topk_sgd_with_more_on_the_way_back() -> None:
+    tx = gc.topk_sgd(axis_name=AXIS, density=2 / BLOCK, back_density=5 / BLOCK, block=BLOCK, route="two_phase")
+    oracle = by_topk(2, "bfloat16", "two_phase", k_back=5)
+    check_memory(replay(tx, oracle, gaussian(SHAPES, 1), SHAPES), oracle)
+
+
+def test_topk_sgd_by_default() -> None:
+    """Ten of each 1024, in two phases: of tensors below a block as well."""
+    tx = gc.topk_sgd(axis_name=AXIS)
+    oracle = by_topk(10, "bfloat16", "two_phase", block=1024)
+    check_memory(replay(tx, oracle, gaussian(SHAPES, 2), SHAPES), oracle)
+
+
+@pytest.mark.parametrize("options", [{"route": "gather", "dtype": "float32"}, {"route": "two_phase"}], ids=named)
+def test_gradient_dropping(options) -> None:
+    """The same over blocks that are samples of all tensors end to end."""
+    tx = gc.gradient_dropping(axis_name=AXIS, density=3 / BLOCK, block=BLOCK, **options)
+    oracle = by_topk(3, options.get("dtype", "bfloat16"), options["route"], interleaved=True)
+    check_memory(replay(tx, oracle, gaussian(SHAPES, 3), SHAPES), oracle)
+
+
+@pytest.mark.parametrize("options", [{"route": "gather"}, {"route": "two_phase"}, {"dtype": "float32"}], ids=named)
+def test_ef21(options) -> None:
+    """c = C(g - h), h = h + c, and the update is the mean of the workers' estimates h."""
+    tx = gc.ef21(axis_name=AXIS, density=3 / BLOCK, block=BLOCK, **options)
+    # By bytes: the two phases send half of what four workers gather.
+    oracle = by_topk(3, options.get("dtype", "bfloat16"), options.get("route", "two_phase"), memory="estimate")
+    state = replay(tx, oracle, gaussian(SHAPES, 4), SHAPES)
+    check_memory(state, oracle)
+    for name, mean in oracle.split(oracle.kept.mean(axis=0)).items():
+        close(state.total[name], mean, message=f"the update is the mean estimate of {name}")
+
+
+def positions(seed, k, leaf):
+    """What the workers draw in common for a leaf: an input."""
+    common = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 2**31 - 1), leaf)
+
+    def rule(rows, step):
+        seeds = kernels.row_seeds(jax.random.fold_in(common, step), rows.shape[0])
+        mask = np.zeros(rows.shape, bool)
+        np.put_along_axis(mask, np.asarray(kernels.random_of_rows(seeds, rows.shape[1], k)), True, axis=1)
+        return mask
+
+    return rule
+
+
+@pytest.mark.parametrize("error_feedback", [True, False])
+@pytest.mark.parametrize(("dtype", "route"), [("float32", "auto"), ("float32", "sum"), ("bfloat16", "two_phase")])
+def test_random_k(dtype, route, error_feedback) -> None:
+    """With a memory, x at the positions; without, g / density there. bfloat16 rounds on both ways."""
+    tx = gc.random_k(
+        axis_name=AXIS, density=3 / BLOCK, block=BLOCK, dtype=dtype, route=route, error_feedback=error_feedback, key=5
+    )
+    rules = {name: positions(5, 3, sorted(SHAPES).index(name)) for name in ("kernel", "matrix")}
+    factor = np.float32(1 if error_feedback else BLOCK / 3)
+
+    def narrow(x):
+        return x.astype(jnp.bfloat16).astype(np.float32) if dtype == "bfloat16" else x
+
+    memory = "residual" if error_feedback else "none"
+    back = (lambda exact, step: narrow(exact)) if dtype == "bfloat16" else None
+    oracle = Sparse(SHAPES, N, BLOCK, rules, lambda x: narrow(factor * x), back, memory=memory)
+    state = replay(tx, oracle, gaussian(SHAPES, 5), SHAPES)
+    if error_feedback:
+        check_memory(state, oracle)
+    else:
+        assert not jax.tree.leaves(exchange_state(state).memory)
+
+
+@pytest.mark.parametrize(("block", "k", "whole"), [(64, 3, False), (32, 6, False), (32, 7, True), (16, 4, True)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sparcml_split(dtype, block, k, whole) -> None:
+    """The exact sum of the streams comes back, as entries or as whole rows; nothing sent is held back."""
+    way_back = gc.compressors.topk(k / block, block=block, dtype=dtype, back="union").back(N)
+    assert way_back.whole == whole
+    tx = gc.sparcml(axis_name=AXIS, density=k / block, block=block, dtype=dtype)
+    oracle = by_topk(k, dtype, "exact", block=block)
+    check_memory(replay(tx, oracle, gaussian(SHAPES, 6), SHAPES), oracle)
+
+
+@pytest.mark.parametrize(("second_phase", "top"), [("int8", 127), ("int4", 7)])
+def test_sparcml_quantized(second_phase, top) -> None:
+    """The owner's integers come back: what rounds to zero was not sent, and other rounding stays with the owner."""
+    tx = gc.sparcml(axis_name=AXIS, density=3 / BLOCK, block=BLOCK, second_phase=second_phase)
+    oracle = Sparse(SHAPES, N, BLOCK, largest(3), lambda x: x, lambda exact, step: integers(exact, top))
+    check_memory(replay(tx, oracle, gaussian(SHAPES, 7), SHAPES, before=following(oracle)), oracle)
+
+
+@pytest.mark.parametrize(
+    ("block", "k", "dense_from"), [(64, 3, None), (16, 7, 1), (16, 13, 0)], ids=["entries", "second-round", "at-once"]
+)
+def test_sparcml_doubling(block, k, dense_from) -> None:
+    """In log2(N) rounds the same sum as a gather's, up to the order of additions, and the same memory."""
+    whole = [have * k * (1 + 4) >= 4 * block for have in (1, 2)]
+    assert whole == [dense_from is not None and round_ >= dense_from for round_ in (0, 1)]
+    options = {
+        "axis_name": AXIS,
+        "density": k / block,
+        "block": block,
+        "select": lambda path, leaf: len(leaf.shape) > 1,
+    }
+    doubling = gc.sparcml(algorithm="doubling", **options)
+    oracle = by_topk(k, "float32", "exact", block=block)
+    check_memory(replay(doubling, oracle, gaussian(SHAPES, 8), SHAPES), oracle)
+    draw = gaussian(SHAPES, 9)
+    state, update = mapped(doubling, SHAPES)
+    gathering, gather = mapped(gc.topk_sgd(dtype="float32", route="gather", **options), SHAPES)
+    for _ in range(5):
+        gradients = draw()
+        updates, state = update(gradients, state)
+        wanted, gathering = gather(gradients, gathering)
+        for name in SHAPES:
+            close(updates[name], np.asarray(wanted[name]), 1e-6, name)
+
+
+def test_gradient_dropping_takes_the_largest_of_all_tensors() -> None:
+    """One tensor with gradients 100 times larger sends nearly everything; of its own accord it would send a tenth."""
+    shapes = {"first": (60, 90), "large": (30, 60), "last": (80, 135)}
+    rng = np.random.default_rng(10)
+    gradient = {k: rng.standard_normal(s).astype(np.float32) * (100 if k == "large" else 1) for k, s in shapes.items()}
+    everywhere = {k: np.repeat(g[None], N, axis=0) for k, g in gradient.items()}
+    flat = np.concatenate([g.reshape(-1) for g in gradient.values()])
+    from_large, recall = {}, {}
+    for method in (gc.gradient_dropping, gc.topk_sgd):
+        state, update = mapped(method(axis_name=AXIS, dtype="float32", route="gather"), shapes)
+        updates, _ = update(everywhere, state)
+        sent = {name: np.asarray(updates[name][0]) != 0 for name in shapes}
+        count = sum(int(s.sum()) for s in sent.values())
+        threshold = np.sort(np.abs(flat))[-count]
+        chosen = np.concatenate([sent[name].reshape(-1) for name in shapes])
+        recall[method] = (chosen & (np.abs(flat) >= threshold)).sum() / count
+        from_large[method] = sent["large"].sum() / count
+    assert from_large[gc.gradient_dropping] > 0.99
+    assert from_large[gc.topk_sgd] < 0.2
+    assert recall[gc.gradient_dropping] > 0.7 > 0.2 > recall[gc.topk_sgd]
