@@ -40,7 +40,7 @@ def test_commands() -> None:
 
 
 def test_names_exist() -> None:
-    names = set(re.findall(r"`gc\.([a-z_A-Z.]+)", README))
+    names = set(re.findall(r"`gc\.([\w.]+)", README))
     assert {"dense", "terngrad", "dgc", "wire_bytes"} <= names
     for name in names:
         found = gc

@@ -39,7 +39,7 @@ class Rotated(Compressor):
 
     @property
     def unbiased(self) -> bool:
-        """With the unbiased scale, over the rotations."""
+        """With the unbiased scale, over uniformly random rotations; see :func:`rotated` for what Hadamard ones leave."""
         return self.corrected
 
     @property
@@ -90,6 +90,9 @@ def rotated(bits: int = 4, *, block: int = 1024, unbiased: bool = True) -> Rotat
     :math:`R` is a randomized Hadamard rotation, :math:`y = R x`, :math:`q = Q(y / \sigma_y)` the nearest Lloyd-Max levels,
     and :math:`\hat x = S R^{-1} q` with :math:`S = \|x\|^2 / \langle y, q \rangle` (unbiased) or
     :math:`S = \langle y, q \rangle / \|q\|^2` (the least square error, for use with a residual).
+
+    The first scale is unbiased over uniformly random rotations. A randomized Hadamard rotation comes near to one unless two or
+    three entries of a block are nearly all of it: such a block at 1 bit may decode to its largest entry in every draw.
 
     Seeds follow from step, tensor and worker, and are not sent. One bit is DRIVE, more are EDEN. Bits on the wire: 1, 2,
     3.2 (ten values in 32 bits) or 4, and 32 / block.

@@ -46,13 +46,16 @@ class Sign(Compressor):
         return True
 
     def measure(self, rows: Array, count: Array, state: PyTree = ()) -> Array:
-        """Sums of the positive and of the negative entries, and the numbers of each: float32 ``[rows, 4]``."""
-        del state
-        negative = rows < 0
-        total = jnp.sum(rows, axis=1)
-        below = jnp.sum(jnp.where(negative, rows, 0.0), axis=1)
-        many = jnp.sum(negative, axis=1, dtype=jnp.int32).astype(jnp.float32)
-        return jnp.stack([total - below, below, count.astype(jnp.float32) - many, many], axis=1)
+        """Of ``means`` the sums of positive and negative entries and the number of the latter, else the sum of magnitudes.
+
+        float32 ``[rows, 3]`` or ``[rows, 1]``.
+        """
+        del count, state
+        if self.scaling != "means":
+            return kernels.sum_of_rows(jnp.abs(rows))[:, None]
+        below = kernels.sum_of_rows(jnp.minimum(rows, 0.0))
+        many = kernels.sum_of_rows((rows < 0).astype(jnp.float32))
+        return jnp.stack([kernels.sum_of_rows(rows) - below, below, many], axis=1)
 
     def encode(
         self,
@@ -66,16 +69,18 @@ class Sign(Compressor):
     ) -> tuple[SignPayload, PyTree]:
         """Packs the signs. Exact zeros count as positive; with ``unit`` values, which cannot make up for it, at random."""
         del shared
-        above, below, positives, negatives = jnp.unstack(self.measure(rows, count) if local is None else local, axis=1)
+        sums = self.measure(rows, count) if local is None else local
         if self.scaling == "unit":
-            # A NaN is not equal to zero; that an entry is not finite shows in the statistic.
-            some = (above - below) != 0
             coin = kernels.hash_bits(key, rows.shape) >> 31 == 1
             words = kernels.pack_bits((rows < 0) | ((rows == 0) & coin), 1)
-            return SignPayload(words, some.astype(jnp.uint8)[:, None]), state
+            # A NaN is not equal to zero; that an entry is not finite shows in the sum.
+            return SignPayload(words, (sums != 0).astype(jnp.uint8)), state
+        entries = count.astype(jnp.float32)
         if self.scaling == "l1":
-            values = ((above - below) / jnp.maximum(positives + negatives, 1.0))[:, None]
+            values = sums / jnp.maximum(entries, 1.0)[:, None]
         else:
+            above, below, negatives = jnp.unstack(sums, axis=1)
+            positives = entries - negatives
             values = jnp.stack([above / jnp.maximum(positives, 1.0), below / jnp.maximum(negatives, 1.0)], axis=1)
         return SignPayload(kernels.pack_signs(rows), values), state
 

@@ -90,3 +90,16 @@ def norm_of_rows(rows: Array) -> Array:
     usable = ~(top < jnp.finfo(jnp.float32).tiny)
     parts = rows / jnp.where(usable, top, 1.0)[:, None]
     return jnp.where(usable, top * jnp.sqrt(jnp.sum(parts * parts, axis=1)), top)
+
+
+def sum_of_rows(rows: Array) -> Array:
+    """The sum of each row: float32 ``[rows, block]`` to ``[rows]``, in an order that depends on the block alone."""
+
+    def by_lanes(x: Array) -> Array:
+        # Sums of floats may not be reordered: along the row each waits for the one before it, lane by lane none does.
+        n, block = x.shape
+        if block % _LANES or block <= _LANES:
+            return jnp.sum(x, axis=1)
+        return jnp.sum(lax.optimization_barrier(jnp.sum(x.reshape(n, block // _LANES, _LANES), axis=1)), axis=1)
+
+    return lax.platform_dependent(rows, cpu=by_lanes, default=lambda x: jnp.sum(x, axis=1))

@@ -42,6 +42,6 @@ def block_quantized(
         compressors.block_quantized(bits=bits, block=block),
         axis_name=axis_name,
         memory=memory.residual() if error_feedback else memory.none(),
-        route=route,
+        route=collectives.as_route(route, second_encoding=True),
         select=select,
     )

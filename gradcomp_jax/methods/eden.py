@@ -23,7 +23,8 @@ def eden(
 
     :math:`y = R x` with a randomized Hadamard rotation of each block, :math:`q = Q(y)` the nearest Lloyd-Max levels,
     decoded to :math:`S R^{-1} q`. Without error feedback :math:`S = \|x\|^2 / \langle y, q \rangle`, which is unbiased
-    over the rotations; with it :math:`S = \langle y, q \rangle / \|q\|^2`, which has the least error.
+    over random rotations, and nearly so over Hadamard ones (see :func:`gradcomp_jax.compressors.rotated`); with it
+    :math:`S = \langle y, q \rangle / \|q\|^2`, which has the least error.
 
     Every worker turns its own way, so that errors average out. Momentum or Adam go after it.
 

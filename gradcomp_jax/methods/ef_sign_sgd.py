@@ -38,6 +38,6 @@ def ef_sign_sgd(
         compressors.sign("l1", block=block),
         axis_name=axis_name,
         memory=memory.residual(),
-        route=route,
+        route=collectives.as_route(route, second_encoding=True),
         select=select,
     )

@@ -52,7 +52,7 @@ def one_bit_sgd(
         else means(block=block),
         axis_name=axis_name,
         memory=memory.residual(),
-        route=route,
+        route=collectives.as_route(route, second_encoding=True),
         select=None if by_columns else select,
         view="columns" if by_columns else "rows",
         dense_compressor=dense,

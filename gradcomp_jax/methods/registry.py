@@ -51,7 +51,8 @@ class Method:
         routes: the ways across that its ``route`` argument takes, the default first; one that takes none has one.
         paper: number of the paper on arXiv, or another reference.
         update: ``mean``: an average of gradients. ``sign``: numbers in {-1, 0, 1}. ``direction``: an optimizer's.
-        biased: whether the update's expectation is not the mean gradient (clipping and saturation aside).
+        biased: whether the update's expectation is not the mean gradient, clipping, saturation and the rounding of a cast to
+            bfloat16 aside. EDEN's is for uniformly random rotations, to which a randomized Hadamard one comes near.
         options: what it must be given, or is best seen with.
     """
 
@@ -230,4 +231,4 @@ def _call(name: str) -> str:
 
 
 def _bits(bits: float) -> str:
-    return f"{bits:.3g}" if bits < 100 else f"{bits:.0f}"
+    return f"{bits:.2g}" if bits < 10 else f"{bits:.0f}"

@@ -152,10 +152,16 @@ def planner_of(
     """What :func:`exchange` makes of the same arguments: which leaves go through what, for any tree."""
     memory = mem.residual() if memory is None else memory
     dense_compressor = dense() if dense_compressor is None else dense_compressor
+    policy: Policy
     if isinstance(compressor, Policy):
         if select is not None:
             raise ValueError("a policy says which leaves are compressed; leave select= out, or give it one compressor")
         policy = compressor
+    elif not isinstance(compressor, Compressor):
+        raise TypeError(
+            f"exchange takes a compressor or a policy, got {compressor!r}; build one with gradcomp_jax.compressors,"
+            " gradcomp_jax.by_size or gradcomp_jax.by_path"
+        )
     else:
         policy = Selected(compressor, gains(compressor, dense_compressor) if select is None else select)
     _checks.one_of("view", view, get_args(View))

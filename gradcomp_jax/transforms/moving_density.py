@@ -58,7 +58,7 @@ def density_schedule(
         make: ``make(density, block=...) -> compressor``.
 
     Raises:
-        ValueError: for a density outside (0, 1], and for none.
+        ValueError: for a density outside (0, 1], for none, and for a compressor that does not select by size.
     """
     levels = _Levels(densities, axis_name, memory, route, select, make)
 
@@ -104,7 +104,8 @@ def density_controller(
         make: ``make(density, block=...) -> compressor``.
 
     Raises:
-        ValueError: for a density outside (0, 1], none, or a target that is not positive.
+        ValueError: for a density outside (0, 1], none, a target that is not positive, and for a compressor that does not
+            select by size.
 
     References:
         Alistarh et al., 2018, https://arxiv.org/abs/1809.10505, assumption 1.
@@ -150,6 +151,12 @@ class _Levels:
         self.densities = sorted(_checks.in_unit_interval("density", d) for d in densities)
         block = block_for(self.densities[0])
         codes = [make(density, block=block) for density in self.densities]
+        for code in codes:
+            if not code.selects or code.seeded:
+                raise ValueError(
+                    f"a density that moves is one of selections by size, and {type(code).__name__} is none; use"
+                    " make=gradcomp_jax.compressors.topk"
+                )
         chosen = gains(codes[0], dense()) if select is None else select
         options: dict[str, Any] = {"memory": memory, "route": route, "select": chosen}
         self.planners = [planner_of(code, **options) for code in codes]

@@ -121,6 +121,10 @@ def test_a_bad_gradient_leaves_the_level_alone() -> None:
         (lambda: gc.density_schedule((), lambda step: 1.0, axis_name=None), "densities must not be empty"),
         (lambda: gc.density_schedule((0.0, 0.1), lambda step: 1.0, axis_name=None), "density must be in"),
         (lambda: gc.density_controller((0.1,), 0.0, axis_name=None), "target_error must be a positive"),
+        (
+            lambda: gc.density_controller((0.1,), 1.0, axis_name=None, make=gc.compressors.random_k),
+            "one of selections by size, and RandomK is none",
+        ),
         (lambda: gc.density_controller((0.1,), 1.0, axis_name=None, every=0), "every must be an integer"),
     ],
 )

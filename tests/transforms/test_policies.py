@@ -100,6 +100,11 @@ def test_a_tensor_without_a_rule_is_an_error(policy, message) -> None:
             ValueError,
             "route='sum' needs payloads that add up",
         ),
+        (
+            lambda: gc.exchange(gc.qsgd, axis_name=AXIS),
+            TypeError,
+            "exchange takes a compressor or a policy, got <function",
+        ),
         (lambda: gc.exchange(INT8, axis_name=AXIS, view="diagonal"), ValueError, "view must be one of 'rows'"),
     ],
 )

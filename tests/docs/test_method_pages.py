@@ -1,0 +1,129 @@
+"""The pages on the methods are there, in one form, their examples run, and their numbers are the programs'."""
+
+import contextlib
+import io
+import math
+import re
+from pathlib import Path
+
+import jax
+import pytest
+
+import gradcomp_jax as gc
+from gradcomp_jax.methods import registry
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "methods"
+OTHERS = {"index", "sufficient_factors"}
+HEADINGS = [
+    "Mathematics",
+    "On the wire",
+    "State",
+    "When to use it, and when not",
+    "The paper",
+    "What we measure",
+    "Use",
+]
+PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem not in OTHERS)
+COMMAND = "JAX_PLATFORMS=cpu python -c \"from gradcomp_jax.methods import registry; print(registry.markdown_table(), end='')\""
+TABLE = re.compile(r"<!-- methods-table -->\n(.*?)<!-- /methods-table -->", re.DOTALL)
+BITS = re.compile(r"^Per value at N = 8(?: in (\w+))?: up ([\d.]+) bits, down ([\d.]+) bits\.$", re.MULTILINE)
+
+
+def text_of(page: str) -> str:
+    return (FOLDER / f"{page}.md").read_text(encoding="utf-8")
+
+
+def page_of(method: str) -> str:
+    """Methods that are one function with other options share a page."""
+    return registry.METHODS[method].make.__name__
+
+
+def python_blocks(text: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def run(block: str, name: str) -> dict:
+    namespace: dict = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(compile(block, name, "exec"), namespace)
+    return namespace
+
+
+def agrees(stated: str, actual: float) -> bool:
+    """To three significant digits."""
+    unit = 10.0 ** (math.floor(math.log10(actual)) - 2) if actual else 0.0
+    return abs(float(stated) - actual) <= unit / 2
+
+
+def test_every_method_has_a_page_and_every_page_a_method() -> None:
+    assert set(PAGES) == {page_of(method) for method in registry.METHODS}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_headings(page: str) -> None:
+    text = re.sub(r"^```.*?^```", "", text_of(page), flags=re.DOTALL | re.MULTILINE)
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == HEADINGS
+    title, sentence, *_ = text.split("\n\n")
+    assert title.startswith("# ") and "\n" not in title
+    assert sentence.endswith(".") and not sentence.startswith("#")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_example_runs(page: str) -> None:
+    use = text_of(page).split("\n## Use\n")[1]
+    (block,) = python_blocks(use)
+    assert 3 <= sum(bool(line.strip()) for line in block.splitlines()) <= 6
+    assert f"gc.{page}(" in block
+    state = run(block, f"docs/methods/{page}.md")["state"]
+    inside = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, gc.ExchangeState))
+    assert any(isinstance(node, gc.ExchangeState) for node in inside)
+
+
+def test_examples_of_policies_build() -> None:
+    blocks = python_blocks((ROOT / "docs" / "policies.md").read_text(encoding="utf-8"))
+    assert len(blocks) >= 4
+    for block in blocks:
+        tx = run(block, "docs/policies.md")["tx"]
+        tx.init({"head": {"kernel": jax.numpy.zeros((8, 4))}, "norm": {"scale": jax.numpy.zeros(4)}})
+
+
+@pytest.mark.parametrize("page", ["docs/methods/index.md", "README.md"])
+def test_the_table_is_the_programs(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = TABLE.findall(text)
+    assert len(found) == text.count("<!-- methods-table -->")
+    if page.endswith("index.md"):
+        assert found
+    expected = registry.markdown_table()
+    for table in found:
+        assert table == expected, f"the table in {page} is out of date; put in its place what this prints:\n{COMMAND}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_bits_for_a_value(page: str) -> None:
+    stated = {dtype or None: (up, down) for dtype, up, down in BITS.findall(text_of(page))}
+    rows = {row.name: row for row in registry.table() if page_of(row.name) == page}
+    # A page of several methods says which by the dtype.
+    names = {None if len(rows) == 1 else registry.METHODS[name].options.get("dtype", "float32"): name for name in rows}
+    assert stated.keys() == names.keys()
+    for key, (up, down) in stated.items():
+        row = rows[names[key]]
+        assert agrees(up, row.up), f"{row.name}: {row.up} bits up"
+        assert agrees(down, row.down), f"{row.name}: {row.down} bits down"
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted(OTHERS)])
+def test_names_and_links_lead_somewhere(page: str) -> None:
+    text = text_of(page)
+    for name in re.findall(r"\bgc\.([a-z_\d]+(?:\.[a-z_\d]+)*)", text):
+        found = gc
+        for part in name.split("."):
+            found = getattr(found, part)
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert target.startswith("http") or (FOLDER / target).exists(), target
+
+
+def test_the_index_lists_every_page() -> None:
+    toctree = text_of("index").split("```{toctree}")[1].split("```")[0].split("\n\n", 1)[1].split()
+    assert sorted(toctree) == sorted([*PAGES, "sufficient_factors"])
