@@ -54,12 +54,14 @@ class Delivery:
     Attributes:
         mean: rows ``[a, b)`` of the mean, float32 ``[b - a, block]``, equal on every worker.
         rounding: what this worker's share of the mean lost to rounding, times N, in rows ``[a, b)``; for ``put_back``.
+        whole: whether the owners kept something of every entry: a zero in the mean is then a number like any other.
         server: the owner's new residual.
         payload: rows ``[a, b)`` of the mean of the payloads themselves, where they were added.
     """
 
     mean: Callable[[Span], Array]
     rounding: Callable[[Span], Array] | None = None
+    whole: bool = False
     server: Array | None = None
     payload: Callable[[Span], Any] | None = None
 
@@ -110,7 +112,8 @@ def _own(parcel: Parcel, received: Any, workers: int, index: Array) -> _Owned:
             rounding = back.rounding(mean, payload, shared=shared)
         else:
             decoded = clear(back.decode(payload, shared=shared))
-            rounding = jnp.where(decoded != 0, mean - decoded, 0.0)
+            # What mixes entries has no zeros of its own, only sums that cancel, or nearly.
+            rounding = mean - decoded if back.fills else jnp.where(decoded != 0, mean - decoded, 0.0)
         return _Owned(back, payload, jax.tree.map(lambda a: _place(a, index, workers), rounding), None)
     return _Owned(back, payload, None, None)
 
@@ -235,7 +238,10 @@ def _deliver(parcel: Parcel, result: Any, owned: _Owned | None, workers: int) ->
                 return (owned.back.decode(part, shared=shared(span)) if owned.back.selects else part) * workers
 
         return Delivery(
-            lambda span: owned.back.decode(_rows(joined, span), shared=shared(span)), rounding, owned.server
+            lambda span: owned.back.decode(_rows(joined, span), shared=shared(span)),
+            rounding,
+            whole=owned.back.fills,
+            server=owned.server,
         )
     if parcel.route.kind == "gather":
         return Delivery(

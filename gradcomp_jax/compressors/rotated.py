@@ -9,6 +9,8 @@ from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import Compressor
 
+_SECOND = 2**31 - 1  # no worker has this number
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Rotated(Compressor):
 
     @property
     def unbiased(self) -> bool:
-        """With the unbiased scale, over uniformly random rotations; see :func:`rotated` for what Hadamard ones leave."""
+        """With the unbiased scale, over random rotations."""
         return self.corrected
 
     @property
@@ -50,6 +52,11 @@ class Rotated(Compressor):
     def for_worker(self, shared: Array | None, worker: Array | int) -> Array | None:
         """Seeds of this worker's own: with one rotation for all, their errors would not average out."""
         return None if shared is None else kernels.fold_seeds(shared, worker)
+
+    def measure(self, rows: Array, count: Array, state: PyTree = ()) -> Array:
+        """The largest magnitude of each row, in units of which no square over- or underflows."""
+        del count, state
+        return kernels.largest_of_rows(rows)
 
     def encode(
         self,
@@ -62,26 +69,32 @@ class Rotated(Compressor):
         shared: Array | None = None,
     ) -> tuple[RotatedPayload, PyTree]:
         """Rotates, rounds to the nearest level, and finds the scale."""
-        del key, count, local
-        turned = kernels.rotate(rows, self._seeds(shared))
-        square = jnp.sum(turned * turned, axis=1, keepdims=True)
-        spread = jnp.sqrt(square / self.block)
-        usable = ~(spread < jnp.finfo(jnp.float32).tiny)
-        words = kernels.encode_normal(turned / jnp.where(usable, spread, 1.0), self.bits)
+        del key
+        largest = (self.measure(rows, count) if local is None else local)[:, None]
+        # A NaN is not below it and stays in the scale, where it is seen.
+        usable = ~(largest < jnp.finfo(jnp.float32).tiny)
+        turned = jnp.where(usable, rows / jnp.where(usable, largest, 1.0), 0.0)
+        for seeds in self._seeds(shared):
+            turned = kernels.rotate(turned, seeds)
+        square = kernels.sum_of_rows(turned * turned)[:, None]
+        words = kernels.encode_normal(turned / jnp.where(usable, jnp.sqrt(square / self.block), 1.0), self.bits)
         levels = kernels.decode_normal(words, self.block, self.bits)
-        along = jnp.sum(turned * levels, axis=1, keepdims=True)
-        scale = square / along if self.corrected else along / jnp.sum(levels * levels, axis=1, keepdims=True)
-        return RotatedPayload(words, jnp.where(usable, scale, 0.0)), state
+        along = kernels.sum_of_rows(turned * levels)[:, None]
+        scale = square / along if self.corrected else along / kernels.sum_of_rows(levels * levels)[:, None]
+        return RotatedPayload(words, jnp.where(usable, scale * largest, 0.0)), state
 
-    def _seeds(self, shared: Array | None) -> Array:
+    def _seeds(self, shared: Array | None) -> tuple[Array, ...]:
+        """Of each rotation: where the scale has to be unbiased a second one makes any block look Gaussian."""
         if shared is None:
             raise ValueError("a rotated code needs the rows' seeds; pass them as shared=")
-        return shared
+        return (shared, kernels.fold_seeds(shared, _SECOND)) if self.corrected else (shared,)
 
     def decode(self, payload: RotatedPayload, *, shared: Array | None = None) -> Array:
         """Levels times scale, rotated back."""
-        levels = kernels.decode_normal(payload.words, self.block, self.bits)
-        return kernels.rotate_back(levels * payload.scale, self._seeds(shared))
+        rows = kernels.decode_normal(payload.words, self.block, self.bits) * payload.scale
+        for seeds in reversed(self._seeds(shared)):
+            rows = kernels.rotate_back(rows, seeds)
+        return rows
 
 
 def rotated(bits: int = 4, *, block: int = 1024, unbiased: bool = True) -> Rotated:
@@ -91,8 +104,9 @@ def rotated(bits: int = 4, *, block: int = 1024, unbiased: bool = True) -> Rotat
     and :math:`\hat x = S R^{-1} q` with :math:`S = \|x\|^2 / \langle y, q \rangle` (unbiased) or
     :math:`S = \langle y, q \rangle / \|q\|^2` (the least square error, for use with a residual).
 
-    The first scale is unbiased over uniformly random rotations. A randomized Hadamard rotation comes near to one unless two or
-    three entries of a block are nearly all of it: such a block at 1 bit may decode to its largest entry in every draw.
+    The first scale is unbiased over uniformly random rotations. One randomized Hadamard rotation is not nearly one where two
+    or three entries are most of a block: at 1 bit such a block decodes to its largest entry in every draw. So the
+    unbiased code rotates twice, which leaves no bias that a thousand draws would show; with a residual once is enough.
 
     Seeds follow from step, tensor and worker, and are not sent. One bit is DRIVE, more are EDEN. Bits on the wire: 1, 2,
     3.2 (ten values in 32 bits) or 4, and 32 / block.

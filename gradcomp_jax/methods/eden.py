@@ -23,7 +23,7 @@ def eden(
 
     :math:`y = R x` with a randomized Hadamard rotation of each block, :math:`q = Q(y)` the nearest Lloyd-Max levels,
     decoded to :math:`S R^{-1} q`. Without error feedback :math:`S = \|x\|^2 / \langle y, q \rangle`, which is unbiased
-    over random rotations, and nearly so over Hadamard ones (see :func:`gradcomp_jax.compressors.rotated`); with it
+    over the rotations (two of them, see :func:`gradcomp_jax.compressors.rotated`); with it one rotation and
     :math:`S = \langle y, q \rangle / \|q\|^2`, which has the least error.
 
     Every worker turns its own way, so that errors average out. Momentum or Adam go after it.

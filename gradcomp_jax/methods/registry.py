@@ -52,7 +52,7 @@ class Method:
         paper: number of the paper on arXiv, or another reference.
         update: ``mean``: an average of gradients. ``sign``: numbers in {-1, 0, 1}. ``direction``: an optimizer's.
         biased: whether the update's expectation is not the mean gradient, clipping, saturation and the rounding of a cast to
-            bfloat16 aside. EDEN's is for uniformly random rotations, to which a randomized Hadamard one comes near.
+            bfloat16 aside.
         options: what it must be given, or is best seen with.
     """
 

@@ -240,7 +240,9 @@ def _remember(
     if code.fills and part.padded(piece):
         valid = kernels.valid_mask(part.counts(piece), code.block)
         sent, left = jnp.where(valid, sent, 0.0), left & valid
-    if delivery.rounding is not None:
+    if delivery.rounding is not None and delivery.whole:
+        sent = sent - delivery.rounding(span)
+    elif delivery.rounding is not None:
         # Entries that no owner kept were not sent after all, and an owner that rounded one to zero has not kept it either.
         left &= mean != 0
         sent = jnp.where(mean != 0, sent - delivery.rounding(span), 0.0)

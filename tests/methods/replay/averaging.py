@@ -72,7 +72,9 @@ class Draws:
 
     @staticmethod
     def turns(seeds: Any, block: int) -> Any:
-        return 1.0 - 2.0 * (kernels.seeded_bits(seeds, block) >> 31).astype(jnp.float32)
+        """The signs of a first and a second rotation, side by side."""
+        both = [kernels.seeded_bits(s, block) >> 31 for s in (seeds, kernels.fold_seeds(seeds, _LAST))]
+        return 1.0 - 2.0 * jnp.concatenate(both, axis=1).astype(jnp.float32)
 
     def draw(self, key: Any, rows: int, block: int) -> Any:
         if self.kind == "coin":

@@ -138,7 +138,10 @@ def best_levels(bits: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Rotated:
-    """DRIVE and EDEN: y = H D x, q the nearest levels of y over its deviation, decoded to S D H q."""
+    """DRIVE and EDEN: y = H D x, q the nearest levels of y over its deviation, decoded to S D H q.
+
+    With the unbiased scale y = H D' H D x.
+    """
 
     bits: int
     unbiased: bool
@@ -152,7 +155,10 @@ class Rotated:
     def __call__(self, x: np.ndarray, valid: np.ndarray, drawn: np.ndarray) -> Result:
         size = x.shape[1]
         hadamard = scipy.linalg.hadamard(size) / np.sqrt(size)
-        y = (x * drawn) @ hadamard.T
+        first, second = np.split(drawn, 2, axis=1)
+        y = (x * first) @ hadamard.T
+        if self.unbiased:
+            y = (y * second) @ hadamard.T
         length = (y**2).sum(axis=1, keepdims=True)
         book = np.asarray(self.levels)
 
@@ -162,4 +168,7 @@ class Rotated:
         q = book[decide(y)] * (length > 0)
         along = (y * q).sum(axis=1, keepdims=True)
         scale = length / or_one(along) if self.unbiased else along / or_one((q**2).sum(axis=1, keepdims=True))
-        return (scale * q) @ hadamard * drawn * valid, clear(decide, y, zeros_stay=False)
+        back = (scale * q) @ hadamard
+        if self.unbiased:
+            back = (back * second) @ hadamard
+        return back * first * valid, clear(decide, y, zeros_stay=False)

@@ -1,0 +1,266 @@
+"""Laws of all codes: what crosses, what padding, zeros and constants become, and that one bad entry is always seen."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradcomp_jax as gc
+from gradcomp_jax import compressors
+from gradcomp_jax.compressors import Compressor
+from gradcomp_jax.compressors.union import Union
+from gradcomp_jax.transforms import everything
+
+from .test_laws import CASES, Case, full, gradient
+
+f32, quantized = jnp.float32, compressors.block_quantized
+NEW = {
+    # 13 bits are 2 bytes.
+    "sign-means": Case(compressors.sign("means", block=13), 2 + 8),
+    "sign-l1": Case(compressors.sign("l1", block=13), 2 + 4),
+    "sign-unit": Case(compressors.sign("unit", block=13), 2 + 1),
+    "random-k": Case(compressors.random_k(0.25, block=13), 3 * 2),
+    "random-k-f32": Case(compressors.random_k(0.25, block=13, dtype=f32), 3 * 4),
+    "random-k-rescaled": Case(compressors.random_k(0.25, block=13, dtype=f32, rescale=True), 3 * 4),
+    "random-k-one": Case(compressors.random_k(0.01, block=13), 2),
+    "rotated-1": Case(compressors.rotated(1, block=64), 8 + 4),
+    "rotated-2": Case(compressors.rotated(2, block=64, unbiased=False), 16 + 4),
+    "rotated-3": Case(compressors.rotated(3, block=64), 7 * 4 + 4),  # ten to a word
+    "rotated-4": Case(compressors.rotated(4, block=64, unbiased=False), 32 + 4),
+    "e4m3": Case(compressors.float8("e4m3", block=13), 13 + 4),
+    "e5m2": Case(compressors.float8("e5m2", block=13), 13 + 4),
+    "e4m3-plain": Case(compressors.float8("e4m3", block=13, scaled=False), 13),
+    "e5m2-plain": Case(compressors.float8("e5m2", block=13, scaled=False), 13),
+    "fixed-16": Case(compressors.fixed_point(block=13), 26),
+    "fixed-8": Case(compressors.fixed_point(bits=8, fraction_bits=5, block=13), 13),
+    "low-rank": Case(compressors.low_rank(2, (5, 7)), 7 * 2 * 4),
+    "frequencies": Case(compressors.in_frequency(compressors.topk(0.25, block=13, dtype=f32)), 3 * (1 + 4)),
+    "frequencies-int8": Case(compressors.in_frequency(quantized(block=13)), 13 + 4),
+    "union": Case(Union(13, 3), 3 * (1 + 4)),
+    "union-wide": Case(Union(257, 3), 3 * (2 + 4)),
+    "union-whole": Case(Union(13, 11), 13 * 4),
+    "l2-8": Case(quantized(block=13, norm="l2", stochastic=True), 13 + 4),
+    "l2-4": Case(quantized(bits=4, block=13, norm="l2", stochastic=True), 7 + 4),
+    "l2-2": Case(quantized(bits=2, block=13, norm="l2", stochastic=True), 4 + 4),
+}
+# A matrix is one row; all others have several.
+ROWS = 4
+ALL = {name: case for name, case in {**CASES, **NEW}.items() if name != "levels"}
+EACH = pytest.mark.parametrize("name", NEW)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def both_ways(compressor: Compressor, rows, seed=0, count=None):
+    """Payload, whether all is finite, what is decoded and where, as for the one worker of an exchange."""
+    count = full(rows) if count is None else count
+    state = compressor.init((rows.size,))
+    local = compressor.measure(rows, count, state)
+    shared = compressor.settle(local) if compressor.agrees == "mean" else local
+    if compressor.agrees == "max":
+        shared = jnp.broadcast_to(local, rows.shape[:1])
+    if compressor.seeded:
+        shared = compressor.for_worker(gc.kernels.row_seeds(jax.random.key(seed), rows.shape[0]), 1)
+    key = jax.random.fold_in(jax.random.key(1), seed)
+    payload, _ = compressor.encode(rows, state, key, count=count, local=local, shared=shared)
+    carried = compressor.carried(payload, shared=shared)
+    return payload, compressor.finite(payload, local), compressor.decode(payload, shared=shared), carried
+
+
+def rows_for(name: str, seed: int = 0) -> np.ndarray:
+    """Normal entries; of a union, as many as it holds."""
+    compressor = ALL[name].compressor
+    x = gradient(compressor, seed, rows=1 if name == "low-rank" else ROWS)
+    if isinstance(compressor, Union):
+        x[:, compressor.k :] = 0
+        x = np.random.default_rng(seed).permuted(x, axis=1)
+    return x
+
+
+@EACH
+def test_payload_leads_with_rows_and_weighs_what_it_says(name: str) -> None:
+    """Bits are packed, so bytes are what the documentation counts; positions are unsigned, never floating point."""
+    compressor, row_bytes = NEW[name]
+    x = rows_for(name)
+    payload, _, decoded, carried = both_ways(compressor, x)
+    leaves = jax.tree.leaves(payload)
+    assert all(leaf.shape[0] == len(x) for leaf in leaves)
+    assert sum(leaf.nbytes for leaf in leaves) == len(x) * row_bytes == compressor.payload_bytes(len(x))
+    fields = vars(payload)
+    if fields.get("index") is not None:
+        assert fields["index"].dtype == (jnp.uint8 if compressor.block <= 256 else jnp.uint16)
+    if "words" in fields:
+        whole = {"fixed-16": jnp.int16, "fixed-8": jnp.int8, "l2-8": jnp.int8, "frequencies-int8": jnp.int8}
+        packed = jnp.uint32 if name == "rotated-3" else jnp.uint8
+        assert fields["words"].dtype == whole.get(name, packed)
+    assert (decoded.shape, decoded.dtype) == (x.shape, f32)
+    np.testing.assert_array_equal(carried, np.asarray(decoded) != 0)
+
+
+@EACH
+def test_zeros_stay_zeros(name: str) -> None:
+    """In a gradient of nothing else, and in a row among others."""
+    x = rows_for(name)
+    _, finite, decoded, carried = both_ways(NEW[name].compressor, np.zeros_like(x))
+    np.testing.assert_array_equal(decoded, np.zeros_like(x))
+    assert not np.asarray(carried).any()
+    assert finite
+    if len(x) > 1:
+        x[1] = 0
+        decoded = np.asarray(both_ways(NEW[name].compressor, x)[2])
+        np.testing.assert_array_equal(decoded[1], x[1])
+        assert decoded[[0, 2, 3]].any(axis=1).all()
+
+
+# A union's rows are mostly zeros by its contract. An l2 norm makes a constant's integers small: to one step of them.
+CONSTANT = {name: case.compressor for name, case in NEW.items() if not name.startswith("union")}
+FIXED_RANGE = ("fixed", "e4m3-plain", "e5m2-plain")
+
+
+@pytest.mark.parametrize("value", (0.1, -3.3, 1e30, -1e-30))
+@pytest.mark.parametrize("name", CONSTANT)
+def test_a_constant_comes_back(name: str, value: float) -> None:
+    """Neither lost nor magnified: the chosen entries, or all, to the code's own precision."""
+    code = CONSTANT[name]
+    if name.startswith(FIXED_RANGE) and abs(value) not in (0.1, 3.3):
+        pytest.skip("beyond the one range there is")
+    x = np.full_like(rows_for(name), value)
+    decoded = np.asarray(both_ways(code, x)[2], np.float64) / value
+    if name == "sign-unit":
+        np.testing.assert_allclose(decoded * abs(value), 1, rtol=1e-6)
+    elif name.startswith("random-k"):
+        sent = decoded != 0
+        assert (sent.sum(axis=1) == code.k).all()
+        np.testing.assert_allclose(decoded[sent], code.block / code.k if code.rescale else 1.0, rtol=2.0**-8)
+    elif name.startswith("rotated"):
+        # What so many bits leave of anything (1: pi / 2 - 1), with room for few rows.
+        assert ((decoded - 1) ** 2).mean() < 1.5 * {1: 0.571, 2: 0.133, 3: 0.036, 4: 0.0096}[code.bits]
+    elif name.startswith("l2"):
+        assert np.abs(decoded - 1).max() < np.sqrt(13) / (2 ** (code.bits - 1) - 1) + 1e-5
+        assert (decoded >= 0).all()
+        assert decoded.any()
+    else:
+        step = {"fixed-16": 2.0**-12, "fixed-8": 2.0**-5}.get(name, 2.0**-4 * abs(value)) / abs(value)
+        np.testing.assert_allclose(decoded, 1, atol=step)
+
+
+CONTRACTIONS = (
+    *("sign-means", "sign-l1", "random-k", "random-k-f32", "rotated-2", "rotated-4", "e4m3", "e5m2", "low-rank"),
+    *("frequencies", "frequencies-int8", "union", "union-wide", "union-whole", "int8", "int4", "topk-1", "topk-3-int8"),
+)
+
+
+@pytest.mark.parametrize("kind", ("normal", "heavy", "one"))
+@pytest.mark.parametrize("name", CONTRACTIONS)
+def test_less_is_left_than_there_was(name: str, kind: str) -> None:
+    """What residuals need to stay bounded: no row's error is longer than the row, and most are shorter."""
+    compressor, x = ALL[name].compressor, rows_for(name)
+    if kind == "heavy":
+        x *= np.exp(2 * np.random.default_rng(1).standard_normal(x.shape)).astype(np.float32)
+    if kind == "one":
+        x = np.where(np.arange(compressor.block) == 5, x + 3, 0).astype(np.float32)
+    decoded = np.asarray(both_ways(compressor, x)[2], np.float64)
+    left, whole = (np.linalg.norm(v, axis=1) for v in (decoded - x, x.astype(np.float64)))
+    assert (left <= whole * (1 + 1e-6)).all()
+    if not name.startswith("random-k"):  # it may miss what there is
+        assert left.sum() < 0.97 * whole.sum()
+
+
+@EACH
+def test_padding_decodes_to_zero_or_the_code_says_that_it_fills(name: str) -> None:
+    compressor = NEW[name].compressor
+    if name == "low-rank":
+        pytest.skip("a matrix has no padding")
+    count = np.int32([13, 8, 1, 0] if compressor.block == 13 else [compressor.block, 40, 1, 0])
+    padding = np.arange(compressor.block) >= count[:, None]
+    x = np.where(padding, 0, rows_for(name)).astype(np.float32)
+    decoded = np.asarray(both_ways(compressor, x, 0, count)[2])
+    assert (decoded[padding] != 0).any() <= compressor.fills
+    assert not decoded[3].any()
+
+
+COORDINATES = {
+    "sign-means": lambda block: compressors.sign("means", block=block),
+    "sign-l1": lambda block: compressors.sign("l1", block=block),
+    "e4m3": lambda block: compressors.float8("e4m3", block=block),
+    "int8": lambda block: quantized(block=block),
+    "int4": lambda block: quantized(bits=4, block=block),
+    "int8-l2": lambda block: quantized(block=block, norm="l2"),
+}
+
+
+@pytest.mark.parametrize("name", COORDINATES)
+def test_no_statistic_sees_the_padding(name: str) -> None:
+    """A row with padding decodes as a row of its length does."""
+    make, x = COORDINATES[name], np.random.default_rng(3).normal(1.0, 1.0, (3, 16)).astype(np.float32)
+    padded = np.pad(x, [(0, 0), (0, 24)])
+    short, long = (
+        np.asarray(both_ways(make(r.shape[1]), r, 0, np.full(3, 16, np.int32))[2])[:, :16] for r in (x, padded)
+    )
+    np.testing.assert_allclose(long, short, rtol=1e-6)
+
+
+@EACH
+def test_reduce_is_the_sum_of_what_is_decoded(name: str) -> None:
+    """Of three workers, each with its own seeds where there are such."""
+    compressor = NEW[name].compressor
+    xs = [rows_for(name, seed) for seed in range(3)]
+    state = compressor.init((xs[0].size,))
+    shared = None
+    if compressor.seeded:
+        shared = gc.kernels.row_seeds(jax.random.key(5), ROWS)
+    elif compressor.agrees:
+        shared = compressor.settle(compressor.measure(jnp.asarray(xs[0]), full(xs[0]), state))
+
+    @jax.jit
+    def encode(worker, x):
+        mine = compressor.for_worker(shared, worker)
+        payload, _ = compressor.encode(x, state, jax.random.key(worker), count=full(x), shared=mine)
+        return payload, compressor.decode(payload, shared=mine)
+
+    payloads, decoded = zip(*(encode(np.int32(w), x) for w, x in enumerate(xs)), strict=True)
+    stacked = jax.tree.map(lambda *a: np.stack(a), *payloads)
+    got = jax.jit(lambda p: compressor.reduce(p, shared=shared))(stacked)
+    want = np.sum(np.asarray(decoded, np.float64), axis=0)
+    np.testing.assert_allclose(got, want, atol=2e-6 * np.abs(want).max())
+
+
+@EACH
+def test_what_is_sent_and_what_is_kept_make_the_target(name: str) -> None:
+    """In one worker's exchange over a tensor with a last row that is not full: every step's books balance."""
+    compressor = NEW[name].compressor
+    shape = compressor.shape if name == "low-rank" else (3, compressor.block - 2)
+    tx = gc.exchange(compressor, axis_name=None, select=everything)
+    state, update = tx.init({"w": jnp.zeros(shape)}), jax.jit(tx.update)
+    rng, total, arrived = np.random.default_rng(0), np.zeros(shape), np.zeros(shape)
+    for _ in range(4):
+        g = rng.normal(size=shape).astype(np.float32)
+        if isinstance(compressor, Union):
+            g *= rng.permuted(np.arange(g.size) < compressor.k).reshape(shape)
+        updates, state = update({"w": g}, state)
+        total, arrived = total + g, arrived + np.asarray(updates["w"], np.float64)
+        kept = np.asarray(state.memory[0][0].value).reshape(-1)
+        assert not kept[g.size :].any()
+        np.testing.assert_allclose(arrived + kept[: g.size].reshape(shape), total, atol=1e-5)
+    assert not state.skipped
+    assert arrived.any()
+
+
+@pytest.mark.parametrize("bad", (np.nan, np.inf, -np.inf), ids=str)
+@pytest.mark.parametrize("name", ALL)
+def test_a_bad_entry_is_seen_wherever_it_is(name: str, bad: float) -> None:
+    """In every place of a row, chosen or not; and a large number is none."""
+    compressor, x = ALL[name].compressor, rows_for(name)
+    large = 1e30
+    for scale in (1.0, large, 1 / large):
+        assert both_ways(compressor, x * np.float32(scale))[1]
+    row = len(x) // 2
+    places = range(compressor.block) if compressor.block < 100 else (0, 1, 100, 255, 256)
+    for place in places:
+        broken = x.copy()
+        broken[row, place] = bad
+        if isinstance(compressor, Union):
+            # Room for it: the others that are not zero are fewer than k.
+            broken[row, np.flatnonzero((x[row] != 0) & (np.arange(compressor.block) != place))[:1]] = 0
+        assert not both_ways(compressor, broken)[1], f"entry {place}"
