@@ -46,6 +46,7 @@ from gradcomp_jax.transforms import by_size as by_size
 from gradcomp_jax.transforms import density_controller as density_controller
 from gradcomp_jax.transforms import density_schedule as density_schedule
 from gradcomp_jax.transforms import exchange as exchange
+from gradcomp_jax.transforms import hierarchical as hierarchical
 from gradcomp_jax.transforms import local_clip as local_clip
 from gradcomp_jax.transforms import running_sum as running_sum
 from gradcomp_jax.transforms import warm_up as warm_up
@@ -73,6 +74,7 @@ __all__ = [
     "factored_dot",
     "fp8",
     "gradient_dropping",
+    "hierarchical",
     "init_state",
     "kernels",
     "local_clip",

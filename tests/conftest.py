@@ -3,7 +3,11 @@
 The environment is set before jax is imported, because jax reads it at import.
 """
 
+import functools
+import gc
 import os
+import pathlib
+import sys
 
 _DEVICES = 8
 _COUNT_FLAG = "--xla_force_host_platform_device_count"
@@ -39,6 +43,26 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 hypothesis.settings.register_profile("local", deadline=None, max_examples=25)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+_MOST_MAPS = 15_000
+"""A quarter of what Linux lets a process have by default. Each loaded program takes some, and beyond the limit loading one
+crashes the process."""
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Lets go of compiled programs before there are too many; what is needed again comes from the cache on disk."""
+    del item, nextitem
+    maps = pathlib.Path("/proc/self/maps")
+    if not maps.exists() or maps.read_bytes().count(b"\n") < _MOST_MAPS:
+        return
+    for name, module in list(sys.modules.items()):
+        if name.startswith("tests."):
+            for held in vars(module).values():
+                if isinstance(held, functools._lru_cache_wrapper):
+                    held.cache_clear()
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)

@@ -69,3 +69,13 @@ def swap(arrays: Sequence[Array], partner: Sequence[int], axis_name: AxisName) -
     """Sends every array to worker ``partner[index]``, whose own come back."""
     pairs = list(enumerate(partner))
     return _as_words(arrays, 0, lambda buffer: lax.ppermute(_compat.varying(buffer, axis_name), axis_name, pairs))
+
+
+def reduce_scatter(arrays: Sequence[Array], axis_name: AxisName) -> list[Array]:
+    """Adds every worker's arrays ``[N, ...]``, of which worker j gets slice j of the sum."""
+
+    def cross(buffer: Array) -> Array:
+        return lax.psum_scatter(_compat.varying(buffer, axis_name), axis_name, scatter_dimension=0)
+
+    # The leading dimension is gone afterwards: one that is kept would be of one entry.
+    return [a[0] for a in _fuse(arrays, 1, lambda buffer: cross(buffer)[None])]

@@ -94,8 +94,9 @@ def _workers(state: PyTree) -> int | None:
     sizes = [leaf.value.shape[0] for leaf in marked]
 
     def fits(workers: int) -> bool:
-        each = (leaf.rows if leaf.kind == "worker" else -(-leaf.rows // workers) for leaf in marked)
-        return all(size == workers * rows for size, rows in zip(sizes, each, strict=True))
+        each = (-(-leaf.rows // workers) if leaf.kind == "share" else leaf.rows for leaf in marked)
+        many = (workers * leaf.shares * rows for leaf, rows in zip(marked, each, strict=True))
+        return all(size == rows for size, rows in zip(sizes, many, strict=True))
 
     return next((n for n in range(1, max(sizes, default=0) + 1) if fits(n)), None)
 

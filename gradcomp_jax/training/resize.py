@@ -22,7 +22,7 @@ def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
     Args:
         state: a tree with the global values of its :class:`PerDevice` leaves, as ``init_state`` and checkpoints hold
             them.
-        old: workers that the state belongs to.
+        old: workers that the state belongs to; of a hierarchical exchange, outer ones.
         new: workers that it shall belong to.
 
     Returns:
@@ -37,36 +37,54 @@ def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
     def resize(leaf: Any) -> Any:
         if not is_per_device(leaf) or old == new:
             return leaf
-        change = _share if leaf.kind == "share" else _worker
+        change = {"worker": _worker, "share": _share, "replica": _replica}[leaf.kind]
         return dataclasses.replace(leaf, value=change(leaf, np.asarray(leaf.value), old, new))
 
     return jax.tree.map(resize, state, is_leaf=is_per_device)
 
 
-def _worker(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> np.ndarray:
-    if value.shape[0] != old * leaf.rows:
+def _each(leaf: PerDevice, value: np.ndarray, workers: int, rows: int) -> np.ndarray:
+    """``[workers, shares, rows, ...]``: what each device of each worker has.
+
+    Raises:
+        ValueError: if there is another number of rows.
+    """
+    if value.shape[0] != workers * leaf.shares * rows:
+        within = f" x {leaf.shares} devices" if leaf.shares > 1 else ""
+        expected = f"{workers} workers{within} x {rows} rows"
+        if leaf.kind == "share":
+            expected = f"{leaf.rows} rows over {workers} workers{within}"
         raise ValueError(
-            f"per-device state has {value.shape[0]} rows, expected {old} workers x {leaf.rows} rows; pass the "
-            "number of workers"
-            " that the state was made for as old="
+            f"per-device state of kind {leaf.kind!r} has {value.shape[0]} rows, expected {expected}; pass the number of"
+            " workers that the state was made for as old="
         )
-    each = value.reshape(old, leaf.rows, *value.shape[1:])
+    return value.reshape(workers, leaf.shares, rows, *value.shape[1:])
+
+
+def _worker(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> np.ndarray:
+    each = _each(leaf, value, old, leaf.rows)
     if new % old == 0:
-        return np.tile(each, (new // old,) + (1,) * (each.ndim - 1)).reshape(new * leaf.rows, *value.shape[1:])
+        return _flat(np.tile(each, (new // old,) + (1,) * (each.ndim - 1)))
     mean = each.astype(np.float64).mean(axis=0)
     rounded = mean.astype(value.dtype)
     result = np.tile(rounded[None], (new,) + (1,) * rounded.ndim)
     result[0] += ((mean - rounded) * new).astype(value.dtype)
-    return result.reshape(new * leaf.rows, *value.shape[1:])
+    return _flat(result)
+
+
+def _replica(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> np.ndarray:
+    first = _each(leaf, value, old, leaf.rows)[0]
+    return _flat(np.tile(first[None], (new,) + (1,) * first.ndim))
 
 
 def _share(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> np.ndarray:
-    if value.shape[0] != old * -(-leaf.rows // old):
-        raise ValueError(
-            f"owners' state has {value.shape[0]} rows, expected {leaf.rows} rows over {old} workers; pass the "
-            "number of workers"
-            " that the state was made for as old="
-        )
-    result = np.zeros((new * -(-leaf.rows // new), *value.shape[1:]), value.dtype)
-    result[: leaf.rows] = value[: leaf.rows]
-    return result
+    before, after = -(-leaf.rows // old), -(-leaf.rows // new)
+    # Of each device within the workers, the owners' rows one after the other.
+    owned = np.swapaxes(_each(leaf, value, old, before), 0, 1).reshape(leaf.shares, old * before, *value.shape[1:])
+    result = np.zeros((leaf.shares, new * after, *value.shape[1:]), value.dtype)
+    result[:, : leaf.rows] = owned[:, : leaf.rows]
+    return _flat(np.swapaxes(result.reshape(leaf.shares, new, after, *value.shape[1:]), 0, 1))
+
+
+def _flat(each: np.ndarray) -> np.ndarray:
+    return each.reshape(-1, *each.shape[3:])

@@ -1,6 +1,7 @@
 """The train state: where each part of it lives on a mesh."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -80,9 +81,21 @@ def init_state(
     def start(params: PyTree) -> TrainState:
         return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
 
-    specs = state_specs(jax.eval_shape(start, params), axis_name=axis_name)
+    specs = state_specs(_inside(start, params, mesh), axis_name=axis_name)
     # Through the same shard_map as a train step's state, so that the first step and the second are one program.
     return jax.jit(jax.shard_map(start, mesh=mesh, in_specs=PartitionSpec(), out_specs=specs))(params)
+
+
+def _inside(start: Callable[[PyTree], PyTree], params: PyTree, mesh: Mesh) -> PyTree:
+    """Shapes of what ``start`` returns on one device of the mesh, where marks may depend on the size of an axis."""
+    found: list[PyTree] = []
+
+    def probe(params: PyTree) -> Array:
+        found.append(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), start(params)))
+        return jnp.zeros(())
+
+    jax.eval_shape(jax.shard_map(probe, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec()), params)
+    return found[0]
 
 
 def check_axis(mesh: Mesh, axis_name: AxisName) -> None:

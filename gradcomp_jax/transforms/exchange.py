@@ -1,6 +1,6 @@
 """The exchange: per-device gradients in, the averaged update out, what was not sent in explicit state."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, get_args
 
 import jax
@@ -17,6 +17,8 @@ from gradcomp_jax.per_device import PerDevice
 from gradcomp_jax.transforms.passes import Streams, absorb, encode, parcel
 from gradcomp_jax.transforms.plan import Part, Piece, Planner, View, path_name
 from gradcomp_jax.transforms.policies import Policy, Select, Selected, gains
+
+INNER_AXIS = "inner_axis_name"
 
 
 class ExchangeState(NamedTuple):
@@ -102,14 +104,15 @@ def exchange(
     def update(
         updates: PyTree, state: ExchangeState, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, ExchangeState]:
-        del params, extra
+        del params
         leaves, treedef = jax.tree.flatten(updates)
         workers = _bound_size(axis_name)
         plan = planner.plan(updates)
-        _refuse_reduced(updates, axis_name, plan.averaged)
+        inner = inner_axis(extra)
+        refuse_reduced(updates, axis_name, plan.averaged)
         if not leaves:
             return updates, state._replace(step=state.step + 1)
-        streams = Streams.of(key, state.step, axis_name)
+        streams = Streams.of(key, state.step, axis_name, inner)
         encoded = encode(plan.parts, leaves, state.memory, state.compressor, streams, axis_name)
         parcels = [
             parcel(e, server, streams, workers) for e, server in zip(encoded, state.server, strict=True) if e.members
@@ -117,7 +120,11 @@ def exchange(
         finite = [e.part.compressor.finite(p, s) for e in encoded for p, s in zip(e.payloads, e.locals, strict=True)]
         finite += [kernels.all_finite(leaves[i]) for i in plan.averaged]
         bad = ~jnp.stack(finite or [jnp.array(True)]).all()
+        if inner is not None:
+            # Each device has seen its part of the tensors alone, and all of a worker must skip together.
+            bad = jax.lax.pmax(bad.astype(jnp.int32), inner) > 0
         deliveries, ok = co.cross(parcels, bad, axis_name=axis_name)
+        ok = _compat.invarying(ok, inner)
         arrived = iter(deliveries)
         memories, states, servers = [], [], []
         for memory_of, state_of, server, e in zip(state.memory, state.compressor, state.server, encoded, strict=True):
@@ -170,6 +177,11 @@ def planner_of(
     return Planner(policy, memory, co.as_route(route), view, dense_part)
 
 
+def inner_axis(extra: Mapping[str, Any]) -> AxisName | None:
+    """The axis of the devices that are one worker, which a hierarchical exchange tells those within it."""
+    return extra.get(INNER_AXIS)
+
+
 def _bound_size(axis_name: AxisName | None) -> int:
     size = _compat.axis_size(axis_name)
     if size is None:
@@ -180,7 +192,7 @@ def _bound_size(axis_name: AxisName | None) -> int:
     return size
 
 
-def _refuse_reduced(updates: PyTree, axis_name: AxisName | None, averaged: Iterable[int]) -> None:
+def refuse_reduced(updates: PyTree, axis_name: AxisName | None, averaged: Iterable[int] = ()) -> None:
     """A gradient that does not vary over the axis was summed by somebody: there is nothing left to compress."""
     if not _compat.tracks_varying(axis_name):
         return

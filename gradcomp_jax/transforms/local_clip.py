@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import optax
 
 from gradcomp_jax import _checks, _compat
+from gradcomp_jax import collectives as co
 from gradcomp_jax._typing import AxisName, PyTree
+from gradcomp_jax.transforms.exchange import inner_axis
 
 
 def local_clip(max_norm: Any, *, axis_name: AxisName | None) -> optax.GradientTransformationExtraArgs:
@@ -33,10 +35,11 @@ def local_clip(max_norm: Any, *, axis_name: AxisName | None) -> optax.GradientTr
         return optax.EmptyState()
 
     def update(updates: PyTree, state: optax.EmptyState, params: PyTree | None = None, **extra: Any) -> Any:
-        del params, extra
+        del params
         workers = _compat.axis_size(axis_name) or 1
         squares = [jnp.sum(jnp.square(g.astype(jnp.float32))) for g in jax.tree.leaves(updates)]
-        norm = jnp.sqrt(sum(squares, jnp.zeros((), jnp.float32)))
+        # Of all the parts that a worker's devices have between them.
+        norm = jnp.sqrt(co.psum([sum(squares, jnp.zeros((), jnp.float32))], inner_axis(extra))[0])
         bound = jnp.asarray(max_norm, jnp.float32) * jnp.float32(workers**-0.5)
         # A norm that is not finite would multiply to zeros and NaNs: left alone, the exchange sees it and skips.
         factor = jnp.where(jnp.isfinite(norm) & (norm > bound), bound / norm, 1.0)

@@ -13,7 +13,7 @@ from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import Route
 from gradcomp_jax.compressors import Compressor, dense, topk
 from gradcomp_jax.compressors.topk import block_for
-from gradcomp_jax.transforms.exchange import ExchangeState, exchange, planner_of
+from gradcomp_jax.transforms.exchange import ExchangeState, exchange, inner_axis, planner_of
 from gradcomp_jax.transforms.policies import Select, gains
 from gradcomp_jax.transforms.selection_error import selection_error
 
@@ -115,14 +115,16 @@ def density_controller(
     period, sample = _checks.positive_int("every", every), _checks.positive_int("rows", rows)
     levels = _Levels(densities, axis_name, memory, route, select, make)
 
-    def measure(level: Array, updates: PyTree, state: ExchangeState) -> Array:
-        branches = [
-            lambda u, s, planner=planner: selection_error(u, s, planner, rows=sample, axis_name=axis_name)
-            for planner in levels.planners
-        ]
-        return jax.lax.switch(level, branches, updates, state)
-
     def update(updates: PyTree, state: DensityState, params: PyTree | None = None, **extra: Any) -> Any:
+        axes = {"axis_name": axis_name, "inner_axis_name": inner_axis(extra)}
+
+        def measure(level: Array, updates: PyTree, state: ExchangeState) -> Array:
+            branches = [
+                lambda u, s, planner=planner: selection_error(u, s, planner, rows=sample, **axes)
+                for planner in levels.planners
+            ]
+            return jax.lax.switch(level, branches, updates, state)
+
         due = state.exchange.step % period == 0
         error = jax.lax.cond(due, measure, lambda *_: state.error, state.level, updates, state.exchange)
         moved = state.level + jnp.where(error > target_error, 1, jnp.where(error < target_error / 2, -1, 0))

@@ -1,5 +1,6 @@
 """The passes of an exchange over gradient and memory: statistics and payloads before it, memory and updates after it."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from gradcomp_jax import _compat, kernels
 from gradcomp_jax import collectives as co
 from gradcomp_jax._typing import Array, AxisName
 from gradcomp_jax.collectives import routes
-from gradcomp_jax.per_device import PerDevice, is_per_device
+from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.transforms.plan import Part, Piece
 
 _LAST = 2**31 - 1
@@ -33,10 +34,12 @@ class Streams(NamedTuple):
     step: Array
 
     @classmethod
-    def of(cls, key: Any, step: Array, axis_name: AxisName | None) -> "Streams":
-        """From a seed or a typed JAX key."""
+    def of(cls, key: Any, step: Array, axis_name: AxisName | None, inner_axis_name: AxisName | None) -> "Streams":
+        """From a seed or a typed JAX key; the devices of one worker have other parts of a tensor, and other numbers."""
         typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
         base, worker = key if typed else jax.random.key(key), _compat.axis_index(axis_name)
+        if inner_axis_name is not None:
+            base = jax.random.fold_in(base, _compat.axis_index(inner_axis_name))
         # The last number is no worker's and no leaf's.
         return cls(jax.random.fold_in(base, worker), jax.random.fold_in(base, _LAST), worker, step)
 
@@ -219,7 +222,7 @@ def absorb(
         if delivery.payload is not None and jax.tree.leaves(states[j]):
             states[j] = e.part.compressor.next_state(states[j], delivery.payload(span))
     if delivery.server is not None:
-        server = PerDevice(jnp.where(ok, delivery.server, server.value), server.rows, "share")
+        server = dataclasses.replace(server, value=jnp.where(ok, delivery.server, server.value))
     return Absorbed(tuple(memories), _keep_if(ok, tuple(states), state, state), server, updates)
 
 
@@ -264,7 +267,7 @@ def _keep_if(ok: Array, new: Any, old: Any, marks: Any) -> Any:
         after = jnp.where(ok, value, before)
         if after.size and len(places) > 1:
             ok = ok & lax.platform_dependent(after.reshape(-1)[0], cpu=_known, default=_always)
-        kept.append(PerDevice(after, mark.rows, mark.kind) if isinstance(mark, PerDevice) else after)
+        kept.append(dataclasses.replace(mark, value=after) if is_per_device(mark) else after)
     return jax.tree.unflatten(treedef, kept[::-1])
 
 

@@ -13,7 +13,13 @@ from gradcomp_jax.transforms.plan import Planner
 
 
 def selection_error(
-    updates: PyTree, state: ExchangeState, planner: Planner, *, rows: int, axis_name: AxisName | None
+    updates: PyTree,
+    state: ExchangeState,
+    planner: Planner,
+    *,
+    rows: int,
+    axis_name: AxisName | None,
+    inner_axis_name: AxisName | None = None,
 ) -> Array:
     r""":math:`\|S(\bar x) - \overline{S(x)}\| / \|\bar g\|` over some rows of every compressed tensor: float32 scalar.
 
@@ -40,6 +46,7 @@ def selection_error(
         # Sums in place of means throughout: a selection does not ask for the scale, and the ratio does not either.
         distance += jnp.sum(jnp.square(_round_trip(code, target, count) - sent))
         length += jnp.sum(jnp.square(gradient))
+    distance, length = co.psum([distance, length], inner_axis_name)
     return jnp.sqrt(distance / jnp.where(length > 0, length, 1.0))
 
 

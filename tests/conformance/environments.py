@@ -23,6 +23,9 @@ ENVIRONMENTS = (
     "vmap",
 )
 
+FEWER = ("shard_map-auto-vma", "shard_map-explicit", "vmap")
+"""Tracked and not, Auto and Explicit, several devices and one."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
@@ -124,6 +127,8 @@ def exchange_state(state: Any) -> gc.ExchangeState:
         if isinstance(x, gc.ExchangeState)
     ]
     assert found
+    if len(found) == 1:
+        return found[0]
     return found[-1]._replace(step=sum(s.step for s in found), skipped=sum(s.skipped for s in found))
 
 

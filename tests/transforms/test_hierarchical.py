@@ -1,0 +1,261 @@
+"""Two levels of links: what is the same as an exchange of the workers' means, and what crosses where."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+import gradcomp_jax as gc
+from tests.conformance.environments import exchange_state
+
+OUTER, INNER = "slices", "chips"
+AXES = (OUTER, INNER)
+N, DEVICES = 2, 4
+SHAPES = {"bias": (7,), "kernel": (3, 3, 4, 16), "matrix": (42, 64), "scalar": ()}
+P = PartitionSpec
+METHODS = {
+    "dense": lambda: gc.dense(axis_name=OUTER),
+    "dgc": lambda: gc.dgc(axis_name=OUTER, density=1 / 32, block=64, clip_norm=5.0, weight_decay=0.1),
+    "topk": lambda: gc.topk_sgd(axis_name=OUTER, density=1 / 32, block=64, dtype="float32", route="gather"),
+    "int8": lambda: gc.block_quantized(axis_name=OUTER, block=64),
+    "server": lambda: gc.exchange(
+        gc.compressors.block_quantized(block=64), axis_name=OUTER, route=gc.collectives.two_phase("server")
+    ),
+    "powersgd": lambda: gc.powersgd(axis_name=OUTER, rank=1),
+    "one_bit_adam": lambda: gc.one_bit_adam(axis_name=OUTER, warm_up_steps=2, block=64),
+    "ef21": lambda: gc.ef21(axis_name=OUTER, density=1 / 32, block=64),
+    "terngrad": lambda: gc.terngrad(axis_name=OUTER, bucket_size=80),
+    "moving": lambda: gc.density_controller((1 / 64, 1 / 16), 0.5, axis_name=OUTER, every=1),
+}
+EXACT = [name for name in METHODS if name not in ("terngrad", "moving")]
+each_method = pytest.mark.parametrize("name", METHODS)
+
+
+def mesh_of(kind=AxisType.Auto, shape=(N, DEVICES)):
+    count = int(np.prod(shape))
+    return jax.make_mesh(shape, AXES, axis_types=(kind, kind), devices=jax.devices()[:count])
+
+
+def params():
+    return {name: jnp.ones(shape, jnp.float32) for name, shape in SHAPES.items()}
+
+
+def draw(rng, devices=N * DEVICES):
+    return {name: rng.standard_normal((devices, *shape)).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+class World:
+    """A hierarchical transformation on a mesh of two axes; gradients are stacked by device, outer axis first."""
+
+    def __init__(self, name, *, kind=AxisType.Auto, check_vma=True, shape=(N, DEVICES)):
+        self.mesh, self.check_vma = mesh_of(kind, shape), check_vma
+        self.tx = gc.hierarchical(METHODS[name](), axis_name=OUTER, inner_axis_name=INNER)
+        self.step = jax.jit(self._step)
+
+    def init(self):
+        return gc.init_state(params(), self.tx, self.mesh, axis_name=AXES).opt_state
+
+    def _step(self, gradient, state):
+        def local(gradient, state):
+            updates, state = self.tx.update(jax.tree.map(lambda g: g[0], gradient), state, params())
+            return jax.tree.map(lambda u: u[None], updates), state
+
+        specs = gc.state_specs(state, axis_name=AXES)
+        mapped = jax.shard_map(
+            local, mesh=self.mesh, in_specs=(P(AXES), specs), out_specs=(P(AXES), specs), check_vma=self.check_vma
+        )
+        return mapped(gradient, state)
+
+    def update(self, gradient, state):
+        placed = jax.device_put(gradient, jax.NamedSharding(self.mesh, P(AXES)))
+        return self.step(placed, state)
+
+
+def share(x, j):
+    """Device j's part of a tensor: rows of the matrix of its last dimension against all others."""
+    rows = x.reshape(-1, x.shape[-1]) if x.ndim > 1 else x.reshape(-1)
+    size = -(-rows.shape[0] // DEVICES)
+    padded = np.pad(rows, [(0, size * DEVICES - rows.shape[0])] + [(0, 0)] * (rows.ndim - 1))
+    return padded[j * size : (j + 1) * size]
+
+
+def whole(parts, shape):
+    return np.concatenate([np.asarray(p).reshape(-1) for p in parts])[: int(np.prod(shape))].reshape(shape)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_each_share_is_an_exchange_of_the_workers_means(name: str) -> None:
+    """Device j's workers exchange the means of their devices' gradients, share j of each tensor, and nothing else.
+
+    Local clipping is by the norm of a worker's whole gradient: the reference is handed gradients that are clipped already.
+    """
+    world, rng = World(name), np.random.default_rng(0)
+    state = world.init()
+    alone = gc.dgc(axis_name=OUTER, density=1 / 32, block=64, weight_decay=0.0) if name == "dgc" else METHODS[name]()
+    parts = {k: jnp.asarray(share(np.ones(s, np.float32), 0)) for k, s in SHAPES.items()}
+    axes = gc.state_axes(jax.eval_shape(alone.init, parts))
+    init = jax.vmap(alone.init, axis_name=OUTER, in_axes=None, out_axes=axes, axis_size=N)
+    reference = jax.jit(jax.vmap(alone.update, axis_name=OUTER, in_axes=(0, axes, None), out_axes=(0, axes)))
+    states = [init(parts) for _ in range(DEVICES)]
+    for _ in range(5):
+        gradient = draw(rng)
+        updates, state = world.update(gradient, state)
+        means = {k: g.reshape(N, DEVICES, *g.shape[1:]).mean(axis=1) for k, g in gradient.items()}
+        if name == "dgc":
+            means = {k: m + np.float32(0.1) for k, m in means.items()}
+            for worker in range(N):
+                norm = np.sqrt(sum((m[worker].astype(np.float64) ** 2).sum() for m in means.values()))
+                for m in means.values():
+                    m[worker] *= min(1.0, 5.0 * N**-0.5 / norm)
+        wanted = []
+        for j in range(DEVICES):
+            shares = {k: np.stack([share(m[w], j) for w in range(N)]) for k, m in means.items()}
+            if name == "dgc":
+                # Decayed and clipped, the zeros that fill up the last share are zeros still.
+                shares = {
+                    k: np.where(np.stack([share(np.ones(SHAPES[k]), j)] * N) > 0, s, 0) for k, s in shares.items()
+                }
+            got, states[j] = reference(shares, states[j], parts)
+            wanted.append(got)
+        for k, shape in SHAPES.items():
+            assert len({np.asarray(u).tobytes() for u in updates[k]}) == 1, "devices differ"
+            want = whole([w[k][0] for w in wanted], shape)
+            np.testing.assert_allclose(updates[k][0], want, atol=2e-4, rtol=2e-4, err_msg=k)
+
+
+@each_method
+@pytest.mark.parametrize(
+    ("kind", "check_vma"), [(AxisType.Auto, True), (AxisType.Explicit, True), (AxisType.Auto, False)]
+)
+def test_a_bad_entry_skips_the_exchange_on_every_device(name: str, kind: AxisType, check_vma: bool) -> None:
+    """The device that sees it has one share of one worker; all shares of all workers must skip."""
+    world, rng = World(name, kind=kind, check_vma=check_vma), np.random.default_rng(1)
+    _, state = world.update(draw(rng), world.init())
+    bad = draw(rng)
+    bad["matrix"][5, 10, 3] = np.nan
+    updates, after = world.update(bad, state)
+    assert not any(np.asarray(u).any() for u in updates.values())
+    assert int(exchange_state(after).skipped) == int(exchange_state(state).skipped) + 1
+    for old, new in zip(
+        jax.tree.leaves(exchange_state(state).memory), jax.tree.leaves(exchange_state(after).memory), strict=True
+    ):
+        np.testing.assert_array_equal(old, new)
+    updates, _ = world.update(draw(rng), after)
+    for value in updates.values():
+        assert len({np.asarray(u).tobytes() for u in value}) == 1
+    assert np.asarray(updates["matrix"]).any()
+    assert world.step._cache_size() == 1
+
+
+def test_only_the_share_crosses_the_slow_axis() -> None:
+    world = World("int8")
+    state = world.init()
+    compiled = world.step.lower(draw(np.random.default_rng(2)), state).compile()
+    sent = gc.wire_bytes(compiled, mesh=world.mesh).by("axis", "kind")
+    sizes = {k: int(np.prod(share(np.ones(s), 0).shape)) for k, s in SHAPES.items()}
+    rows = -(-sizes["kernel"] // 64) + -(-sizes["matrix"] // 64)
+    each_way = (N - 1) * -(-rows // N) * (64 + 4)
+    assert sent[(OUTER,), "all-to-all"].sent == each_way
+    assert each_way <= sent[(OUTER,), "all-gather"].sent <= each_way + 4
+    # What goes dense: the share of it, and no more.
+    assert sent[(OUTER,), "all-reduce"].sent == 4 * (sizes["bias"] + sizes["scalar"])
+    total = sum(sizes.values())
+    assert sent[(INNER,), "reduce-scatter"].sent == (DEVICES - 1) * total * 4
+    assert sent[(INNER,), "all-gather"].sent == (DEVICES - 1) * total * 4
+
+
+def test_memories_are_of_the_share() -> None:
+    """Each device's residual has 1 / n of a worker's rows."""
+    state = World("topk").init()
+    held = [leaf for leaf in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, gc.PerDevice))]
+    rows = {leaf.rows for leaf in held if isinstance(leaf, gc.PerDevice)}
+    assert rows == {-(-(9 * 16) // 64), 11}
+    assert all(leaf.shares == DEVICES for leaf in held if isinstance(leaf, gc.PerDevice))
+
+
+@pytest.mark.parametrize("name", ["topk", "server", "one_bit_adam", "ef21"])
+def test_another_number_of_workers(name: str, tmp_path) -> None:
+    """From two workers of two devices to four: residuals' means, owners' rows and replicas are what they were."""
+    world, rng = World(name, shape=(2, 2)), np.random.default_rng(3)
+    state = world.init()
+    for _ in range(4):
+        _, state = world.update(draw(rng, 4), state)
+    gc.save_checkpoint(tmp_path / "saved", state)
+    like = World(name, shape=(4, 2)).init()
+    restored = gc.restore_checkpoint(tmp_path / "saved", like)
+    marked = [
+        [x for x in jax.tree.leaves(s, is_leaf=lambda x: isinstance(x, gc.PerDevice)) if isinstance(x, gc.PerDevice)]
+        for s in (state, restored)
+    ]
+    for old, new in zip(*marked, strict=True):
+        a, b = np.asarray(old.value, np.float64), np.asarray(new.value, np.float64)
+        if old.kind == "share":
+            rows = [-(-old.rows // n) for n in (2, 4)]
+            a, b = (
+                np.swapaxes(x.reshape(n, 2, r, -1), 0, 1).reshape(2, n * r, -1)[:, : old.rows]
+                for x, n, r in ((a, 2, rows[0]), (b, 4, rows[1]))
+            )
+        else:
+            a, b = (x.reshape(n, 2, old.rows, -1).mean(axis=0) for x, n in ((a, 2), (b, 4)))
+        np.testing.assert_allclose(b, a, rtol=1e-12)
+        assert a.any()
+    updates, _ = World(name, shape=(4, 2)).update(draw(rng, 8), restored)
+    assert np.asarray(updates["matrix"]).any()
+
+
+def test_it_trains() -> None:
+    """Through init_state and make_train_step, with both axes as those of the workers."""
+    mesh, rng = mesh_of(), np.random.default_rng(4)
+    tx = optax.chain(
+        gc.hierarchical(
+            gc.dgc(axis_name=OUTER, density=1 / 16, block=64, momentum=0.5), axis_name=OUTER, inner_axis_name=INNER
+        ),
+        optax.sgd(0.02),
+    )
+    target = rng.standard_normal((16, 8)).astype(np.float32)
+    state = gc.init_state({"w": jnp.zeros((16, 8))}, tx, mesh, axis_name=AXES)
+    step = gc.make_train_step(lambda p, b: jnp.mean((b[0] @ p["w"] - b[1]) ** 2), tx, mesh, axis_name=AXES)
+    losses = []
+    for _ in range(150):
+        x = rng.standard_normal((64, 16)).astype(np.float32)
+        state, metrics = step(state, jax.device_put((x, x @ target), jax.NamedSharding(mesh, P(AXES))))
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < 0.1 * losses[0]
+
+
+def test_under_vmap_of_both_axes() -> None:
+    world, rng = World("topk"), np.random.default_rng(5)
+    tx, gradient = world.tx, draw(rng)
+    nested = {k: g.reshape(N, DEVICES, *g.shape[1:]) for k, g in gradient.items()}
+
+    def once(g):
+        return tx.update(g, tx.init(params()), params())[0]
+
+    got = jax.jit(jax.vmap(jax.vmap(once, axis_name=INNER), axis_name=OUTER))(nested)
+    want, _ = world.update(gradient, world.init())
+    for k in SHAPES:
+        np.testing.assert_allclose(np.asarray(got[k]).reshape(want[k].shape), want[k], atol=1e-6)
+
+
+def test_misuse_is_refused() -> None:
+    with pytest.raises(ValueError, match="must differ, got 'a' for both"):
+        gc.hierarchical(gc.dense(axis_name="a"), axis_name="a", inner_axis_name="a")
+    tx = World("topk").tx
+    with pytest.raises(NameError, match="the axis 'chips' is not bound here"):
+        tx.init(params())
+
+
+def test_marks_survive_a_step() -> None:
+    world = World("server")
+    state = world.init()
+    _, after = world.update(draw(np.random.default_rng(6)), state)
+
+    def marks(s):
+        leaves = jax.tree.leaves(s, is_leaf=lambda x: isinstance(x, gc.PerDevice))
+        return [dataclasses.replace(x, value=None) for x in leaves if isinstance(x, gc.PerDevice)]
+
+    assert marks(after) == marks(state)
