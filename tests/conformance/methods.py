@@ -32,7 +32,6 @@ class Case:
             leaves. A registered method without a case of its own has none: its bytes are then those of its lowered program.
         rest: and of the others.
         view: how leaves are cut into rows.
-        variant: whether it is another form of a method that is tested in every environment: then in three of them.
     """
 
     make: Callable[[Any], optax.GradientTransformationExtraArgs]
@@ -45,7 +44,6 @@ class Case:
     decay: float = 1.0
     outruns: float = 1.0
     view: Literal["rows", "columns", "tree"] = "rows"
-    variant: bool = False
 
     def code(self, shape: tuple[int, ...]) -> gc.compressors.Compressor:
         """The compressor of a compressed leaf."""
@@ -310,20 +308,6 @@ def plain_case(method: registry.Method) -> Case:
     law = {"sign": "vote", "direction": "adam"}.get(method.update, LAWS[method.kept])
     return Case(lambda axis: method.build(axis_name=axis), law, None, outruns=math.inf)
 
-
-for name in (
-    *(
-        "random_k-sum",
-        "random_k-unbiased",
-        "one_bit_sgd-block",
-        "qsgd-l2",
-        "fp8-cast",
-        "sign_sgd-gather",
-        "demo-signed",
-    ),
-    *("drive", "sparcml-whole", "sparcml-int8", "sparcml-doubling"),
-):
-    METHODS[name] = dataclasses.replace(METHODS[name], variant=True)
 
 METHODS |= {
     name: plain_case(method)

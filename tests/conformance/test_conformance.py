@@ -70,12 +70,19 @@ def built(method: str, env: str) -> tuple[Case, Environment]:
 each_method = pytest.mark.parametrize("method", METHODS)
 
 
-def environments_of(method: str) -> tuple[str, ...]:
-    return FEWER if METHODS[method].variant else ENVIRONMENTS
+def is_variant(method: str) -> bool:
+    """Another form of a method that has a case of its own."""
+    return "-" in method and not method.startswith("dense")
+
+
+def in_environment(method: str, env: str) -> Any:
+    """Variants in all environments take minutes more: the README's line runs three of them, CI the others too."""
+    marks = [pytest.mark.slow] if is_variant(method) and env not in FEWER else []
+    return pytest.param(method, env, marks=marks)
 
 
 each_method_everywhere = pytest.mark.parametrize(
-    ("method", "env"), [(method, env) for method in METHODS for env in environments_of(method)]
+    ("method", "env"), [in_environment(method, env) for method in METHODS for env in ENVIRONMENTS]
 )
 
 
@@ -267,13 +274,13 @@ def test_a_bad_gradient_skips_the_exchange_on_every_worker(method: str, env: str
 def test_environments_agree(method: str) -> None:
     params, gradient = parameters(), gradients("normal", 3)
     results = {}
-    for env in environments_of(method):
+    for env in FEWER if is_variant(method) else ENVIRONMENTS:
         _, world = built(method, env)
         state = world.init(params)
         updates, state = world.update(gradient, state, params)
         updates, _ = world.update(gradients("normal", 4), state, params)
         results[env] = as_float32(updates)
-    first = results[environments_of(method)[0]]
+    first = results[ENVIRONMENTS[0]]
     for env, other in results.items():
         for name in first:
             scale = np.abs(first[name]).max(initial=0) + 1e-30
