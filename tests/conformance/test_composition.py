@@ -11,9 +11,11 @@ import gradcomp_jax as gc
 
 from .environments import AXIS, WORKERS, environment, exchange_state, mesh_of
 from .methods import METHODS
-from .test_conformance import gradients, parameters
+from .test_conformance import gradients, is_variant, parameters
 
-each_method = pytest.mark.parametrize("method", METHODS)
+each_method = pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=[pytest.mark.slow] if is_variant(m) else []) for m in METHODS]
+)
 P = PartitionSpec
 
 
