@@ -41,13 +41,16 @@ from gradcomp_jax.training import state_axes as state_axes
 from gradcomp_jax.training import state_shardings as state_shardings
 from gradcomp_jax.training import state_specs as state_specs
 from gradcomp_jax.transforms import ExchangeState as ExchangeState
+from gradcomp_jax.transforms import bucketed as bucketed
 from gradcomp_jax.transforms import by_path as by_path
 from gradcomp_jax.transforms import by_size as by_size
 from gradcomp_jax.transforms import density_controller as density_controller
 from gradcomp_jax.transforms import density_schedule as density_schedule
 from gradcomp_jax.transforms import exchange as exchange
+from gradcomp_jax.transforms import forward_order as forward_order
 from gradcomp_jax.transforms import hierarchical as hierarchical
 from gradcomp_jax.transforms import local_clip as local_clip
+from gradcomp_jax.transforms import model_parallel as model_parallel
 from gradcomp_jax.transforms import running_sum as running_sum
 from gradcomp_jax.transforms import warm_up as warm_up
 
@@ -57,6 +60,7 @@ __all__ = [
     "TrainState",
     "WireReport",
     "block_quantized",
+    "bucketed",
     "by_path",
     "by_size",
     "collectives",
@@ -72,6 +76,7 @@ __all__ = [
     "ef_sign_sgd",
     "exchange",
     "factored_dot",
+    "forward_order",
     "fp8",
     "gradient_dropping",
     "hierarchical",
@@ -83,6 +88,7 @@ __all__ = [
     "make_train_step",
     "memory",
     "methods",
+    "model_parallel",
     "one_bit_adam",
     "one_bit_sgd",
     "powersgd",

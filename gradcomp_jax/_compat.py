@@ -9,14 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Primitive
+from jax.extend.core import Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
+from gradcomp_jax._specs import names_of
 from gradcomp_jax._typing import Array, AxisName, PyTree
-
-
-def _names(axis_name: AxisName) -> tuple[Any, ...]:
-    return axis_name if isinstance(axis_name, tuple) else (axis_name,)
 
 
 def axis_size(axis_name: AxisName | None) -> int | None:
@@ -27,6 +24,11 @@ def axis_size(axis_name: AxisName | None) -> int | None:
         return int(lax.axis_size(axis_name))
     except NameError:
         return None
+
+
+def is_auto(axis_name: str) -> bool:
+    """Whether an axis of the mesh is not mapped here: its sharding is in the types, or left to the compiler."""
+    return axis_size(axis_name) is None and axis_name in jax.sharding.get_abstract_mesh().axis_names
 
 
 def axis_index(axis_name: AxisName | None) -> Array:
@@ -56,7 +58,7 @@ def tracks_varying(axis_name: AxisName | None) -> bool:
 
 def is_varying(x: Array, axis_name: AxisName) -> bool:
     """Whether ``x`` is recorded to differ along every name of the axis."""
-    return set(_names(axis_name)) <= _varying_names(x)
+    return set(names_of(axis_name)) <= _varying_names(x)
 
 
 def varying(tree: PyTree, axis_name: AxisName | None) -> PyTree:
@@ -65,7 +67,7 @@ def varying(tree: PyTree, axis_name: AxisName | None) -> PyTree:
         return tree
 
     def cast(x: Array) -> Array:
-        missing = tuple(n for n in _names(axis_name) if n not in _varying_names(x))
+        missing = tuple(n for n in names_of(axis_name) if n not in _varying_names(x))
         return lax.pcast(x, missing, to="varying") if missing else x
 
     return jax.tree.map(cast, tree)
@@ -86,7 +88,7 @@ def _invarying_transpose(cotangent: Any, _: Any, *, axes: tuple[Any, ...]) -> tu
 def _invarying_batched(axis_data: Any, xs: Any, dims: Any, *, axes: tuple[Any, ...]) -> tuple[Any, Any]:
     """Under ``vmap`` over the axis itself, equal on all workers means one value that is not mapped."""
     (x,), (dim,) = xs, dims
-    if axis_data.name in axes:
+    if axis_data.name in axes and dim is not None:
         x, dim = lax.index_in_dim(x, 0, dim, keepdims=False), None
     rest = tuple(name for name in axes if name != axis_data.name)
     return (_invarying_p.bind(x, axes=rest) if rest else x), dim
@@ -123,7 +125,7 @@ def invarying(tree: PyTree, axis_name: AxisName | None) -> PyTree:
 
     def cast(x: Array) -> Array:
         # A Python number or NumPy array never varies, and has no tracked type to change.
-        names = tuple(n for n in _names(axis_name) if n in _varying_names(x)) if tracked else _names(axis_name)
+        names = tuple(n for n in names_of(axis_name) if n in _varying_names(x)) if tracked else names_of(axis_name)
         return _invarying_p.bind(x, axes=names) if names else x
 
     return jax.tree.map(cast, tree)
@@ -148,3 +150,14 @@ def all_gather(x: Array, axis_name: AxisName | None) -> Array:
     if tracks_varying(axis_name):
         return lax.all_gather(varying(x, axis_name), axis_name, to="invarying")
     return lax.all_gather(x, axis_name)
+
+
+def is_one_manual_axis(axis_name: AxisName) -> bool:
+    """Whether the axis is a single one of a mesh and bound by ``shard_map`` or ``pmap``, where devices can be grouped."""
+    names = names_of(axis_name)
+    return len(names) == 1 and names[0] in jax.sharding.get_abstract_mesh().manual_axes
+
+
+def is_literal(operand: Any) -> bool:
+    """Whether an operand of a traced program is a constant rather than a variable."""
+    return isinstance(operand, Literal)

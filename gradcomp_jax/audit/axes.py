@@ -28,11 +28,12 @@ class MeshAxes:
         flat = list(self._devices.flat)
         self._by_id = {device.id: position for position, device in enumerate(flat)}
         self._order = list(range(len(flat)))
-        if len(flat) > device_count:
+        if len(flat) > device_count > 1:
             first = getattr(flat[0], "slice_index", None)
             slices = [getattr(device, "slice_index", None) for device in flat]
             self._order = [position for position, s in enumerate(slices) if s == first]
-        if len(self._order) != device_count:
+        # Before it is compiled, the text of a program does not say how many devices it is for.
+        if device_count != 1 and len(self._order) != device_count:
             raise ValueError(
                 f"mesh has {len(flat)} devices but the program runs on {device_count}: pass the "
                 "mesh that the program was compiled for"

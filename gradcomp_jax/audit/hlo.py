@@ -14,6 +14,8 @@ from gradcomp_jax.audit.syntax import closing, parse_attributes, split_commas, w
 _INSTRUCTION = re.compile(r"\s*(ROOT\s+)?%?([\w.\-]+)\s+=\s+(.*)", re.DOTALL)
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _COMPUTATION = re.compile(r"\s*(ENTRY\s+)?%?([\w.\-]+)\s*(?:\(.*)?\{\s*")
+# A computation that another core runs, a TPU's sparse core for instance, says so where it ends.
+_END = re.compile(r"\s*\}(?:, execution_thread=\"[^\"]*\")?\s*(?://.*)?")
 _OPERAND_NAME = re.compile(r"%?([\w.\-]+)$")
 
 
@@ -148,7 +150,7 @@ def parse_module(text: str) -> Module:
                 current = Computation(header[2], {})
                 computations[current.name] = current
                 entry = current if header[1] else entry
-        elif raw.strip() == "}" or raw.startswith("} //"):
+        elif _END.fullmatch(raw):
             current = None
         elif (instruction := _parse_instruction(raw)) is not None:
             current.instructions[instruction.name] = instruction

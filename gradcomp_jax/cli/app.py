@@ -2,20 +2,44 @@
 
 import contextlib
 import dataclasses
+import os
 import pathlib
 from collections.abc import Iterator
 from typing import Annotated, Any
 
+import jax
 import typer
 from rich.console import Console
 
-from gradcomp_jax.cli import devices, report
+from gradcomp_jax.cli import cluster, devices, report
+from gradcomp_jax.cli.guard import FAILED, Guard
+from gradcomp_jax.cli.options import (
+    BatchOption,
+    CoordinatorOption,
+    DataDirOption,
+    DatasetOption,
+    DensityOption,
+    DistributedOption,
+    EpochsOption,
+    HeartbeatOption,
+    MarkdownOption,
+    MomentumOption,
+    OutOption,
+    ProcessesOption,
+    ProcessOption,
+    RateOption,
+    RealOption,
+    StepTimeoutOption,
+    WorkersOption,
+)
 from gradcomp_jax.cli.plot import save_plot
 from gradcomp_jax.cli.progress import Bar
 from gradcomp_jax.experiments import (
     Comparison,
     Dataset,
     ExperimentError,
+    Listener,
+    RunResult,
     SettingError,
     Settings,
     Task,
@@ -32,12 +56,11 @@ from gradcomp_jax.experiments.errors import look_up
 from gradcomp_jax.experiments.machine import versions
 from gradcomp_jax.experiments.recipes import ABLATIONS, ALL, DEFAULT, RECIPES, ROUTES
 from gradcomp_jax.experiments.settings import split_batch
-from gradcomp_jax.experiments.tasks import TASKS
 from gradcomp_jax.methods import markdown_table
 
 _METHODS = ", ".join(RECIPES)
-_DATASETS = ", ".join(TASKS)
 _OUT = pathlib.Path("gradcomp-results")
+_WORKERS = 8
 
 app = typer.Typer(
     help="Gradient compression for JAX: train with it, and see what it saves.",
@@ -46,31 +69,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-
-DatasetOption = Annotated[str, typer.Option(help=f"What to train on: {_DATASETS}.")]
-DataDirOption = Annotated[
-    pathlib.Path | None,
-    typer.Option(help="Folder of the data set's files, if not where its package puts them."),
-]
-WorkersOption = Annotated[int, typer.Option(help="Devices that share every batch.")]
-EpochsOption = Annotated[int | None, typer.Option(help="Passes over the training set; the task's own by default.")]
-BatchOption = Annotated[
-    int | None,
-    typer.Option(help="Examples in a step, all workers together; the task's own by default."),
-]
-RateOption = Annotated[float | None, typer.Option(help="Learning rate; the task's own by default.")]
-MomentumOption = Annotated[float | None, typer.Option(help="Momentum, in [0, 1).")]
-DensityOption = Annotated[
-    float | None,
-    typer.Option(help="Share of the entries that DGC sends, in (0, 1]; the task's own by default."),
-]
-RealOption = Annotated[
-    bool,
-    typer.Option("--real-devices", help="Use the devices that JAX finds instead of simulated CPU workers."),
-]
-OutOption = Annotated[pathlib.Path, typer.Option(help="Folder for the picture and the JSON.")]
-
-MarkdownOption = Annotated[pathlib.Path | None, typer.Option(help="Also write the table to this Markdown file.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -98,7 +96,7 @@ def compare_command(
         typer.Option(help=f"Names with commas between: {_METHODS}; also 'all', 'ablations' and 'routes'."),
     ] = ",".join(DEFAULT),
     seeds: Annotated[int, typer.Option(help="Runs of each method: seeds 0, 1, 2, ...")] = 5,
-    workers: WorkersOption = 8,
+    workers: WorkersOption = _WORKERS,
     epochs: EpochsOption = None,
     batch: BatchOption = None,
     learning_rate: RateOption = None,
@@ -142,7 +140,12 @@ def train_command(
     method: Annotated[str, typer.Option(help=f"One of: {_METHODS}.")] = "dgc",
     dataset: DatasetOption = "digits",
     seed: Annotated[int, typer.Option(help="Of the parameters and of the order.")] = 0,
-    workers: WorkersOption = 8,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Devices that share every batch: 8, or with --distributed all there are.", show_default=False
+        ),
+    ] = None,
     epochs: EpochsOption = None,
     batch: BatchOption = None,
     learning_rate: RateOption = None,
@@ -154,30 +157,62 @@ def train_command(
     ] = None,
     data_dir: DataDirOption = None,
     real_devices: RealOption = False,
+    distributed: DistributedOption = False,
+    coordinator: CoordinatorOption = None,
+    process_id: ProcessOption = None,
+    processes: ProcessesOption = None,
+    heartbeat_timeout: HeartbeatOption = 60,
+    step_timeout: StepTimeoutOption = 300,
     out: OutOption = _OUT,
     markdown: MarkdownOption = None,
 ) -> None:
-    """Train one method once, with checkpoints if wanted."""
+    """Train one method once, with checkpoints if wanted, in one process or as one of several."""
     console = Console()
     with _user_errors():
         the_task = task(dataset)
-        settings = _settings(the_task, workers, epochs, batch, learning_rate, momentum, density)
         look_up("method", method, RECIPES)
-        if not real_devices:
+        if distributed:
+            place = cluster.find_place(coordinator, process_id, processes)
+            cluster.join(place, heartbeat_timeout=heartbeat_timeout)
+        elif not (coordinator is None and process_id is None and processes is None):
+            raise SettingError("--coordinator, --process-id and --processes need --distributed")
+        if workers is None:
+            workers = jax.device_count() if distributed else _WORKERS
+        settings = _settings(the_task, workers, epochs, batch, learning_rate, momentum, density)
+        if not (real_devices or distributed):
             devices.simulate(workers)
         data = _load(dataset, data_dir, settings)
-        _make_folder(out)
-        with Bar(Console(stderr=True), runs=1) as bar:
-            trainer = Trainer(method, the_task, data, settings, listener=bar)
-            baselines = count_baselines(the_task, data, settings, known=[trainer], listener=bar)
-            if checkpoint is None:
-                run = trainer.run(seed, listener=bar)
-            else:
-                run = train_with_checkpoints(trainer, seed, checkpoint, listener=bar)
+        # The results are the same in every process: one of them says what they are.
+        first = not distributed or jax.process_index() == 0
+        if first:
+            _make_folder(out)
+        with contextlib.ExitStack() as stack:
+            listener: Listener = stack.enter_context(Bar(Console(stderr=True), runs=1)) if first else Listener()
+            if distributed:
+                remedy = _restart(checkpoint)
+                listener = stack.enter_context(Guard(listener, step_timeout=step_timeout, remedy=remedy))
+            trainer = Trainer(method, the_task, data, settings, listener=listener)
+            baselines = count_baselines(the_task, data, settings, known=[trainer], listener=listener)
+            run = _train(trainer, seed, checkpoint, listener)
+        if not first:
+            return
         result = summarize([run], baselines)
         command = context.obj or "gradcomp train"
         written = _write(result, out, f"train-{method}-{dataset}", command, markdown)
     _show(console, result, written)
+
+
+def _train(trainer: Trainer, seed: int, checkpoint: pathlib.Path | None, listener: Listener) -> RunResult:
+    if checkpoint is None:
+        return trainer.run(seed, listener=listener)
+    return train_with_checkpoints(trainer, seed, checkpoint, listener=listener)
+
+
+def _restart(checkpoint: pathlib.Path | None) -> str:
+    """What to do when one process of several is lost."""
+    if checkpoint is None:
+        return "start all processes again (with --checkpoint FOLDER a run goes on from the last epoch saved)"
+    return f"start all processes again with --checkpoint {checkpoint}, to go on from the last epoch saved"
 
 
 @app.command("methods")
@@ -278,5 +313,16 @@ def _user_errors() -> Iterator[None]:
     try:
         yield
     except ExperimentError as error:
-        typer.echo(f"gradcomp: {error}", err=True)
+        typer.echo(f"gradcomp: {_process()}{error}", err=True)
         raise typer.Exit(2) from error
+    except cluster.ClusterError as error:
+        typer.echo(f"gradcomp: {error}", err=True)
+        # No orderly exit: it crashes in a coordination service that is half started.
+        os._exit(FAILED)
+
+
+def _process() -> str:
+    """Whose error it is, where there are several processes."""
+    if not jax.distributed.is_initialized():
+        return ""
+    return f"process {jax.process_index()}: "

@@ -12,9 +12,12 @@ _NOTES = (
     "compiled program at the final density; run mean: the same over the whole run, warm-up "
     "included.",
     "vs bf16, vs f32: how many times fewer bytes than the dense all-reduce, at the final density.",
-    "step ms: median. The {workers} workers share one machine and its memory: this time says "
-    "nothing about speed on a network.",
+    "step ms: median. {where}",
 )
+_ONE_PROCESS = (
+    "The {workers} workers share one machine and its memory: this time says nothing about speed on a network."
+)
+_PROCESSES = "The {workers} workers are the devices of {processes} processes: the time has their network in it."
 _COLUMNS = ("method", "accuracy %", "bytes/step", "run mean", "vs bf16", "vs f32", "step ms")
 
 
@@ -39,8 +42,11 @@ def notes(comparison: Comparison) -> list[str]:
     """Returns what a reader has to know about the columns."""
     count = len(comparison.seeds)
     seeds = f"{count} seed{'s' if count > 1 else ''}"
-    workers = str(comparison.settings.workers)
-    return [note.format(seeds=seeds, workers=workers) for note in _NOTES]
+    processes = int(comparison.machine.get("processes", 1))
+    where = (_PROCESSES if processes > 1 else _ONE_PROCESS).format(
+        workers=comparison.settings.workers, processes=processes
+    )
+    return [note.format(seeds=seeds, where=where) for note in _NOTES]
 
 
 def title(comparison: Comparison) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jax import lax
 
 from gradcomp_jax import _compat, kernels
 from gradcomp_jax._typing import Array, AxisName
-from gradcomp_jax.collectives import fused, routes
+from gradcomp_jax.collectives import fused, order, routes
 from gradcomp_jax.collectives.routes import Remainder, Route
 from gradcomp_jax.compressors import Compressor
 
@@ -76,37 +76,42 @@ def _pad_rows(a: Array, rows: int) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Owned:
-    """An owner's share between the two phases: the encoded mean, and what encoding took from it."""
+    """An owner's share between the two phases: its mean, and how that goes back, with what encoding takes from it.
 
-    back: Compressor
-    payload: Any
-    rounding: Any
-    server: Array | None
+    ``back`` and ``payload`` are ``None`` where nothing goes back.
+    """
+
+    mean: Array
+    back: Compressor | None = None
+    payload: Any = None
+    rounding: Any = None
+    server: Array | None = None
 
 
 def _own(parcel: Parcel, received: Any, workers: int, index: Array) -> _Owned:
-    """Reduces the payloads of my rows, encodes their mean and accounts for the loss."""
+    """Reduces the payloads of my rows, encodes their mean for the others and accounts for the loss."""
     share = -(-parcel.rows // workers)
 
     def mine(a: Array) -> Array:
         return lax.dynamic_slice_in_dim(_pad_rows(a, share * workers), index * share, share)
 
-    shared = None if parcel.shared is None else mine(parcel.shared)
+    shared, count = None if parcel.shared is None else mine(parcel.shared), mine(parcel.count)
+    back = None if parcel.route.kind == "reduce_scatter" else parcel.compressor.back(workers)
     mean = parcel.compressor.reduce(received, shared=shared) / workers
     if parcel.server is not None:
         mean = mean + parcel.server
-    back = parcel.compressor.back(workers)
-    state, count = back.init(mean.shape), mine(parcel.count)
 
     def clear(rows: Array) -> Array:
         """Without what a code leaves in the padding."""
-        fills = parcel.compressor.fills or back.fills
-        return jnp.where(kernels.valid_mask(count, back.block), rows, 0.0) if fills else rows
+        fills = parcel.compressor.fills or (back is not None and back.fills)
+        return jnp.where(kernels.valid_mask(count, rows.shape[1]), rows, 0.0) if fills else rows
 
     mean = clear(mean)
-    payload, _ = back.encode(mean, state, parcel.key, count=count, shared=shared)
+    if back is None:
+        return _Owned(mean)
+    payload, _ = back.encode(mean, back.init(mean.shape), parcel.key, count=count, shared=shared)
     if parcel.remainder == "server":
-        return _Owned(back, payload, None, clear(mean - back.decode(payload, shared=shared)))
+        return _Owned(mean, back, payload, server=clear(mean - back.decode(payload, shared=shared)))
     if parcel.remainder == "put_back":
         if back.selects:
             rounding = back.rounding(mean, payload, shared=shared)
@@ -114,8 +119,8 @@ def _own(parcel: Parcel, received: Any, workers: int, index: Array) -> _Owned:
             decoded = clear(back.decode(payload, shared=shared))
             # What mixes entries has no zeros of its own, only sums that cancel, or nearly.
             rounding = mean - decoded if back.fills else jnp.where(decoded != 0, mean - decoded, 0.0)
-        return _Owned(back, payload, jax.tree.map(lambda a: _place(a, index, workers), rounding), None)
-    return _Owned(back, payload, None, None)
+        return _Owned(mean, back, payload, jax.tree.map(lambda a: _place(a, index, workers), rounding))
+    return _Owned(mean, back, payload)
 
 
 def _place(a: Array, index: Array, workers: int) -> Array:
@@ -125,7 +130,16 @@ def _place(a: Array, index: Array, workers: int) -> Array:
     return lax.dynamic_update_slice(zeros, a, start)
 
 
-def cross(parcels: Sequence[Parcel], bad: Array, *, axis_name: AxisName | None) -> tuple[list[Delivery], Array]:
+class Arrived(NamedTuple):
+    """What has come in: ``owners``, by all-to-all, and ``everyone``, by all-gather and all-reduce."""
+
+    owners: Sequence[Array] = ()
+    everyone: Sequence[Array] = ()
+
+
+def cross(
+    parcels: Sequence[Parcel], bad: Array, *, axis_name: AxisName | None, after: Arrived | None = None
+) -> tuple[list[Delivery], Array, Arrived]:
     """Takes every parcel across the axis: all-to-all, then all-gather, then all-reduce, each at most once.
 
     Args:
@@ -133,28 +147,34 @@ def cross(parcels: Sequence[Parcel], bad: Array, *, axis_name: AxisName | None) 
         bad: boolean scalar, whether this worker's gradient is unusable. It rides in the last collective, so that
             the workers' common decision costs no message of its own.
         axis_name: the axis, or ``None`` for one worker.
+        after: what has to have come in before each of these collectives starts, of an earlier crossing. A compiler that
+            combines collectives would make one of both, which waits for what the later one is made of.
 
     Returns:
-        One delivery for each parcel, and a boolean scalar, equal on every worker: whether no gradient was bad.
+        One delivery for each parcel; a boolean scalar, equal on every worker: whether no gradient was bad; and what came in.
     """
+    after = after or Arrived()
     workers = _compat.axis_size(axis_name) or 1
     index = _compat.axis_index(axis_name)
 
-    doubled = {id(p): rows for p, rows in zip(*_doubled(parcels, workers, index, axis_name), strict=True)}
-    two_phase = [p for p in parcels if p.route.kind == "two_phase"]
-    split = [jax.tree.flatten(_by_owner(p, workers)) for p in two_phase]
-    arrived = iter(fused.all_to_all([a for leaves, _ in split for a in leaves], axis_name))
+    delivered = _doubled([p for p in parcels if p.route.kind == "doubling"], workers, index, axis_name)
+    by_owner = [p for p in parcels if p.route.kind in ("two_phase", "reduce_scatter")]
+    split = [jax.tree.flatten(_by_owner(p, workers)) for p in by_owner]
+    came = fused.all_to_all(order.wait([a for leaves, _ in split for a in leaves], after.owners), axis_name)
+    arrived = iter(came)
     owned = {
         id(p): _own(p, jax.tree.unflatten(treedef, [next(arrived) for _ in leaves]), workers, index)
-        for p, (leaves, treedef) in zip(two_phase, split, strict=True)
+        for p, (leaves, treedef) in zip(by_owner, split, strict=True)
     }
+    delivered |= {key: _of_share(o.mean) for key, o in owned.items() if o.back is None}
 
-    left = [p for p in parcels if id(p) not in doubled]
+    left = [p for p in parcels if id(p) not in delivered]
     outgoing = [owned[id(p)].payload if id(p) in owned else p.payload for p in left]
     flat = [jax.tree.flatten(o) for o in outgoing]
     gathers = [p.route.kind != "sum" for p in left]
     to_gather = [a for (leaves, _), g in zip(flat, gathers, strict=True) if g for a in leaves]
     to_add = [a for (leaves, _), g in zip(flat, gathers, strict=True) if not g for a in leaves]
+    to_gather, to_add = order.wait(to_gather, after.everyone), order.wait(to_add, after.everyone)
     if to_gather:
         carrier = min(to_gather, key=lambda a: a.dtype.itemsize).dtype
         unsigned = jnp.dtype(f"uint{8 * carrier.itemsize}")
@@ -171,29 +191,21 @@ def cross(parcels: Sequence[Parcel], bad: Array, *, axis_name: AxisName | None) 
         id(p): jax.tree.unflatten(treedef, [next(from_gather if g else from_add) for _ in leaves])
         for p, (leaves, treedef), g in zip(left, flat, gathers, strict=True)
     }
-    deliveries = []
-    for parcel in parcels:
-        if id(parcel) in doubled:
-            deliveries.append(_of_sum(doubled[id(parcel)], workers))
-        else:
-            deliveries.append(_deliver(parcel, results[id(parcel)], owned.get(id(parcel)), workers))
-    return deliveries, ok
+    delivered |= {id(p): _deliver(p, results[id(p)], owned.get(id(p)), workers) for p in left}
+    return [delivered[id(p)] for p in parcels], ok, Arrived(came, [*gathered, *added])
 
 
-def _doubled(
-    parcels: Sequence[Parcel], workers: int, index: Array, axis_name: AxisName | None
-) -> tuple[list[Parcel], list[Array]]:
-    """The parcels that go by recursive doubling, and the sum of all workers' rows for each: float32 ``[rows, block]``.
+def _doubled(chosen: Sequence[Parcel], workers: int, index: Array, axis_name: AxisName | None) -> dict[int, Delivery]:
+    """By identity of the parcel, what recursive doubling delivers: the sum of all workers' rows.
 
     What two groups have is joined in the groups' order, not mine first, and sums are of two numbers: so every worker
     adds in the same order and gets the same bits.
     """
-    chosen = [p for p in parcels if p.route.kind == "doubling"]
     held: list[Any] = [jax.tree.map(lambda a: a[None], p.payload) for p in chosen]
     whole = [False] * len(chosen)
     for have in routes.rounds(workers) if chosen else []:
         for j, p in enumerate(chosen):
-            if not whole[j] and have * p.compressor.payload_bytes(1) >= p.compressor.block * 4:
+            if not whole[j] and routes.dense_is_less(p.compressor, have):
                 held[j], whole[j] = p.compressor.reduce(held[j], shared=p.shared), True
         flat = [jax.tree.flatten(h) for h in held]
         partner = [i ^ have for i in range(workers)]
@@ -210,7 +222,7 @@ def _doubled(
                 ]
                 held[j] = jax.tree.unflatten(treedef, pairs)
     sums = [h if w else p.compressor.reduce(h, shared=p.shared) for p, h, w in zip(chosen, held, whole, strict=True)]
-    return chosen, [_compat.invarying(s, axis_name) for s in sums]
+    return {id(p): _of_sum(_compat.invarying(s, axis_name), workers) for p, s in zip(chosen, sums, strict=True)}
 
 
 def _by_owner(parcel: Parcel, workers: int) -> Any:
@@ -223,11 +235,16 @@ def _of_sum(total: Array, workers: int) -> Delivery:
     return Delivery(lambda span: _rows(total, span) / workers)
 
 
+def _of_share(mean: Array) -> Delivery:
+    return Delivery(lambda span: _rows(mean, span))
+
+
 def _deliver(parcel: Parcel, result: Any, owned: _Owned | None, workers: int) -> Delivery:
     def shared(span: Span) -> Array | None:
         return None if parcel.shared is None else _rows(parcel.shared, span)
 
-    if owned is not None:
+    if owned is not None and owned.back is not None:
+        back = owned.back
         joined = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), result)
         rounding = None
         if parcel.remainder == "put_back":
@@ -235,12 +252,12 @@ def _deliver(parcel: Parcel, result: Any, owned: _Owned | None, workers: int) ->
 
             def rounding(span: Span) -> Array:
                 part = _rows(kept, span)
-                return (owned.back.decode(part, shared=shared(span)) if owned.back.selects else part) * workers
+                return (back.decode(part, shared=shared(span)) if back.selects else part) * workers
 
         return Delivery(
-            lambda span: owned.back.decode(_rows(joined, span), shared=shared(span)),
+            lambda span: back.decode(_rows(joined, span), shared=shared(span)),
             rounding,
-            whole=owned.back.fills,
+            whole=back.fills,
             server=owned.server,
         )
     if parcel.route.kind == "gather":

@@ -1,4 +1,4 @@
-"""Many small arrays through one collective: one buffer for each word width crosses, not one for each array."""
+"""Many small arrays through one collective: one buffer crosses, not one for each array."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,6 +7,7 @@ from jax import lax
 
 from gradcomp_jax import _compat, kernels
 from gradcomp_jax._typing import Array, AxisName
+from gradcomp_jax.collectives import gathering, scattering
 
 
 def _fuse(arrays: Sequence[Array], lead: int, cross: Callable[[Array], Array]) -> list[Array]:
@@ -29,8 +30,16 @@ def _fuse(arrays: Sequence[Array], lead: int, cross: Callable[[Array], Array]) -
 
 
 def _as_words(arrays: Sequence[Array], lead: int, cross: Callable[[Array], Array]) -> list[Array]:
-    crossed = _fuse([kernels.to_words(a) for a in arrays], lead, cross)
-    return [kernels.from_words(c, a.dtype) for c, a in zip(crossed, arrays, strict=True)]
+    """All arrays in one buffer of the narrowest words that any of them has: a second one would cost its own latency."""
+    if not arrays:
+        return []
+    words = [kernels.to_words(a) for a in arrays]
+    narrowest = min(w.dtype.itemsize for w in words)
+    flat = [w.reshape(*w.shape[:lead], -1) for w in words]
+    crossed = _fuse([kernels.split_words(f, narrowest) for f in flat], lead, cross)
+    joined = [kernels.join_words(c, w.dtype) for c, w in zip(crossed, words, strict=True)]
+    shaped = [j.reshape(*j.shape[:-1], *w.shape[lead:]) for j, w in zip(joined, words, strict=True)]
+    return [kernels.from_words(j, a.dtype) for j, a in zip(shaped, arrays, strict=True)]
 
 
 def all_to_all(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Array]:
@@ -48,7 +57,7 @@ def all_gather(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Arra
     """Stacks every worker's arrays on a new leading dimension, replicated."""
     if axis_name is None:
         return [a[None] for a in arrays]
-    return _as_words(arrays, 0, lambda buffer: _compat.all_gather(buffer, axis_name))
+    return _as_words(arrays, 0, lambda buffer: gathering.all_gather(buffer, axis_name))
 
 
 def psum(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Array]:
@@ -75,7 +84,7 @@ def reduce_scatter(arrays: Sequence[Array], axis_name: AxisName) -> list[Array]:
     """Adds every worker's arrays ``[N, ...]``, of which worker j gets slice j of the sum."""
 
     def cross(buffer: Array) -> Array:
-        return lax.psum_scatter(_compat.varying(buffer, axis_name), axis_name, scatter_dimension=0)
+        return scattering.reduce_scatter(buffer, axis_name)
 
     # The leading dimension is gone afterwards: one that is kept would be of one entry.
     return [a[0] for a in _fuse(arrays, 1, lambda buffer: cross(buffer)[None])]

@@ -1,15 +1,16 @@
 """How payloads cross an axis: which ways there are, and which one ``auto`` takes."""
 
 import dataclasses
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from gradcomp_jax import _checks
+from gradcomp_jax._typing import PyTree
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.compressors.dense import Dense
 from gradcomp_jax.memory import Memory
 from gradcomp_jax.memory.momentum import MomentumCorrection
 
-Kind = Literal["auto", "gather", "two_phase", "sum", "doubling"]
+Kind = Literal["auto", "gather", "two_phase", "sum", "doubling", "reduce_scatter"]
 Remainder = Literal["put_back", "server", "drop"]
 
 
@@ -17,22 +18,25 @@ Remainder = Literal["put_back", "server", "drop"]
 class Route:
     """A way across an axis of N workers.
 
-    Build one with :func:`gather`, :func:`two_phase`, :func:`add`, :func:`doubling` or :func:`auto`.
+    Build one with :func:`gather`, :func:`two_phase`, :func:`add`, :func:`doubling`, :func:`reduce_scatter` or :func:`auto`.
 
     Attributes:
         kind: ``gather``: everybody gets every payload; (N-1) payloads are sent. ``two_phase``: payload rows go to
             their owners, who reduce them, encode the mean and give it to everybody; 2(N-1)/N payloads whatever N
             is. ``sum``: an all-reduce of payloads that add up. ``doubling``: recursive doubling, payloads until the dense
-            sum is smaller. ``auto``: decided by bytes once N is known.
+            sum is smaller. ``reduce_scatter``: the first of two phases, each worker keeps the mean of what it owns.
+            ``auto``: decided by bytes once N is known.
         remainder: what becomes of what a two-phase exchange's second encoding loses. ``put_back``: workers take
             their own entries that the owner did not keep as not sent, and the owner keeps the rounding. ``server``:
             the owner adds it to its next mean. ``drop``: nothing; for codes without a memory.
         second_encoding: whether ``auto`` may choose a two-phase exchange whose second encoding loses something.
+        param_specs: of ``reduce_scatter``: where the parameters lie.
     """
 
     kind: Kind
     remainder: Remainder | None = None
     second_encoding: bool = False
+    param_specs: Any = dataclasses.field(default=None, hash=False)
 
 
 def gather() -> Route:
@@ -66,6 +70,22 @@ def doubling() -> Route:
     return Route("doubling")
 
 
+def reduce_scatter(param_specs: PyTree) -> Route:
+    """Each worker gets the mean of its own shard of every sharded parameter, and of no other: for FSDP and ZeRO.
+
+    Payloads go to their owners and no mean goes back: (N-1)/N payloads are sent, and nothing is encoded twice. A tensor
+    whose spec lays a dimension along the axis of the workers is cut along it, whole gradients in, shards of the update
+    out; memories are of whole gradients, because each worker has one. Tensors that no spec divides take ``auto``.
+
+    Args:
+        param_specs: the parameters' ``jax.sharding.PartitionSpec``, a tree or a prefix of it.
+
+    References:
+        Rajbhandari et al., 2020, https://arxiv.org/abs/1910.02054, section 5.2 (ZeRO stage 2: partitioned gradients).
+    """
+    return Route("reduce_scatter", param_specs=param_specs)
+
+
 def auto(*, second_encoding: bool = False) -> Route:
     """The cheapest route by bytes; ``second_encoding`` admits one that encodes the mean once more with a loss."""
     return Route("auto", None, second_encoding)
@@ -75,7 +95,7 @@ def as_route(route: Route | str, *, second_encoding: bool = False) -> Route:
     """A route from its name, or as it is."""
     if isinstance(route, Route):
         return route
-    _checks.one_of("route", route, get_args(Kind))
+    _checks.one_of("route", route, [kind for kind in get_args(Kind) if kind != "reduce_scatter"])
     return Route(route, None, second_encoding)  # type: ignore[arg-type]
 
 
@@ -124,17 +144,20 @@ def keeps_server_residual(route: Route, compressor: Compressor, memory: Memory) 
 def sent_bytes(kind: Kind, compressor: Compressor, rows: int, workers: int) -> int:
     """Bytes that one of ``workers`` sends for ``rows`` rows, padding to the number of workers left out."""
     up = compressor.payload_bytes(1) * rows
+    if kind == "reduce_scatter":
+        return (workers - 1) * up // workers
     if kind == "gather":
         return (workers - 1) * up
     if kind == "doubling":
-        return sum(min(have * up, dense_bytes(compressor, rows)) for have in rounds(workers))
+        dense = rows * compressor.block * 4
+        return sum(dense if dense_is_less(compressor, have) else have * up for have in rounds(workers))
     back = up if kind == "sum" else compressor.back(workers).payload_bytes(1) * rows
     return (workers - 1) * (up + back) // workers
 
 
-def dense_bytes(compressor: Compressor, rows: int) -> int:
-    """Bytes of rows in float32."""
-    return rows * compressor.block * 4
+def dense_is_less(compressor: Compressor, payloads: int) -> bool:
+    """Whether a row's float32 sum is no more bytes than so many workers' payloads of it."""
+    return payloads * compressor.payload_bytes(1) >= compressor.block * 4
 
 
 def rounds(workers: int) -> list[int]:

@@ -11,7 +11,7 @@ _PACKAGES = ("gradcomp-jax", "jax", "jaxlib", "optax", "flax", "numpy")
 
 
 def machine() -> dict[str, str | int]:
-    """Returns the processor, cores, memory (GiB), system and accelerator of this machine."""
+    """Returns the processor, cores, memory (GiB), system and accelerator of this machine, and how many processes ran."""
     devices = jax.devices()
     return {
         "processor": _processor(),
@@ -20,6 +20,7 @@ def machine() -> dict[str, str | int]:
         "system": f"{platform.system()} {platform.machine()}",
         "platform": devices[0].platform,
         "device_kind": devices[0].device_kind,
+        "processes": jax.process_count(),
     }
 
 

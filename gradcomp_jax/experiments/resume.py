@@ -7,11 +7,17 @@ import pathlib
 import shutil
 from typing import Any
 
+import jax
+
 from gradcomp_jax.experiments.errors import SettingError
 from gradcomp_jax.experiments.run import Listener, Past, RunResult, Trainer
+from gradcomp_jax.experiments.shared_folder import check_shared
 from gradcomp_jax.training import restore_checkpoint, save_checkpoint
+from gradcomp_jax.training.checkpoint import DamagedCheckpointError
 
 _RECORD = "run.json"
+_KEPT = 2
+"""Epochs whose states stay in the folder: should the newest be damaged, there is one to go back to."""
 
 
 def train_with_checkpoints(
@@ -24,7 +30,9 @@ def train_with_checkpoints(
     """Trains, saves after every epoch, and starts from the last epoch saved if there is one.
 
     The result is that of a run which was never broken off, bit for bit. Where the number of workers has changed and the
-    batch has not, the run goes on with its per-device state handed to the new workers.
+    batch has not, the run goes on with its per-device state handed to the new workers. The states of the last two epochs
+    are kept; delete the newest (``epoch-N``) and the run goes on from the one before. With several processes all of them
+    call this, with a folder that all of them see; how many there were before does not matter.
 
     Args:
       trainer: the compiled method.
@@ -33,10 +41,12 @@ def train_with_checkpoints(
       listener: hears of every step and epoch.
 
     Raises:
-      SettingError: if ``folder`` holds another run, or one that has had all its epochs.
+      SettingError: if ``folder`` holds another run, or one that has had all its epochs, or a state that is damaged, or
+        if a process does not see it.
     """
     what = _describe(trainer, seed)
     saver = _Saver(what, folder, listener or Listener())
+    check_shared(folder)
     return trainer.run(seed, listener=saver, past=_restore(trainer, seed, what, folder))
 
 
@@ -55,25 +65,26 @@ class _Saver(Listener):
         self._listener.stepped(method, seed, step, loss)
 
     def finished_epoch(self, method: str, seed: int, epoch: int, past: Past) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        state = self._folder / f"epoch-{epoch}"
-        if state.exists():
-            # Left behind by a run that was stopped between the two lines below.
-            shutil.rmtree(state)
-        save_checkpoint(state, past.state)
-        record = {**self._what, "epoch": epoch, "loss": past.loss, "accuracy": past.accuracy}
-        # The record names the state and is replaced in one go: a run that is stopped here, at any
-        # moment, leaves a record whose state is complete.
-        draft = self._folder / f"{_RECORD}.draft"
-        draft.write_text(json.dumps(record))
-        os.replace(draft, self._folder / _RECORD)
-        for old in self._folder.glob("epoch-*"):
-            if old != state:
-                shutil.rmtree(old)
+        # A state of this name was left behind by a run that was stopped between the two calls below.
+        save_checkpoint(self._folder / f"epoch-{epoch}", past.state, overwrite=True)
+        if jax.process_index() == 0:
+            self._record(epoch, past)
         self._listener.finished_epoch(method, seed, epoch, past)
 
     def finished(self, result: RunResult) -> None:
         self._listener.finished(result)
+
+    def _record(self, epoch: int, past: Past) -> None:
+        record = {**self._what, "epoch": epoch, "loss": past.loss, "accuracy": past.accuracy}
+        # The record names the state, which all processes have written, and is replaced in one go: a run that is
+        # stopped here, at any moment, leaves a record whose state is complete.
+        draft = self._folder / f"{_RECORD}.draft"
+        draft.write_text(json.dumps(record))
+        os.replace(draft, self._folder / _RECORD)
+        kept = {f"epoch-{number}" for number in range(epoch - _KEPT + 1, epoch + 1)}
+        for old in self._folder.glob("epoch-*"):
+            if old.name not in kept:
+                shutil.rmtree(old)
 
 
 def _restore(trainer: Trainer, seed: int, what: dict[str, Any], folder: pathlib.Path) -> Past | None:
@@ -82,7 +93,7 @@ def _restore(trainer: Trainer, seed: int, what: dict[str, Any], folder: pathlib.
         return None
     try:
         record = json.loads(path.read_text())
-        epoch, loss, accuracy = record["epoch"], record["loss"], record["accuracy"]
+        last, loss, accuracy = record["epoch"], record["loss"], record["accuracy"]
     except (ValueError, KeyError, TypeError) as error:
         raise SettingError(f"{path} is not the record of a run: use another folder") from error
     for name, value in what.items():
@@ -91,9 +102,21 @@ def _restore(trainer: Trainer, seed: int, what: dict[str, Any], folder: pathlib.
                 f"{folder} holds a run with {name} {record.get(name)}, not {value}: "
                 "use the same value or another folder"
             )
-    like = trainer.initial_state(seed)
-    state = restore_checkpoint(path.parent / f"epoch-{epoch}", like)
-    return Past(state, tuple(loss), tuple(accuracy))
+    saved = [epoch for epoch in range(last, 0, -1) if (path.parent / f"epoch-{epoch}").is_dir()]
+    if not saved:
+        raise SettingError(
+            f"{path} says epoch {last}, and no state of it or an earlier one is there: use another folder"
+        )
+    epoch, *earlier = saved
+    try:
+        state = restore_checkpoint(path.parent / f"epoch-{epoch}", trainer.initial_state(seed))
+    except DamagedCheckpointError as error:
+        whole = str(error).rpartition(": ")[0]
+        remedy = f"delete it to go on from epoch {earlier[0]}" if earlier else "start anew in another folder"
+        raise SettingError(f"{whole}: {remedy}") from error
+    except (ValueError, FileNotFoundError) as error:
+        raise SettingError(f"{folder} cannot be gone on with: {error}") from error
+    return Past(state, tuple(loss[: epoch * trainer.steps_per_epoch]), tuple(accuracy[:epoch]))
 
 
 def _describe(trainer: Trainer, seed: int) -> dict[str, Any]:

@@ -113,7 +113,11 @@ class Listener:
 
 
 class Trainer:
-    """A method on a task, compiled once and run for any number of seeds."""
+    """A method on a task, compiled once and run for any number of seeds.
+
+    The devices may belong to several processes of ``jax.distributed``. Every process then makes the same calls in the
+    same order, places the examples of its own devices, and evaluates its own copy of the parameters.
+    """
 
     def __init__(
         self,
@@ -222,8 +226,8 @@ class Trainer:
 
     def test_accuracy(self, params: models.Params) -> float:
         """Returns the share of the test set that ``params`` get right."""
-        # The replicas are equal: one of them, on one device, is enough.
-        local = jax.device_put(params, self.mesh.devices.flat[0])
+        # The replicas are equal: one of them, on a device of this process, is enough.
+        local = jax.tree.map(lambda leaf: leaf.addressable_data(0), params)
         correct = self._evaluate(local, self.dataset.test_x, self.dataset.test_y)
         return int(correct) / len(self.dataset.test_y)
 
@@ -236,8 +240,14 @@ class Trainer:
         return jnp.sum(predicted.astype(labels.dtype) == labels)
 
     def _place(self, examples: np.ndarray) -> tuple[jax.Array, jax.Array]:
-        batch = (self.dataset.train_x[examples], self.dataset.train_y[examples])
-        return jax.device_put(batch, self._batch_sharding)
+        def split(values: np.ndarray) -> jax.Array:
+            # Asked for each device of this process: it gathers their examples and no others'.
+            def part(index: Any) -> np.ndarray:
+                return values[examples[index[0]]]
+
+            return jax.make_array_from_callback((len(examples), *values.shape[1:]), self._batch_sharding, part)
+
+        return split(self.dataset.train_x), split(self.dataset.train_y)
 
     def _count_bytes(self) -> Wire:
         """Reads the bytes of every stage of the warm-up, and of the stage after it."""
@@ -289,12 +299,17 @@ def train(
 
 
 def data_mesh(workers: int, axis_name: str) -> Mesh:
-    """Returns a mesh with one axis over the first ``workers`` devices.
+    """Returns a mesh with one axis over the first ``workers`` devices, of all processes.
 
     Raises:
-      SettingError: if there are fewer devices.
+      SettingError: if there are fewer devices, or if a process would have none of them.
     """
     devices = jax.devices()
+    if jax.process_count() > 1 and workers != len(devices):
+        raise SettingError(
+            f"{workers} workers do not use the {len(devices)} devices of {jax.process_count()} processes: leave the "
+            "number of workers out, and every device is one"
+        )
     if workers > len(devices):
         raise SettingError(
             f"{workers} workers need {workers} devices and {devices[0].platform} has "

@@ -1,6 +1,8 @@
 """Pure functions on one array: packing, rounding, selection, transforms. No axes, trees or optax."""
 
 from gradcomp_jax.kernels.casting import from_words as from_words
+from gradcomp_jax.kernels.casting import join_words as join_words
+from gradcomp_jax.kernels.casting import split_words as split_words
 from gradcomp_jax.kernels.casting import to_words as to_words
 from gradcomp_jax.kernels.codebook import decode_normal as decode_normal
 from gradcomp_jax.kernels.codebook import encode_normal as encode_normal

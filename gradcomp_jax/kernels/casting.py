@@ -4,6 +4,8 @@ Some backends widen bfloat16 or int8 inside a collective, which doubles the byte
 and crosses untouched.
 """
 
+import functools
+
 import jax.numpy as jnp
 from jax import lax
 
@@ -22,3 +24,25 @@ def to_words(x: Array) -> Array:
 def from_words(words: Array, dtype: jnp.dtype) -> Array:
     """Inverse of :func:`to_words`."""
     return words if words.dtype == dtype else lax.bitcast_convert_type(words, dtype)
+
+
+def split_words(words: Array, itemsize: int) -> Array:
+    """Words ``[..., n]`` as ``[..., k * n]`` narrower ones of ``itemsize`` bytes: the low parts of all, then the next.
+
+    A plane after the other, because a last dimension of k is padded to a whole row of lanes on TPU.
+    """
+    if words.dtype.itemsize == itemsize:
+        return words
+    narrow, parts = _UNSIGNED[itemsize], words.dtype.itemsize // itemsize
+    planes = [(words >> jnp.asarray(8 * itemsize * i, words.dtype)).astype(narrow) for i in range(parts)]
+    return jnp.concatenate(planes, axis=-1)
+
+
+def join_words(planes: Array, dtype: jnp.dtype) -> Array:
+    """Inverse of :func:`split_words`, to words of ``dtype``."""
+    if planes.dtype == dtype:
+        return planes
+    parts = jnp.dtype(dtype).itemsize // planes.dtype.itemsize
+    bits = 8 * planes.dtype.itemsize
+    each = [p.astype(dtype) << jnp.asarray(bits * i, dtype) for i, p in enumerate(jnp.split(planes, parts, axis=-1))]
+    return functools.reduce(jnp.bitwise_or, each)

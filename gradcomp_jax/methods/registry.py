@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from gradcomp_jax import _checks
+from gradcomp_jax import _checks, _mapped
 from gradcomp_jax.audit import wire_bytes
 from gradcomp_jax.methods.block_quantized import block_quantized
 from gradcomp_jax.methods.demo import demo
@@ -31,7 +31,6 @@ from gradcomp_jax.methods.sparcml import sparcml
 from gradcomp_jax.methods.stochastic_rounding import stochastic_rounding
 from gradcomp_jax.methods.terngrad import terngrad
 from gradcomp_jax.methods.topk_sgd import topk_sgd
-from gradcomp_jax.per_device import PerDevice
 
 Kept = Literal["nothing", "residual", "momentum", "estimate"]
 Update = Literal["mean", "sign", "direction"]
@@ -169,7 +168,7 @@ def _row(name: str, workers: int, shape: tuple[int, int]) -> Row:
         up=8 * (up + summed) / size,
         down=8 * (down + summed) / size,
         sent=8 * report.sent / size,
-        state=_state_bytes(tx, one, workers, mesh) / size,
+        state=_state_bytes(tx, one, mesh) / size,
         biased=method.biased,
         momentum=method.momentum,
         routes=method.routes,
@@ -177,22 +176,9 @@ def _row(name: str, workers: int, shape: tuple[int, int]) -> Row:
     )
 
 
-def _state_bytes(tx: optax.GradientTransformationExtraArgs, one: Any, workers: int, mesh: AbstractMesh) -> int:
-    def start(params: jax.Array) -> Any:
-        return jax.tree.map(lambda a: a.value if isinstance(a, PerDevice) else a, tx.init(params), is_leaf=_is_marked)
-
-    shapes: list[Any] = []
-
-    def local(params: jax.Array) -> jax.Array:
-        shapes.extend(jax.tree.leaves(start(params)))
-        return jnp.zeros(())
-
-    jax.eval_shape(jax.shard_map(local, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec()), one)
-    return sum(a.size * a.dtype.itemsize for a in shapes)
-
-
-def _is_marked(node: object) -> bool:
-    return isinstance(node, PerDevice)
+def _state_bytes(tx: optax.GradientTransformationExtraArgs, one: Any, mesh: AbstractMesh) -> int:
+    shapes = _mapped.local_shapes(tx.init, one, in_specs=PartitionSpec(), mesh=mesh)
+    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shapes))
 
 
 def header(workers: int) -> tuple[str, ...]:

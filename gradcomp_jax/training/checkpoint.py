@@ -1,6 +1,9 @@
 """Checkpoints through Orbax: bit for bit, residuals included, onto any number of workers."""
 
+import contextlib
 import os
+import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -8,11 +11,21 @@ import numpy as np
 
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.per_device import is_per_device
+from gradcomp_jax.training.digests import damaged_files, write_digests
 from gradcomp_jax.training.resize import resize_workers
+
+
+class DamagedCheckpointError(ValueError):
+    """A checkpoint whose files cannot be read, or not all of them."""
 
 
 def save_checkpoint(directory: str | os.PathLike[str], state: PyTree, *, overwrite: bool = False) -> None:
     """Writes a state (any tree of arrays) to a new directory, and waits until it is on disk.
+
+    The directory appears under its name when everything is in it: a process that is killed while it saves leaves earlier
+    checkpoints as they are. With several processes of ``jax.distributed`` all of them call this with one directory that
+    all of them see; each writes what its devices hold. The first process then reads the files once and writes their
+    SHA-256 digests beside them, for :func:`restore_checkpoint` to compare.
 
     Args:
         directory: must not exist yet unless ``overwrite``.
@@ -22,45 +35,75 @@ def save_checkpoint(directory: str | os.PathLike[str], state: PyTree, *, overwri
     import orbax.checkpoint as ocp
 
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(os.path.abspath(directory), state, force=overwrite)
+        checkpointer.save(path := os.path.abspath(directory), state, force=overwrite)
+    write_digests(pathlib.Path(path))
 
 
 def restore_checkpoint(directory: str | os.PathLike[str], like: PyTree) -> PyTree:
     """Reads a state into the structure, dtypes and shardings of ``like``.
 
-    A checkpoint of another number of workers is resized as :func:`resize_workers` says.
+    A checkpoint of another number of workers is resized as :func:`resize_workers` says. How many processes wrote it does
+    not matter. With several processes all of them call this, and all of them see the directory.
 
     Args:
         directory: what :func:`save_checkpoint` wrote.
         like: a state of the same model and optimizer on the present mesh, usually from ``init_state``; its values are
-            not
-            used.
+            not used.
 
     Raises:
         FileNotFoundError: if there is no checkpoint.
         ValueError: if the checkpoint belongs to another model or optimizer.
+        DamagedCheckpointError: (a ``ValueError``) if files of the checkpoint are missing or damaged.
     """
     import orbax.checkpoint as ocp
 
     path = os.path.abspath(directory)
     if not os.path.isdir(path):
         raise FileNotFoundError(f"there is no checkpoint at {path}; save one with gradcomp_jax.save_checkpoint")
+    if damaged := damaged_files(pathlib.Path(path)):
+        raise _damaged(path, f"{damaged} of its files differ from what was saved")
     with ocp.StandardCheckpointer() as checkpointer:
-        saved = _saved_shapes(checkpointer, path, like)
+        with _damage(path):
+            metadata = _metadata(checkpointer, path)
+        saved = _saved_shapes(metadata, path, like)
         old, new = _workers(saved), _workers(like)
         if old is None or new is None or old == new:
             _same_shapes(saved, like)
-            return checkpointer.restore(path, jax.tree.map(ocp.utils.to_shape_dtype_struct, like))
-        # Onto the host first: the saved shapes do not fit the present mesh.
-        host = checkpointer.restore(path, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), saved))
+            with _damage(path):
+                return checkpointer.restore(path, jax.tree.map(ocp.utils.to_shape_dtype_struct, like))
+        # Onto the host first, in every process: the saved shapes do not fit the present mesh.
+        with _damage(path):
+            host = checkpointer.restore(path, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), saved))
     resized = resize_workers(host, old=old, new=new)
     _same_shapes(resized, like)
-    return jax.tree.map(lambda value, target: jax.device_put(value, target.sharding), resized, like)
+    return jax.tree.map(_placed, resized, like)
 
 
-def _saved_shapes(checkpointer: Any, path: str, like: PyTree) -> PyTree:
+@contextlib.contextmanager
+def _damage(path: str) -> Iterator[None]:
+    """Says of anything that goes wrong while files are read which checkpoint it was, and what to do."""
+    try:
+        yield
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0][:200]
+        raise _damaged(path, f"{type(error).__name__}: {reason}") from error
+
+
+def _damaged(path: str, reason: str) -> DamagedCheckpointError:
+    return DamagedCheckpointError(
+        f"the checkpoint at {path} is damaged ({reason}): go back to an earlier checkpoint, or start anew in another folder"
+    )
+
+
+def _placed(value: np.ndarray, target: jax.Array) -> jax.Array:
+    """Every process gives its devices their parts of a value that all processes have."""
+    value = np.asarray(value)
+    return jax.make_array_from_callback(value.shape, target.sharding, lambda index: value[index])
+
+
+def _saved_shapes(metadata: PyTree, path: str, like: PyTree) -> PyTree:
     """What the checkpoint holds, in the structure of ``like``."""
-    found = {_plain(p): leaf for p, leaf in jax.tree_util.tree_leaves_with_path(_metadata(checkpointer, path))}
+    found = {_plain(p): leaf for p, leaf in jax.tree_util.tree_leaves_with_path(metadata)}
     wanted = [_plain(p) for p, _ in jax.tree_util.tree_leaves_with_path(like)]
     missing, surplus = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
     if missing or surplus:
@@ -77,7 +120,10 @@ def _saved_shapes(checkpointer: Any, path: str, like: PyTree) -> PyTree:
 def _metadata(checkpointer: Any, path: str) -> PyTree:
     metadata = checkpointer.metadata(path)
     tree = getattr(metadata, "item_metadata", metadata)
-    return getattr(tree, "tree", tree)
+    tree = getattr(tree, "tree", tree)
+    if tree is None:
+        raise ValueError("the list of its arrays cannot be read")
+    return tree
 
 
 def _plain(path: tuple) -> str:
@@ -94,7 +140,7 @@ def _workers(state: PyTree) -> int | None:
     sizes = [leaf.value.shape[0] for leaf in marked]
 
     def fits(workers: int) -> bool:
-        each = (-(-leaf.rows // workers) if leaf.kind == "share" else leaf.rows for leaf in marked)
+        each = (leaf.held(workers) for leaf in marked)
         many = (workers * leaf.shares * rows for leaf, rows in zip(marked, each, strict=True))
         return all(size == rows for size, rows in zip(sizes, many, strict=True))
 

@@ -1,7 +1,7 @@
 """A change of the number of workers, with nothing lost."""
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -38,7 +38,10 @@ def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
         if not is_per_device(leaf) or old == new:
             return leaf
         change = {"worker": _worker, "share": _share, "replica": _replica}[leaf.kind]
-        return dataclasses.replace(leaf, value=change(leaf, np.asarray(leaf.value), old, new))
+        value = np.asarray(leaf.value)
+        if leaf.entries:
+            return _owned(leaf, value, old, new)
+        return dataclasses.replace(leaf, value=cast(Any, change(leaf, value, old, new)))
 
     return jax.tree.map(resize, state, is_leaf=is_per_device)
 
@@ -70,6 +73,18 @@ def _worker(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> np.ndarra
     result = np.tile(rounded[None], (new,) + (1,) * rounded.ndim)
     result[0] += ((mean - rounded) * new).astype(value.dtype)
     return _flat(result)
+
+
+def _owned(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> PerDevice:
+    """Rows that are cut by owner: put together to whole tensors, resized as those, and cut for the new owners."""
+    block, rows = value.shape[-1], leaf.held(new)
+    shards = _each(leaf, value, old, leaf.held(old)).reshape(old * leaf.shares, old, -1)
+    tensors = shards[..., : leaf.entries // old].reshape(-1, 1)
+    whole = dataclasses.replace(leaf, rows=leaf.entries, entries=0)
+    resized = _worker(whole, tensors, old, new).reshape(new * leaf.shares, new, -1)
+    padded = np.zeros((new * leaf.shares, new, rows // new * block), value.dtype)
+    padded[..., : resized.shape[-1]] = resized
+    return dataclasses.replace(leaf, value=cast(Any, padded.reshape(-1, block)), rows=rows)
 
 
 def _replica(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> np.ndarray:

@@ -1,15 +1,15 @@
 """The train state: where each part of it lives on a mesh."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from gradcomp_jax import _checks
+from gradcomp_jax import _checks, _mapped, _specs, per_device
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.per_device import PerDevice, is_per_device
 
@@ -22,23 +22,39 @@ class TrainState(NamedTuple):
     opt_state: PyTree
 
 
-def state_specs(state: PyTree, *, axis_name: AxisName) -> PyTree:
+def state_specs(state: PyTree, *, axis_name: AxisName, param_specs: PyTree | None = None) -> PyTree:
     """The partition spec of every leaf: ``P(axis_name)`` for per-device state, ``P()`` for all else.
 
     Args:
-        state: any tree of arrays or ``ShapeDtypeStruct``, such as an optax state or a :class:`TrainState`.
+        state: any tree with :class:`PerDevice` nodes in it, of arrays or shapes.
         axis_name: the axis of the workers.
+        param_specs: the parameters' specs, a tree or a prefix of it; ``state`` is then a :class:`TrainState`, in which
+            whatever has a parameter's shape and ends with its path (Adam's moments, for instance) lies as it does.
 
     Returns:
         A tree of the same structure, for ``in_specs`` and ``out_specs`` of ``jax.shard_map``.
     """
+    specs = per_device.state_specs(state, axis_name=axis_name)
+    if param_specs is None:
+        return specs
+    by_path = {
+        path: (leaf.shape, spec)
+        for (path, leaf), spec in zip(
+            jax.tree_util.tree_leaves_with_path(state.params), _specs.by_leaf(param_specs, state.params), strict=True
+        )
+    }
 
-    def spec(leaf: Any) -> Any:
+    def mirror(path: tuple, leaf: Any, spec: Any) -> Any:
         if is_per_device(leaf):
-            return dataclasses.replace(leaf, value=PartitionSpec(axis_name))
-        return PartitionSpec()
+            return spec
+        for start in range(len(path)):
+            shape, found = by_path.get(path[start:], (None, None))
+            if shape == leaf.shape:
+                return found
+        return spec
 
-    return jax.tree.map(spec, state, is_leaf=is_per_device)
+    moments = jax.tree_util.tree_map_with_path(mirror, state.opt_state, specs.opt_state, is_leaf=is_per_device)
+    return specs._replace(params=_specs.like(param_specs, state.params), opt_state=moments)
 
 
 def state_axes(state: PyTree) -> PyTree:
@@ -50,57 +66,81 @@ def state_axes(state: PyTree) -> PyTree:
     return jax.tree.map(axis, state, is_leaf=is_per_device)
 
 
-def state_shardings(state: PyTree, mesh: Mesh, *, axis_name: AxisName) -> PyTree:
+def state_shardings(state: PyTree, mesh: Mesh, *, axis_name: AxisName, param_specs: PyTree | None = None) -> PyTree:
     """:func:`state_specs` as shardings on a mesh."""
     return jax.tree.map(
         lambda s: NamedSharding(mesh, s),
-        state_specs(state, axis_name=axis_name),
+        state_specs(state, axis_name=axis_name, param_specs=param_specs),
         is_leaf=lambda x: isinstance(x, PartitionSpec),
     )
 
 
 def init_state(
-    params: PyTree, tx: optax.GradientTransformation, mesh: Mesh, *, axis_name: AxisName = "data"
+    params: PyTree,
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    axis_name: AxisName = "data",
+    param_specs: PyTree | None = None,
 ) -> TrainState:
-    """A fresh train state on a mesh: parameters replicated, per-device state split along the axis.
+    """A fresh train state on a mesh: parameters where their specs say, per-device state split along the axis.
 
     Args:
-        params: any tree of arrays: plain, ``flax.linen`` variables or ``flax.nnx`` state.
+        params: any tree of arrays: plain, ``flax.linen`` variables or ``flax.nnx`` state; whole, also where they are to be
+            sharded.
         tx: an optax transformation, with or without an exchange in it.
-        mesh: with the axis among its names, of Auto or Explicit axis type.
+        mesh: with the axis among its names, of Auto or Explicit axis type. Further axes are left to the compiler.
         axis_name: the axis of the workers.
+        param_specs: the parameters' ``PartitionSpec`` on the mesh, a tree or a prefix of it; replicated by default.
 
     Raises:
         ValueError: if the mesh has no such axis.
     """
     check_axis(mesh, axis_name)
+    places = _specs.by_leaf(param_specs, params)
     # A copy: the train step donates its state, and must not take the caller's parameters with it.
-    params = jax.tree.map(jnp.array, params)
-    params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+    leaves = [
+        jax.device_put(jnp.array(p), NamedSharding(mesh, s))
+        for p, s in zip(jax.tree.leaves(params), places, strict=True)
+    ]
+    params = jax.tree.unflatten(jax.tree.structure(params), leaves)
 
     def start(params: PyTree) -> TrainState:
         return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
 
-    specs = state_specs(_inside(start, params, mesh), axis_name=axis_name)
+    names = _specs.names_of(axis_name)
+    mapping: dict[str, Any] = {"mesh": mesh, "axis_names": set(names)}
+    in_specs = manual_specs(param_specs, params, axis_name)
+    shapes = _mapped.local_shapes(start, params, in_specs=(in_specs,), **mapping)
+    specs = state_specs(shapes, axis_name=axis_name, param_specs=in_specs)
+    mapped = jax.shard_map(start, in_specs=(in_specs,), out_specs=specs, **mapping)
+
+    def place(params: PyTree) -> TrainState:
+        state = mapped(params)
+        if param_specs is None or AxisType.Explicit in mesh.axis_types:
+            return state
+        # Zeros have no sharding of their own: moments would lie whole on every device until the first step.
+        places = state_shardings(state, mesh, axis_name=axis_name, param_specs=param_specs)
+        return jax.tree.map(_constrain, state, places, is_leaf=is_per_device)
+
     # Through the same shard_map as a train step's state, so that the first step and the second are one program.
-    return jax.jit(jax.shard_map(start, mesh=mesh, in_specs=PartitionSpec(), out_specs=specs))(params)
+    return jax.jit(place)(params)
 
 
-def _inside(start: Callable[[PyTree], PyTree], params: PyTree, mesh: Mesh) -> PyTree:
-    """Shapes of what ``start`` returns on one device of the mesh, where marks may depend on the size of an axis."""
-    found: list[PyTree] = []
+def _constrain(leaf: Any, place: Any) -> Any:
+    """An array where it belongs; per-device state is where ``shard_map`` has put it."""
+    return leaf if is_per_device(leaf) else lax.with_sharding_constraint(leaf, place)
 
-    def probe(params: PyTree) -> Array:
-        found.append(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), start(params)))
-        return jnp.zeros(())
 
-    jax.eval_shape(jax.shard_map(probe, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec()), params)
-    return found[0]
+def manual_specs(param_specs: PyTree | None, params: PyTree, axis_name: AxisName) -> PyTree:
+    """The parameters' specs as far as they are the mapped axes', for ``in_specs`` of a ``shard_map`` over those alone."""
+    names = _specs.names_of(axis_name)
+    return jax.tree.map(lambda s: _specs.only(s, names), _specs.like(param_specs, params))
 
 
 def check_axis(mesh: Mesh, axis_name: AxisName) -> None:
     """Refuses an axis that the mesh does not have."""
-    for name in axis_name if isinstance(axis_name, tuple) else (axis_name,):
+    for name in _specs.names_of(axis_name):
         _checks.one_of("axis_name", name, mesh.axis_names)
 
 

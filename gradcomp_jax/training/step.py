@@ -9,9 +9,12 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
+from gradcomp_jax import _compat, _specs
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.training.gradients import local_value_and_grad
-from gradcomp_jax.training.state import TrainState, check_axis, state_specs
+from gradcomp_jax.training.state import TrainState, check_axis, manual_specs, state_specs
+from gradcomp_jax.transforms.bucketed import FORWARD_ORDER
+from gradcomp_jax.transforms.forward_order import forward_order
 
 
 def make_train_step(
@@ -23,6 +26,8 @@ def make_train_step(
     has_aux: bool = False,
     donate: bool = True,
     check_vma: bool = True,
+    param_specs: PyTree | None = None,
+    mean_metrics: bool = True,
 ) -> jax.stages.Wrapped:
     """Compiles ``step(state, batch) -> (state, metrics)``: local gradients, exchange, update.
 
@@ -35,6 +40,13 @@ def make_train_step(
         has_aux: ``aux`` (scalars) is averaged over the workers into ``metrics["aux"]``.
         donate: the new state takes the old one's memory; the old one must not be used again.
         check_vma: as for ``jax.shard_map``.
+        param_specs: the specs of :func:`init_state`. Parameters that lie along the axis of the workers (FSDP) are gathered for
+            the loss, and ``tx`` is given their whole gradients and returns updates of the shards
+            (:func:`gradcomp_jax.hierarchical`, :func:`gradcomp_jax.collectives.reduce_scatter`). Axes of the mesh that
+            are not ``axis_name`` are left to the compiler; with parameters along one of them see
+            :func:`gradcomp_jax.model_parallel`.
+        mean_metrics: whether ``metrics`` are means over the workers, which costs an all-reduce of a few bytes: on links of long
+            latency as much as the exchange. Otherwise they are the workers' own, ``[N]``, split along the axis.
 
     Returns:
         A jitted function. ``batch`` is a tree whose leaves lead with the global batch, a multiple of the number of
@@ -45,26 +57,46 @@ def make_train_step(
         ValueError: if the mesh has no such axis.
     """
     check_axis(mesh, axis_name)
+    names = _specs.names_of(axis_name)
     value_and_grad = local_value_and_grad(loss, axis_name=axis_name, has_aux=has_aux)
     update_with_extra = optax.with_extra_args_support(tx).update
 
     def local(state: TrainState, batch: PyTree) -> tuple[TrainState, dict[str, Any]]:
-        value, gradient = value_and_grad(state.params, batch)
-        updates, opt_state = update_with_extra(gradient, state.opt_state, state.params)
+        params = _whole(state.params, param_specs, names)
+        value, gradient = value_and_grad(params, batch)
+        # Read only if the exchange asks for it: it costs another trace of the loss.
+        order = {FORWARD_ORDER: lambda: forward_order(loss, params, batch)}
+        updates, opt_state = update_with_extra(gradient, state.opt_state, state.params, **order)
         params = optax.apply_updates(state.params, updates)
         observed = {"loss": value[0], "aux": value[1]} if has_aux else {"loss": value}
-        metrics = lax.pmean(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), observed), axis_name)
+        metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), observed)
+        if mean_metrics:
+            metrics = lax.pmean(metrics, axis_name)
+        else:
+            metrics = jax.tree.map(lambda x: _compat.varying(x, axis_name)[None], metrics)
         return TrainState(state.step + 1, params, opt_state), metrics
 
     def step(state: TrainState, batch: PyTree) -> tuple[TrainState, dict[str, Any]]:
-        specs = state_specs(state, axis_name=axis_name)
+        specs = state_specs(state, axis_name=axis_name, param_specs=manual_specs(param_specs, state.params, axis_name))
         mapped = jax.shard_map(
             local,
             mesh=mesh,
+            axis_names=set(names),
             in_specs=(specs, PartitionSpec(axis_name)),
-            out_specs=(specs, PartitionSpec()),
+            out_specs=(specs, PartitionSpec() if mean_metrics else PartitionSpec(axis_name)),
             check_vma=check_vma,
         )
         return mapped(state, batch)
 
     return jax.jit(step, donate_argnums=(0,) if donate else ())
+
+
+def _whole(params: PyTree, param_specs: PyTree | None, names: tuple[Any, ...]) -> PyTree:
+    """Parameters of which every device has a shard, gathered; the others as they are."""
+    leaves, treedef = jax.tree.flatten(params)
+    for i, spec in enumerate(_specs.by_leaf(param_specs, params)):
+        for name in names:
+            dim = _specs.sharded_dim(spec, name)
+            if dim is not None:
+                leaves[i] = lax.all_gather(leaves[i], name, axis=dim, tiled=True)
+    return jax.tree.unflatten(treedef, leaves)

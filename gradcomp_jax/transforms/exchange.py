@@ -1,24 +1,26 @@
 """The exchange: per-device gradients in, the averaged update out, what was not sent in explicit state."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _checks, _compat, kernels
+from gradcomp_jax import _checks, _compat
 from gradcomp_jax import collectives as co
 from gradcomp_jax import memory as mem
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import routes
 from gradcomp_jax.compressors import Compressor, dense
 from gradcomp_jax.per_device import PerDevice
-from gradcomp_jax.transforms.passes import Streams, absorb, encode, parcel
+from gradcomp_jax.transforms.passes import Streams, absorb
 from gradcomp_jax.transforms.plan import Part, Piece, Planner, View, path_name
 from gradcomp_jax.transforms.policies import Policy, Select, Selected, gains
+from gradcomp_jax.transforms.sending import Sent, at, send
 
 INNER_AXIS = "inner_axis_name"
+BUCKETS = "gradcomp_buckets"
 
 
 class ExchangeState(NamedTuple):
@@ -66,14 +68,16 @@ def exchange(
 
     State: :class:`ExchangeState`; memories are float32 and per device. With a ``server`` remainder, initialise inside
     the axis (:func:`gradcomp_jax.init_state` does), because the owners' shares depend on the number of workers.
-    Wire: the payloads, one buffer for each word width, and one word for the common decision to skip.
+    Wire: the payloads, one buffer, and one word for the common decision to skip.
 
     Args:
         compressor: encodes the selected leaves, each by itself; or a policy that says which compressor for which leaf
             (:func:`gradcomp_jax.by_size`, :func:`gradcomp_jax.by_path`).
         axis_name: the axis to average over, or ``None`` for the local round trip of one worker.
         memory: what stays behind; ``residual()`` by default.
-        route: ``"auto"``, ``"gather"``, ``"two_phase"``, ``"sum"``, or a :class:`~gradcomp_jax.collectives.Route`.
+        route: ``"auto"``, ``"gather"``, ``"two_phase"``, ``"sum"``, ``"doubling"``, or a
+            :class:`~gradcomp_jax.collectives.Route`, such as :func:`~gradcomp_jax.collectives.reduce_scatter`, which returns
+            each worker's shard of the update.
         select: ``select(path, leaf) -> bool``, which leaves to compress. By default those with two or more dimensions
             for which the payload is smaller than the dense leaf. A policy selects by itself.
         view: how leaves are cut into the compressor's blocks: ``rows``, stretches of a leaf; ``columns``, a leaf's columns
@@ -92,9 +96,12 @@ def exchange(
     )
 
     def init(params: PyTree) -> ExchangeState:
-        workers = _compat.axis_size(axis_name) or 1
+        workers = _compat.axis_size(axis_name)
+        if workers is None and planner.route.kind == "reduce_scatter":
+            raise NameError(_unbound(axis_name))
+        workers = workers or 1
         memories, states, servers = [], [], []
-        for part, members in planner.plan(params).parts:
+        for part, members in planner.plan(planner.whole(params, axis_name, workers), axis_name, workers).parts:
             memories.append(tuple(_init_memory(part, p, axis_name) for p in members))
             states.append(tuple(part.compressor.init((p.size,)) for p in members))
             servers.append(_init_server(part, members, workers, axis_name))
@@ -107,33 +114,44 @@ def exchange(
         del params
         leaves, treedef = jax.tree.flatten(updates)
         workers = _bound_size(axis_name)
-        plan = planner.plan(updates)
+        plan = planner.plan(updates, axis_name, workers)
         inner = inner_axis(extra)
+        if inner is not None and planner.route.kind == "reduce_scatter":
+            raise ValueError(
+                "a reduce-scatter is for parameters that lie along the exchange's own axis; for those along the inner one give"
+                " gradcomp_jax.hierarchical their param_specs"
+            )
         refuse_reduced(updates, axis_name, plan.averaged)
         if not leaves:
             return updates, state._replace(step=state.step + 1)
         streams = Streams.of(key, state.step, axis_name, inner)
-        encoded = encode(plan.parts, leaves, state.memory, state.compressor, streams, axis_name)
-        parcels = [
-            parcel(e, server, streams, workers) for e, server in zip(encoded, state.server, strict=True) if e.members
-        ]
-        finite = [e.part.compressor.finite(p, s) for e in encoded for p, s in zip(e.payloads, e.locals, strict=True)]
-        finite += [kernels.all_finite(leaves[i]) for i in plan.averaged]
-        bad = ~jnp.stack(finite or [jnp.array(True)]).all()
+        numbers = plan.buckets(buckets_of(extra))
+        if len(numbers) > 1 and any(server != () for server in state.server):
+            raise ValueError(
+                "an owner's residual is of one buffer of rows: with buckets use remainder='put_back', or no server residual"
+            )
+        averaged = [leaves[i] for i in plan.averaged]
+        sent: list[Sent] = []
+        for chosen in numbers:
+            also, after = ([], sent[-1].arrived) if sent else (averaged, None)
+            bucket = send(
+                plan, chosen, leaves, state, streams, workers, axis_name, bucket=len(sent), also=also, after=after
+            )
+            sent.append(bucket)
+        ok = jnp.stack([s.ok for s in sent]).all()
         if inner is not None:
             # Each device has seen its part of the tensors alone, and all of a worker must skip together.
-            bad = jax.lax.pmax(bad.astype(jnp.int32), inner) > 0
-        deliveries, ok = co.cross(parcels, bad, axis_name=axis_name)
-        ok = _compat.invarying(ok, inner)
-        arrived = iter(deliveries)
-        memories, states, servers = [], [], []
-        for memory_of, state_of, server, e in zip(state.memory, state.compressor, state.server, encoded, strict=True):
-            done = absorb(e, next(arrived) if e.members else None, leaves, memory_of, state_of, server, ok)
-            memories.append(done.memory)
-            states.append(done.compressor)
-            servers.append(done.server)
-            for i, value in done.updates.items():
-                leaves[i] = value
+            ok = _compat.invarying(jax.lax.pmin(ok.astype(jnp.int32), inner) > 0, inner)
+        memory, compressor = [list(of) for of in state.memory], [list(of) for of in state.compressor]
+        servers = list(state.server)
+        for bucket in sent:
+            for n, e, js, delivery in bucket.arrivals():
+                done = absorb(e, delivery, leaves, at(memory[n], js), at(compressor[n], js), servers[n], ok)
+                for j, new_memory, new_state in zip(js, done.memory, done.compressor, strict=True):
+                    memory[n][j], compressor[n][j] = new_memory, new_state
+                servers[n] = done.server
+                for i, value in done.updates.items():
+                    leaves[i] = value
         for i, leaf in enumerate(leaves):
             if not leaf.size:
                 # Nothing crossed, but it too must be known to be equal on all workers.
@@ -141,7 +159,9 @@ def exchange(
         for i in plan.averaged:
             leaves[i] = jnp.where(ok, _compat.invarying(leaves[i], axis_name), jnp.zeros((), leaves[i].dtype))
         skipped = state.skipped + jnp.where(ok, 0, 1).astype(jnp.int32)
-        result = ExchangeState(state.step + 1, skipped, tuple(memories), tuple(states), tuple(servers))
+        result = ExchangeState(
+            state.step + 1, skipped, tuple(map(tuple, memory)), tuple(map(tuple, compressor)), tuple(servers)
+        )
         return jax.tree.unflatten(treedef, leaves), result
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -182,14 +202,43 @@ def inner_axis(extra: Mapping[str, Any]) -> AxisName | None:
     return extra.get(INNER_AXIS)
 
 
+def buckets_of(extra: Mapping[str, Any]) -> Sequence[Sequence[int]] | None:
+    """The leaves' numbers, bucket after bucket, of :func:`gradcomp_jax.bucketed`; ``None`` for one of all."""
+    return extra.get(BUCKETS)
+
+
+def in_buckets(
+    collective: Callable[[list[Array], Any], list[Array]],
+    arrays: Sequence[Array],
+    axis_name: AxisName,
+    extra: Mapping[str, Any],
+    where: Sequence[bool] | None = None,
+) -> list[Any]:
+    """One collective for each bucket of the arrays, of which each is a leaf's; ``None`` where an array is left out."""
+    result: list[Any] = [None] * len(arrays)
+    came: list[Array] = []
+    for bucket in buckets_of(extra) or [range(len(arrays))]:
+        chosen = [i for i in bucket if where is None or where[i]]
+        # One after the other: a compiler that combines collectives would make one of all.
+        came = collective(co.wait([arrays[i] for i in chosen], came), axis_name) or came
+        for i, value in zip(chosen, came if chosen else [], strict=True):
+            result[i] = value
+    return result
+
+
 def _bound_size(axis_name: AxisName | None) -> int:
     size = _compat.axis_size(axis_name)
     if size is None:
-        raise NameError(
-            f"the axis {axis_name!r} is not bound here: call update inside jax.shard_map, jax.pmap or"
-            f" jax.vmap(axis_name={axis_name!r}), or build the transformation with axis_name=None for one worker"
-        )
+        raise NameError(_unbound(axis_name))
     return size
+
+
+def _unbound(axis_name: AxisName | None) -> str:
+    return (
+        f"the axis {axis_name!r} is not bound here: call update (and init, where state depends on the number of workers)"
+        f" inside jax.shard_map, jax.pmap or jax.vmap(axis_name={axis_name!r}), or build the transformation with"
+        " axis_name=None for one worker"
+    )
 
 
 def refuse_reduced(updates: PyTree, axis_name: AxisName | None, averaged: Iterable[int] = ()) -> None:
@@ -210,7 +259,7 @@ def refuse_reduced(updates: PyTree, axis_name: AxisName | None, averaged: Iterab
 def _init_memory(part: Part, piece: Piece, axis_name: AxisName | None) -> Any:
     rows = part.rows(piece)
     zeros = _compat.varying(part.memory.init(jnp.zeros((rows, part.compressor.block), jnp.float32)), axis_name)
-    return jax.tree.map(lambda a: PerDevice(a, rows), zeros)
+    return jax.tree.map(lambda a: PerDevice(a, rows, entries=piece.size if piece.cut else 0), zeros)
 
 
 def _init_server(part: Part, members: list[Piece], workers: int, axis_name: AxisName | None) -> Any:

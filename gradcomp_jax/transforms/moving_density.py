@@ -159,6 +159,8 @@ class _Levels:
                     f"a density that moves is one of selections by size, and {type(code).__name__} is none; use"
                     " make=gradcomp_jax.compressors.topk"
                 )
+        if isinstance(route, Route) and route.kind == "reduce_scatter":
+            raise ValueError("a density that moves is for updates that all workers have whole; use route='two_phase'")
         chosen = gains(codes[0], dense()) if select is None else select
         options: dict[str, Any] = {"memory": memory, "route": route, "select": chosen}
         self.planners = [planner_of(code, **options) for code in codes]

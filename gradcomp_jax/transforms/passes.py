@@ -59,11 +59,11 @@ class Encoded(NamedTuple):
         own: the same as this worker encodes with.
         payloads: what this worker sends.
         states: the compressor's.
-        number: of the part.
+        number: of the part, counted on from bucket to bucket.
     """
 
     part: Part
-    members: list[Piece]
+    members: Sequence[Piece]
     locals: list[Array | None]
     shared: list[Array | None]
     own: list[Array | None]
@@ -94,7 +94,7 @@ def _target(part: Part, piece: Piece, leaves: Sequence[Array], kept: Any, after:
     reshape it comes first: a backend whose layout is not linear (TPU) then copies once, not once for each pass.
     """
     block = part.compressor.block
-    free = part.view == "rows" and len(piece.leaves) == 1 and not part.padded(piece)
+    free = part.view == "rows" and len(piece.leaves) == 1 and not part.padded(piece) and not piece.cut
     sources = {i: leaves[i].reshape(-1, block) if free else leaves[i] for i in piece.leaves}
     sources, old, _ = lax.optimization_barrier((sources, _values(kept), after))
     target, memory = part.memory.compensate(part.join(piece, sources), old)
@@ -102,14 +102,16 @@ def _target(part: Part, piece: Piece, leaves: Sequence[Array], kept: Any, after:
 
 
 def encode(
-    parts: Sequence[tuple[Part, list[Piece]]],
+    parts: Sequence[tuple[Part, Sequence[Piece]]],
     leaves: Sequence[Array],
     memories: Sequence[tuple],
     states: Sequence[tuple],
     streams: Streams,
     axis_name: AxisName | None,
+    *,
+    bucket: int,
 ) -> list[Encoded]:
-    """Statistics (those that are shared in one collective of a kind) and payloads of every piece."""
+    """Statistics (those that are shared in one collective of a kind) and payloads of every piece of a bucket."""
     counts = [[part.counts(p) for p in members] for part, members in parts]
     own = [
         [
@@ -134,12 +136,12 @@ def encode(
             )
             payloads.append(payload)
             after.append(state)
-        result.append(Encoded(part, members, own[n], shared[n], mine, payloads, after, n))
+        result.append(Encoded(part, members, own[n], shared[n], mine, payloads, after, bucket * len(parts) + n))
     return result
 
 
 def _agree(
-    parts: Sequence[tuple[Part, list[Piece]]],
+    parts: Sequence[tuple[Part, Sequence[Piece]]],
     own: list[list[Array | None]],
     counts: list[list[Array]],
     streams: Streams,
@@ -175,12 +177,12 @@ def _agree(
 def parcel(e: Encoded, server: Any, streams: Streams, workers: int) -> co.Parcel:
     """One payload for all pieces of a part: rows after rows."""
     code = e.part.compressor
-    count = jnp.concatenate([e.part.counts(p) for p in e.members])
+    count = e.part.joined(e.members, [e.part.counts(p) for p in e.members])
     shared = None
     if e.shared[0] is not None:
         # One statistic for a whole tensor is one for each of its rows.
         by_row = [(e.part.rows(p), s) for p, s in zip(e.members, e.shared, strict=True) if s is not None]
-        shared = jnp.concatenate([jnp.broadcast_to(s, (rows, *s.shape[1:])) for rows, s in by_row])
+        shared = e.part.joined(e.members, [jnp.broadcast_to(s, (rows, *s.shape[1:])) for rows, s in by_row])
     route = routes.resolve(e.part.route, code, count.shape[0], workers)
     remainder = routes.remainder_of(route, code, e.part.memory, workers)
     residual = None
@@ -195,13 +197,13 @@ def parcel(e: Encoded, server: Any, streams: Streams, workers: int) -> co.Parcel
             )
     # Counted down from the end: no leaf's number, so the second encoding's stream is its own.
     back_key = streams.leaf(streams.own, _LAST - e.number)
-    payload = jax.tree.map(lambda *a: jnp.concatenate(a) if len(a) > 1 else a[0], *e.payloads)
+    payload = jax.tree.map(lambda *a: e.part.joined(e.members, a), *e.payloads)
     return co.Parcel(code, route, remainder, payload, count, shared, back_key, residual)
 
 
 def absorb(
     e: Encoded,
-    delivery: co.Delivery | None,
+    delivery: co.Delivery,
     leaves: Sequence[Array],
     memory: tuple,
     state: tuple,
@@ -209,12 +211,10 @@ def absorb(
     ok: Array,
 ) -> Absorbed:
     """New state of a part, and its leaves' updates; the old state and zeros where the exchange was skipped."""
-    if delivery is None:
-        return Absorbed(memory, state, server, {})
     updates: dict[int, Array] = {}
     memories, states, start = [], list(e.states), 0
     for j, (piece, old) in enumerate(zip(e.members, memory, strict=True)):
-        span = (start, start + e.part.rows(piece))
+        span = (start, start + e.part.owned_rows(piece))
         start = span[1]
         mean = delivery.mean(span)
         updates |= e.part.split(piece, jnp.where(ok, mean, 0.0), leaves)

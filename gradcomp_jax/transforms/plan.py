@@ -7,15 +7,19 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradcomp_jax import kernels
-from gradcomp_jax._typing import Array, PyTree
-from gradcomp_jax.collectives import Route
+from gradcomp_jax import _specs, kernels
+from gradcomp_jax._typing import Array, AxisName, PyTree
+from gradcomp_jax.collectives import Route, auto
 from gradcomp_jax.collectives.routes import check
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.memory import Memory
+from gradcomp_jax.transforms.cut import Cut
 from gradcomp_jax.transforms.policies import Policy
 
 View = Literal["rows", "columns", "tree"]
+
+# Entries from which a leaf that goes dense is a piece of its own: joined, it would wait for all the others.
+_SMALL = 2**18
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +42,17 @@ class Part:
     def __post_init__(self) -> None:
         """Refuses combinations that cannot keep the laws."""
         check(self.route, self.compressor, self.memory)
+        if self.route.kind == "reduce_scatter" and self.view != "rows":
+            raise ValueError(f"a reduce-scatter cuts tensors by owner, view={self.view!r} otherwise; use view='rows'")
 
     def join(self, piece: "Piece", leaves: Mapping[int, Array]) -> Array:
         """Float32 rows of a piece's leaves, given by their number in the tree."""
         block, first = self.compressor.block, leaves[piece.leaves[0]]
+        if piece.cut:
+            # Each owner's share by itself, its last row filled up.
+            shares = piece.cut.flat(first).astype(jnp.float32)
+            padding = self.owned_rows(piece) * block - shares.shape[1]
+            return jnp.pad(shares, ((0, 0), (0, padding))).reshape(-1, block)
         if self.view == "columns":
             return kernels.as_rows(jnp.moveaxis(first, -1, 0), block)
         if len(piece.leaves) > 1:
@@ -51,7 +62,11 @@ class Part:
         return kernels.as_rows(first, self.rows(piece), rows=block).T
 
     def split(self, piece: "Piece", rows: Array, like: Sequence[Array]) -> dict[int, Array]:
-        """Inverse of :meth:`join`: leaf index to an array of that leaf's shape and dtype."""
+        """Inverse of :meth:`join`: leaf index to an array of that leaf's dtype and shape, or that of an owner's share."""
+        if piece.cut:
+            leaf = like[piece.leaves[0]]
+            share = kernels.from_rows(rows, (leaf.size // piece.cut.devices,), leaf.dtype)
+            return {piece.leaves[0]: piece.cut.unflat(share, leaf.shape)}
         if self.view == "tree":
             rows = rows.T
         if len(piece.leaves) == 1:
@@ -69,10 +84,17 @@ class Part:
 
     def rows(self, piece: "Piece") -> int:
         """How many rows a piece has."""
-        return kernels.row_count(piece.size, self.compressor.block)
+        return self.owned_rows(piece) * piece.owners
+
+    def owned_rows(self, piece: "Piece") -> int:
+        """How many of them a worker receives the mean of: all, or those of its share."""
+        return kernels.row_count(piece.size // piece.owners, self.compressor.block)
 
     def counts(self, piece: "Piece") -> Array:
         """How many entries of each row are not padding: int32 ``[rows]``."""
+        if piece.cut:
+            one = kernels.valid_counts(piece.size // piece.cut.devices, self.compressor.block)
+            return jnp.tile(one, piece.cut.devices)
         if self.view != "tree":
             return kernels.valid_counts(piece.size, self.compressor.block)
         rows = self.rows(piece)
@@ -80,15 +102,34 @@ class Part:
 
     def padded(self, piece: "Piece") -> bool:
         """Whether the rows hold more than the piece has."""
-        return piece.size % self.compressor.block != 0
+        return (piece.size // piece.owners) % self.compressor.block != 0
+
+    def joined(self, members: Sequence["Piece"], arrays: Sequence[Array]) -> Array:
+        """One array of all pieces' rows ``[rows, ...]``: one after the other, or of one owner after the other."""
+        if len(arrays) == 1 or self.route.kind != "reduce_scatter":
+            return jnp.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+        by_owner = [a.reshape(p.cut.devices, -1, *a.shape[1:]) for p, a in zip(members, arrays, strict=True) if p.cut]
+        return jnp.concatenate(by_owner, axis=1).reshape(-1, *arrays[0].shape[1:])
 
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """One vector to compress: a single leaf, or several leaves joined end to end."""
+    """One vector to compress: a single leaf, or several leaves joined end to end.
+
+    Attributes:
+        leaves: their numbers in the tree.
+        size: entries.
+        cut: among the workers, of which each owns a share, where the parameter lies along their axis.
+    """
 
     leaves: tuple[int, ...]
     size: int
+    cut: Cut | None = None
+
+    @property
+    def owners(self) -> int:
+        """Among how many workers it is divided; 1 where all of them want it whole."""
+        return self.cut.devices if self.cut else 1
 
 
 class Plan(NamedTuple):
@@ -102,6 +143,19 @@ class Plan(NamedTuple):
     parts: list[tuple[Part, list[Piece]]]
     averaged: list[int]
 
+    def buckets(self, leaves: Sequence[Sequence[int]] | None) -> list[list[list[int]]]:
+        """For each bucket and part the numbers of its pieces; a piece goes with the last of its leaves.
+
+        Args:
+            leaves: the leaves of each bucket, by their numbers in the tree; ``None`` for one bucket.
+        """
+        if leaves is None:
+            return [[list(range(len(members))) for _, members in self.parts]]
+        of_leaf = {i: b for b, members in enumerate(leaves) for i in members}
+        places = [[max(of_leaf[i] for i in piece.leaves) for piece in members] for _, members in self.parts]
+        used = sorted({place for of_part in places for place in of_part}) or [0]
+        return [[[j for j, place in enumerate(of) if place == b] for of in places] for b in used]
+
 
 @dataclasses.dataclass(frozen=True)
 class Planner:
@@ -112,7 +166,7 @@ class Planner:
         memory: of the compressed tensors.
         route: theirs.
         view: theirs.
-        dense: the part of what goes dense, all of it joined into one piece.
+        dense: the part of what goes dense, small leaves joined into one piece.
     """
 
     policy: Policy
@@ -129,15 +183,33 @@ class Planner:
     def _part(self, compressor: Compressor) -> Part:
         return Part(compressor, self.memory, self.route, self.view)
 
-    def plan(self, tree: PyTree) -> Plan:
-        """Cuts a tree into pieces: one a leaf (one in all with the view ``tree``), and one of all that goes dense.
+    def whole(self, tree: PyTree, axis_name: AxisName | None, workers: int) -> PyTree:
+        """The shapes of whole tensors, for a tree with shards of those that lie along the axis."""
+        if self.route.kind != "reduce_scatter" or axis_name is None:
+            return tree
+        leaves, treedef = jax.tree.flatten(tree)
+        for i, spec in enumerate(_specs.by_leaf(self.route.param_specs, tree)):
+            dim, shape = _specs.sharded_dim(spec, axis_name), jnp.shape(leaves[i])
+            if dim is not None:
+                shape = (*shape[:dim], shape[dim] * workers, *shape[dim + 1 :])
+            leaves[i] = jax.ShapeDtypeStruct(shape, jnp.result_type(leaves[i]))
+        return jax.tree.unflatten(treedef, leaves)
+
+    def plan(self, tree: PyTree, axis_name: AxisName | None = None, workers: int = 1) -> Plan:
+        """Cuts a tree into pieces: one a leaf (one in all with the view ``tree``), small ones that go dense together.
 
         Leaves without entries are in none.
 
+        Args:
+            tree: of arrays or shapes; whole, also where parameters are sharded.
+            axis_name: the axis of the workers.
+            workers: how many there are.
+
         Raises:
             TypeError: for a leaf that is not a real floating-point array.
-            ValueError: for a leaf that the policy has no rule for.
+            ValueError: for a leaf that the policy has no rule for, or whose sharded dimension does not divide.
         """
+        cuts = self._cuts(tree, axis_name, workers)
         chosen: dict[Compressor, list[Piece]] = {compressor: [] for compressor in self.policy.compressors()}
         dense: list[Piece] = []
         averaged: list[int] = []
@@ -155,14 +227,39 @@ class Planner:
                 continue
             elif isinstance(choice, Compressor):
                 self._check_columns(path_name(path), spec, choice)
-                chosen.setdefault(choice, []).append(Piece((i,), spec.size))
+                chosen.setdefault(choice, []).append(Piece((i,), spec.size, cuts[i]))
             else:
-                dense.append(Piece((i,), spec.size))
-        parts = [
-            (self._part(compressor), _joined(members) if self.view == "tree" else members)
-            for compressor, members in chosen.items()
-        ]
-        return Plan([*parts, (self.dense, _joined(dense))], averaged)
+                dense.append(Piece((i,), spec.size, cuts[i]))
+        parts = [*((self._part(compressor), members) for compressor, members in chosen.items()), (self.dense, dense)]
+        return Plan([routed for part, members in parts for routed in self._by_route(part, members)], averaged)
+
+    def _cuts(self, tree: PyTree, axis_name: AxisName | None, workers: int) -> list[Cut | None]:
+        """How every leaf is divided among owners; ``None`` for what all of them want whole."""
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        if self.route.kind != "reduce_scatter" or axis_name is None:
+            return [None] * len(leaves)
+        result: list[Cut | None] = []
+        for (path, leaf), spec in zip(leaves, _specs.by_leaf(self.route.param_specs, tree), strict=True):
+            dim = _specs.sharded_dim(spec, axis_name)
+            cut = None if dim is None else Cut(workers, dim)
+            if cut:
+                cut.check(path_name(path), jnp.shape(leaf))
+            result.append(cut)
+        return result
+
+    def _by_route(self, part: Part, members: list[Piece]) -> list[tuple[Part, list[Piece]]]:
+        """A part as it is; or, in a reduce-scatter, what is cut by owner, and what all workers want whole."""
+        if self.route.kind != "reduce_scatter":
+            return [(part, self._together(part, members))]
+        owned = dataclasses.replace(part, route=self.route)
+        rest = dataclasses.replace(part, route=auto(second_encoding=part.route.second_encoding))
+        whole = self._together(part, [p for p in members if not p.cut])
+        return [(owned, [p for p in members if p.cut]), (rest, whole)]
+
+    def _together(self, part: Part, members: list[Piece]) -> list[Piece]:
+        if part is self.dense:
+            return _joined(members, _SMALL)
+        return _joined(members, None) if self.view == "tree" else members
 
     def _check_columns(self, path: str, leaf: jax.ShapeDtypeStruct, compressor: Compressor) -> None:
         if self.view == "columns" and (leaf.size // leaf.shape[-1] if leaf.shape else 0) % compressor.block:
@@ -172,10 +269,13 @@ class Planner:
             )
 
 
-def _joined(members: list[Piece]) -> list[Piece]:
-    if not members:
-        return []
-    return [Piece(tuple(i for p in members for i in p.leaves), sum(p.size for p in members))]
+def _joined(members: list[Piece], below: int | None) -> list[Piece]:
+    """One piece of all those that are small enough, the others by themselves."""
+    small = [p for p in members if below is None or p.size < below]
+    large = [p for p in members if below is not None and p.size >= below]
+    if not small:
+        return large
+    return [*large, Piece(tuple(i for p in small for i in p.leaves), sum(p.size for p in small))]
 
 
 def path_name(path: tuple) -> str:

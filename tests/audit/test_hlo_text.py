@@ -101,6 +101,23 @@ def test_a_generic_async_pair_counts_its_computation_once():
     assert (row.kind, row.count, row.sent_bytes) == ("reduce-scatter", 1, 3 * M // 4)
 
 
+def test_a_computation_of_another_core_ends_where_it_names_the_core():
+    """As a TPU's sparse core: what follows is a computation of its own, and what is called there is found."""
+    before = (
+        "%scattered (p: f32[16,8]) -> f32[16,8] {\n  ROOT %p = f32[16,8] parameter(0)\n"
+        '}, execution_thread="sparsecore"\n\n'
+        "%called (q: f32[16,8]) -> f32[16,8] {\n  %q = f32[16,8] parameter(0)\n"
+        f"  ROOT %ar = f32[16,8] all-reduce(%q), {GROUPS}, to_apply=%add\n}}\n"
+    )
+    lines = [
+        '%s = ((f32[16,8]), f32[16,8], u32[]) call-start(%x), async_execution_thread="sparsecore", to_apply=%scattered',
+        "%d = f32[16,8] call-done(%s)",
+        "ROOT %r = f32[16,8] call(%d), to_apply=%called",
+    ]
+    row = only_row(program(*lines, before=before))
+    assert (row.kind, row.count, row.operand_bytes) == ("all-reduce", 1, M)
+
+
 def test_a_variadic_reduce_scatter_counts_every_operand():
     row = only_row(
         program(

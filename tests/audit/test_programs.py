@@ -140,6 +140,15 @@ def test_groups_that_follow_no_axis_have_none():
     assert (row.axis, row.group_size, row.sent_bytes) == (None, 5, 32)
 
 
+def test_a_program_that_is_not_compiled_yet_has_axes_too():
+    """Its text does not say how many devices it is for."""
+    mesh = make_mesh(2, 4, names=("a", "b"))
+    mapped = jax.shard_map(lambda x: jax.lax.psum(x, "b"), mesh=mesh, in_specs=P(("a", "b")), out_specs=P("a"))
+    text = jax.jit(mapped).lower(array(8, 5)).as_text(dialect="hlo")
+    row = only_row(wire_bytes(text, mesh=mesh))
+    assert (row.axis, row.group_size, row.sent_bytes) == (("b",), 4, 30)
+
+
 def test_a_mesh_of_another_size_is_refused():
     mesh = make_mesh(N, names=("w",))
     compiled = compile_on(mesh, lambda x: jax.lax.psum(x, "w"), array(8, 5))

@@ -97,10 +97,14 @@ def test_no_dense_collective_of_a_compressed_leaf(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_one_collective_for_all_leaves(method: str) -> None:
-    for (kind, dtype), row in gc.wire_bytes(compiled(method), branch=-1).by("kind", "dtype").items():
-        # Scales cross in an all-reduce of their own, before what they scale can be encoded; a doubling has its rounds.
-        most = {"all-reduce": 2, "collective-permute": 3}.get(kind, 1)
-        assert row.count <= most, (kind, dtype, row.count)
+    report = gc.wire_bytes(compiled(method), branch=-1)
+    for kind, row in report.by("kind").items():
+        # What is data crosses in one buffer; sums keep their types. A doubling has its rounds.
+        if kind != "all-reduce":
+            assert row.count <= {"collective-permute": 3}.get(kind, 1), (kind, row.count)
+    for (kind, dtype), row in report.by("kind", "dtype").items():
+        # Scales cross in an all-reduce of their own, before what they scale can be encoded.
+        assert kind != "all-reduce" or row.count <= 2, (dtype, row.count)
 
 
 def test_state_is_what_the_method_needs() -> None:

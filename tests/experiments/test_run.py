@@ -1,6 +1,7 @@
 """A run: it learns, it repeats itself, it counts its bytes, and it goes on where it stopped."""
 
 import dataclasses
+import shutil
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ from gradcomp_jax.experiments import (
     Listener,
     SettingError,
     Trainer,
+    resume,
     train,
     train_with_checkpoints,
 )
@@ -124,9 +126,66 @@ def test_a_resumed_run_is_the_run_that_was_never_broken_off(dgc, tmp_path):
     resumed = train_with_checkpoints(dgc, 5, tmp_path)
     assert resumed.loss == whole.loss
     assert resumed.accuracy == whole.accuracy
-    assert [path.name for path in tmp_path.glob("epoch-*")] == ["epoch-2"]
+    # The last two epochs are kept, and nothing else.
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch-1", "epoch-2", "run.json"]
     with pytest.raises(SettingError, match="ask for more than 2"):
         train_with_checkpoints(dgc, 5, tmp_path)
+
+
+def damage(folder):
+    """Changes one bit of the largest file, which holds values."""
+    path = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    held = bytearray(path.read_bytes())
+    held[len(held) // 2] ^= 1
+    path.write_bytes(held)
+
+
+def test_a_damaged_state_is_refused_and_the_one_before_it_goes_on(dgc, tmp_path):
+    whole = train_with_checkpoints(dgc, 6, tmp_path)
+    damage(tmp_path / "epoch-2")
+    with pytest.raises(SettingError, match=r"epoch-2 is damaged \(1 of its files.*: delete it to go on from epoch 1"):
+        train_with_checkpoints(dgc, 6, tmp_path)
+    shutil.rmtree(tmp_path / "epoch-2")
+    again = train_with_checkpoints(dgc, 6, tmp_path)
+    assert again.loss == whole.loss
+    assert again.accuracy == whole.accuracy
+
+
+def test_without_an_earlier_state_the_remedy_is_another_folder(dgc, tmp_path):
+    with pytest.raises(Stop):
+        train_with_checkpoints(dgc, 6, tmp_path, listener=StopAfter(1))
+    damage(tmp_path / "epoch-1")
+    with pytest.raises(SettingError, match=r"epoch-1 is damaged .*: start anew in another folder"):
+        train_with_checkpoints(dgc, 6, tmp_path)
+    shutil.rmtree(tmp_path / "epoch-1")
+    with pytest.raises(SettingError, match="no state of it or an earlier one is there: use another folder"):
+        train_with_checkpoints(dgc, 6, tmp_path)
+
+
+@pytest.mark.parametrize("moment", ["in the midst of the state", "between state and record"])
+def test_a_run_that_is_stopped_while_it_saves_goes_on_from_the_state_before(dgc, tmp_path, monkeypatch, moment):
+    whole = dgc.run(7)
+    save = resume.save_checkpoint
+
+    def stopped(directory, state, *, overwrite):
+        if directory.name == "epoch-2":
+            if moment == "between state and record":
+                save(directory, state, overwrite=overwrite)
+            else:
+                # As Orbax names what is not complete.
+                half = directory.with_name("epoch-2.orbax-checkpoint-tmp")
+                half.mkdir()
+                (half / "manifest.ocdbt").write_bytes(b"half")
+            raise Stop
+        save(directory, state, overwrite=overwrite)
+
+    monkeypatch.setattr(resume, "save_checkpoint", stopped)
+    with pytest.raises(Stop):
+        train_with_checkpoints(dgc, 7, tmp_path)
+    monkeypatch.undo()
+    again = train_with_checkpoints(dgc, 7, tmp_path)
+    assert again.loss == whole.loss
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch-1", "epoch-2", "run.json"]
 
 
 def test_a_run_goes_on_with_another_number_of_workers(digits_task, digits, dgc, tmp_path):

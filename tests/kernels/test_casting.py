@@ -42,3 +42,15 @@ def test_words_are_left_alone(dtype: type) -> None:
     x = jnp.arange(5).astype(dtype)
     assert kernels.to_words(x) is x
     assert kernels.from_words(x, jnp.dtype(dtype)) is x
+
+
+@pytest.mark.parametrize(("wide", "narrow"), [("uint32", 1), ("uint32", 2), ("uint16", 1), ("uint16", 2)])
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 0)])
+def test_words_split_and_join_bit_for_bit(wide: str, narrow: int, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    words = jnp.asarray(rng.integers(0, 2 ** (8 * np.dtype(wide).itemsize), shape, dtype=wide))
+    parts = kernels.split_words(words, narrow)
+    assert parts.dtype == f"uint{8 * narrow}"
+    assert parts.size * narrow == words.size * words.dtype.itemsize
+    np.testing.assert_array_equal(kernels.join_words(parts, words.dtype), words)
+    assert parts.shape[:-1] == shape[:-1]

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import gradcomp_jax as gc
+from gradcomp_jax.training.checkpoint import DamagedCheckpointError
 from tests.training.problem import batch, loss, mesh_of, on, params
 
 CHAINS = {
@@ -191,4 +192,55 @@ def test_a_checkpoint_of_something_else(what: str, workers: int, tmp_path) -> No
     other, chain = MISMATCHES[what]
     like = gc.init_state(other(), chain(), mesh_of(workers))
     with pytest.raises(ValueError, match="of another model"):
+        gc.restore_checkpoint(tmp_path / "saved", like)
+
+
+DAMAGE = {
+    "deleted": lambda path: path.unlink(),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "one bit": lambda path: path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]),
+}
+
+
+@pytest.mark.parametrize("workers", (2, 3))
+@pytest.mark.parametrize("how", DAMAGE)
+def test_any_damaged_file_is_found(how: str, workers: int, tmp_path) -> None:
+    gc.save_checkpoint(tmp_path / "saved", fresh("dgc", 2))
+    files = [path for path in (tmp_path / "saved").rglob("*") if path.is_file() and path.name != "sha256.json"]
+    assert len(files) > 5
+    like = fresh("dgc", workers)
+    for path in files:
+        whole = path.read_bytes()
+        DAMAGE[how](path)
+        with pytest.raises(
+            DamagedCheckpointError, match=r"saved is damaged \(1 of its files.*an earlier checkpoint, or"
+        ):
+            gc.restore_checkpoint(tmp_path / "saved", like)
+        path.write_bytes(whole)
+    gc.restore_checkpoint(tmp_path / "saved", like)
+
+
+@pytest.mark.parametrize("name", ["_METADATA", "manifest.ocdbt"])
+def test_damage_without_digests_is_damage_too(name: str, tmp_path) -> None:
+    """A process that is killed between the state and its digests leaves a checkpoint that is complete, and unverified."""
+    gc.save_checkpoint(tmp_path / "saved", fresh("dgc", 2))
+    (tmp_path / "saved" / "sha256.json").unlink()
+    gc.restore_checkpoint(tmp_path / "saved", fresh("dgc", 2))
+    (tmp_path / "saved" / name).unlink()
+    with pytest.raises(DamagedCheckpointError, match="saved is damaged"):
+        gc.restore_checkpoint(tmp_path / "saved", fresh("dgc", 2))
+
+
+def test_damaged_digests(tmp_path) -> None:
+    gc.save_checkpoint(tmp_path / "saved", fresh("dgc", 2))
+    (tmp_path / "saved" / "sha256.json").write_text("[")
+    with pytest.raises(DamagedCheckpointError, match="1 of its files"):
+        gc.restore_checkpoint(tmp_path / "saved", fresh("dgc", 2))
+
+
+def test_another_dtype(tmp_path) -> None:
+    saved = jax.device_put({"x": np.ones(3, np.float32)}, jax.devices()[0])
+    gc.save_checkpoint(tmp_path / "saved", saved)
+    like = jax.device_put({"x": np.ones(3, jax.numpy.bfloat16)}, jax.devices()[0])
+    with pytest.raises(ValueError, match=r"checkpoint's x is float32\[3\], the state's bfloat16\[3\]"):
         gc.restore_checkpoint(tmp_path / "saved", like)

@@ -176,3 +176,31 @@ def test_adam() -> None:
         losses.append(float(metrics["loss"]))
     assert losses[-1] < losses[0]
     assert step._cache_size() == 1
+
+
+def test_metrics_of_the_workers_own_cross_nothing() -> None:
+    """With an exchange that gathers, an all-reduce less; the mean over the workers is what it was."""
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    tx = optax.chain(
+        gc.topk_sgd(axis_name="data", density=1 / 32, block=64, select=lambda path, leaf: True), optax.sgd(0.1)
+    )
+    batch = jax.device_put(
+        np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32), gc.data_sharding(mesh, axis_name="data")
+    )
+
+    def loss(params, x):
+        return jnp.mean((x @ params["w"]) ** 2), jnp.max(x)
+
+    found = {}
+    for mean in (True, False):
+        state = gc.init_state({"w": jnp.ones((64, 64))}, tx, mesh)
+        step = gc.make_train_step(loss, tx, mesh, has_aux=True, donate=False, mean_metrics=mean)
+        sent = gc.wire_bytes(step.lower(state, batch).compile()).by("kind")
+        state, metrics = step(state, batch)
+        assert ("all-reduce" in sent) == mean
+        found[mean] = (np.asarray(state.params["w"]), jax.tree.map(np.asarray, metrics))
+    np.testing.assert_array_equal(found[True][0], found[False][0])
+    for name in ("loss", "aux"):
+        own = found[False][1][name]
+        assert own.shape == (4,) and len(set(own.tolist())) == 4
+        np.testing.assert_allclose(own.mean(), found[True][1][name], rtol=1e-6)

@@ -259,3 +259,95 @@ def test_marks_survive_a_step() -> None:
         return [dataclasses.replace(x, value=None) for x in leaves if isinstance(x, gc.PerDevice)]
 
     assert marks(after) == marks(state)
+
+
+SHARDED = {"bias": P(), "kernel": P(None, None, INNER), "matrix": P(None, INNER), "scalar": P()}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_sharded_parameter_gets_its_shard_of_the_update(name: str) -> None:
+    """Fully sharded: whole gradients in, and each device's shard out is an exchange of that shard of the means."""
+    rng, mesh = np.random.default_rng(7), mesh_of()
+    method = gc.dgc(axis_name=OUTER, density=1 / 32, block=64) if name == "dgc" else METHODS[name]()
+    tx = gc.hierarchical(method, axis_name=OUTER, inner_axis_name=INNER, param_specs=SHARDED)
+    state = gc.init_state(params(), tx, mesh, axis_name=AXES, param_specs=SHARDED).opt_state
+
+    @jax.jit
+    def step(gradient, state):
+        def local(gradient, state, values):
+            return tx.update(jax.tree.map(lambda g: g[0], gradient), state, values)
+
+        specs = gc.state_specs(state, axis_name=AXES)
+        mapped = jax.shard_map(local, mesh=mesh, in_specs=(P(AXES), specs, SHARDED), out_specs=(SHARDED, specs))
+        return mapped(gradient, state, params())
+
+    def mine(k, x, j):
+        if INNER not in SHARDED[k]:
+            return share(x, j)
+        return np.split(x, DEVICES, axis=SHARDED[k].index(INNER))[j]
+
+    parts = {k: jnp.asarray(mine(k, np.ones(s, np.float32), 0)) for k, s in SHAPES.items()}
+    axes = gc.state_axes(jax.eval_shape(method.init, parts))
+    init = jax.vmap(method.init, axis_name=OUTER, in_axes=None, out_axes=axes, axis_size=N)
+    reference = jax.jit(jax.vmap(method.update, axis_name=OUTER, in_axes=(0, axes, None), out_axes=(0, axes)))
+    states = [init(parts) for _ in range(DEVICES)]
+    for _ in range(4):
+        gradient = draw(rng)
+        updates, state = step(jax.device_put(gradient, jax.NamedSharding(mesh, P(AXES))), state)
+        means = {k: g.reshape(N, DEVICES, *g.shape[1:]).mean(axis=1) for k, g in gradient.items()}
+        for j in range(DEVICES):
+            shares = {k: np.stack([mine(k, m[w], j) for w in range(N)]) for k, m in means.items()}
+            want, states[j] = reference(shares, states[j], parts)
+            for k in ("kernel", "matrix"):
+                np.testing.assert_allclose(mine(k, np.asarray(updates[k]), j), want[k][0], atol=2e-4, rtol=2e-4)
+    assert updates["matrix"].sharding.shard_shape((42, 64)) == (42, 16)
+
+
+def test_fully_sharded_training_gathers_parameters_and_no_updates() -> None:
+    mesh, rng = mesh_of(), np.random.default_rng(8)
+    specs = {"w": P(INNER, None), "b": P()}
+    tx = optax.chain(
+        gc.hierarchical(
+            gc.block_quantized(axis_name=OUTER, block=64), axis_name=OUTER, inner_axis_name=INNER, param_specs=specs
+        ),
+        optax.sgd(0.5, momentum=0.5),
+    )
+    target = rng.standard_normal((64, 32)).astype(np.float32)
+    state = gc.init_state(
+        {"w": jnp.zeros((64, 32)), "b": jnp.zeros((32,))}, tx, mesh, axis_name=AXES, param_specs=specs
+    )
+    step = gc.make_train_step(
+        lambda p, b: jnp.mean((b[0] @ p["w"] + p["b"] - b[1]) ** 2), tx, mesh, axis_name=AXES, param_specs=specs
+    )
+
+    def batch():
+        x = rng.standard_normal((64, 64)).astype(np.float32)
+        return jax.device_put((x, x @ target), jax.NamedSharding(mesh, P(AXES)))
+
+    sent = gc.wire_bytes(step.lower(state, batch()).compile(), mesh=mesh).by("axis", "kind")
+    # The parameters' way to every device, and the bias's update, of which each has a share; no more.
+    assert sent[(INNER,), "all-gather"].sent == (DEVICES - 1) * 4 * (16 * 32 + 8)
+    assert sent[(INNER,), "reduce-scatter"].sent == (DEVICES - 1) * 4 * (16 * 32 + 8)
+    losses = []
+    for _ in range(100):
+        state, metrics = step(state, batch())
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < 0.1 * losses[0]
+    assert step._cache_size() == 1
+    assert state.params["w"].sharding.shard_shape((64, 32)) == (16, 32)
+    moments = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.shape == (64, 32)]
+    assert [leaf.sharding.shard_shape(leaf.shape) for leaf in moments] == [(16, 32)]
+
+
+def test_a_dimension_that_does_not_divide_is_refused() -> None:
+    tx = gc.hierarchical(
+        gc.dense(axis_name=OUTER), axis_name=OUTER, inner_axis_name=INNER, param_specs={**SHARDED, "matrix": P(INNER)}
+    )
+    gradient = draw(np.random.default_rng(9))
+
+    def local(g):
+        shards = {**params(), "matrix": jnp.ones((10, 64)), "kernel": jnp.ones((3, 3, 1, 16))}
+        return tx.update(jax.tree.map(lambda x: x[0], g), tx.init(shards), shards)[0]["bias"]
+
+    with pytest.raises(ValueError, match=r"dimension 0 of 'matrix', of shape \(42, 64\), does not divide among 4"):
+        jax.eval_shape(jax.shard_map(local, mesh=mesh_of(), in_specs=P(AXES), out_specs=P()), gradient)

@@ -1,5 +1,6 @@
 """Densities that follow a schedule or hold an error, and the error itself."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -131,3 +132,9 @@ def test_a_bad_gradient_leaves_the_level_alone() -> None:
 def test_bad_options_name_the_remedy(build, message) -> None:
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_shards_of_an_update_are_refused() -> None:
+    route = gc.collectives.reduce_scatter(jax.sharding.PartitionSpec("data"))
+    with pytest.raises(ValueError, match="updates that all workers have whole"):
+        gc.density_controller((1 / 64, 1 / 16), 0.5, axis_name="data", route=route)

@@ -1,0 +1,1 @@
+"""Methods, models and links, and what a step takes with each: the parts of ``benchmarks/network.py``."""

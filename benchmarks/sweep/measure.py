@@ -1,0 +1,125 @@
+"""One cell: rounds of interleaved steps, and what the interfaces counted meanwhile."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks import lab
+
+from .bounds import bound_s, counted_range
+from .links import Cell
+from .methods import NOTHING
+from .team import Team
+
+LONG_S = 5.0
+"""Beyond this, by bytes over rate, a step is taken twice and without one to warm up: it has the time to settle."""
+
+Facts = Mapping[str, Mapping[str, Any]]
+
+
+class Clock:
+    """Numbers the steps of a team, so that no two are on the same batch."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def next(self) -> int:
+        self._number += 1
+        return self._number
+
+
+def compression(team: Team, names: Sequence[str], clock: Clock, rounds: int = 3) -> dict[str, float]:
+    """Seconds of a step with a method's local round trip and no exchange: computation and compression.
+
+    The least of the rounds: what a busy machine adds must not raise a bound.
+    """
+    seconds = {}
+    for name in names:
+        # One more round makes the state and touches its memory.
+        taken = [team.step(name, clock.next(), alone=True).seconds for _ in range(rounds + 1)]
+        seconds[name] = min(taken[1:])
+        team.release()
+    return seconds
+
+
+def measure(
+    cell: Cell,
+    team: Team,
+    net: lab.Network | None,
+    facts: Facts,
+    alone: Mapping[str, float],
+    clock: Clock,
+    *,
+    rounds: int,
+) -> dict[str, Any]:
+    """What a step takes in this cell with every method of ``facts``, and without an exchange.
+
+    Args:
+        cell: shapes the links of ``net``.
+        team: its workers have compiled the methods.
+        net: ``None`` where there are no namespaces: then nothing is shaped, and bytes are not counted.
+        facts: by method, what its program says.
+        alone: of :func:`compression`.
+        clock: of the team.
+        rounds: timed steps of each method.
+    """
+    if net is not None:
+        net.shape(cell.rate, cell.delay_s)
+    long = {name: 8 * f["sent"] / (cell.rate or 1e15) > LONG_S for name, f in facts.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in (NOTHING, *facts)}
+    counted: dict[str, list[list[int]]] = {name: [] for name in facts}
+    for turn in range(rounds + 1):
+        for name in (NOTHING, *facts):
+            if long.get(name) and not 1 <= turn <= 2:
+                continue
+            before = _sent(net)
+            step = team.step(name, clock.next(), alone=name == NOTHING)
+            if turn == 0:
+                continue
+            seconds[name].append(step.seconds)
+            if name != NOTHING:
+                counted[name].append([b - a for a, b in zip(before, _sent(net), strict=True)])
+    team.release()
+    nothing = statistics.median(seconds[NOTHING])
+    return {
+        "key": cell.key,
+        "model": cell.model,
+        "workers": cell.workers,
+        "rate": cell.rate,
+        "delay_s": cell.delay_s,
+        "values": team.facts["values"],
+        "source": team.facts["source"],
+        "nothing_s": nothing,
+        "nothing_range_s": [min(seconds[NOTHING]), max(seconds[NOTHING])],
+        "methods": {name: _row(cell, facts[name], seconds[name], counted[name], alone[name]) for name in facts},
+    }
+
+
+def _sent(net: lab.Network | None) -> list[int]:
+    return [] if net is None else [net.sent_bytes(worker) for worker in range(net.workers)]
+
+
+def _row(
+    cell: Cell, facts: Mapping[str, Any], seconds: list[float], counted: list[list[int]], alone_s: float
+) -> dict[str, Any]:
+    step_s = statistics.median(seconds)
+    row: dict[str, Any] = {
+        "step_s": step_s,
+        "range_s": [min(seconds), max(seconds)],
+        "steps": len(seconds),
+        "alone_s": alone_s,
+        "bound_s": bound_s(alone_s, facts["sent"], cell.rate),
+        "sent": facts["sent"],
+        "collectives": facts["collectives"],
+        "counted": None,
+        "counted_most": None,
+        "agrees": None,
+    }
+    if counted and counted[0]:
+        # For each worker, the median over the steps: a step may hold another's late acknowledgements.
+        each = [statistics.median(of_worker) for of_worker in zip(*counted, strict=True)]
+        launched = sum(facts["collectives"].values())
+        least, most = counted_range(facts["sent"], facts["received"], launched, cell.workers, step_s)
+        row["counted"], row["counted_most"] = statistics.mean(each), max(each)
+        row["agrees"] = least <= min(each) and max(each) <= most
+    return row

@@ -1,0 +1,69 @@
+"""Where parameters lie on a mesh: what a user's partition specs say of one axis."""
+
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from gradcomp_jax._typing import AxisName, PyTree
+
+
+def names_of(axis_name: AxisName) -> tuple[Any, ...]:
+    """An axis as a tuple of names."""
+    return axis_name if isinstance(axis_name, tuple) else (axis_name,)
+
+
+def by_leaf(specs: PyTree, tree: PyTree) -> list[PartitionSpec]:
+    """The spec of every leaf of ``tree``; ``specs`` may be a prefix of it, and ``None`` stands for ``P()``.
+
+    Raises:
+        ValueError: if ``specs`` is not a prefix of the tree.
+    """
+
+    def spread(spec: PartitionSpec | None, part: PyTree) -> PyTree:
+        return jax.tree.map(lambda _: PartitionSpec() if spec is None else spec, part)
+
+    try:
+        full = jax.tree.map(spread, specs, tree, is_leaf=_is_spec)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            "param_specs must be a tree of jax.sharding.PartitionSpec with the structure of the parameters, or a prefix"
+            f" of it: {error}"
+        ) from error
+    return jax.tree.leaves(full, is_leaf=_is_spec)
+
+
+def like(specs: PyTree, tree: PyTree) -> PyTree:
+    """:func:`by_leaf` in the structure of ``tree``."""
+    return jax.tree.unflatten(jax.tree.structure(tree), by_leaf(specs, tree))
+
+
+def sharded_dim(spec: PartitionSpec, axis_name: AxisName) -> int | None:
+    """The dimension that lies along the axis, or ``None``.
+
+    Raises:
+        ValueError: if a dimension lies along the axis and others together.
+    """
+    for dim, entry in enumerate(spec):
+        if names_of(entry) == names_of(axis_name):
+            return dim
+        if set(names_of(axis_name)) & set(names_of(entry)):
+            raise ValueError(
+                f"the spec {spec} lays one dimension along {entry}, of which {axis_name!r} is a part; shard each dimension"
+                " along one axis"
+            )
+    return None
+
+
+def only(spec: PartitionSpec, axes: tuple[Any, ...]) -> PartitionSpec:
+    """A spec without the axes that are left to the compiler."""
+
+    def keep(entry: Any) -> Any:
+        kept = tuple(name for name in names_of(entry) if name in axes)
+        return kept if len(kept) > 1 else (kept[0] if kept else None)
+
+    return PartitionSpec(*(keep(entry) for entry in spec))
+
+
+def _is_spec(node: Any) -> bool:
+    return node is None or isinstance(node, PartitionSpec)

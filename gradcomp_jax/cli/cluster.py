@@ -1,0 +1,146 @@
+"""How this process joins the others: from options, from the environment, or as JAX finds out."""
+
+import dataclasses
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from typing import NoReturn
+
+import jax
+
+from gradcomp_jax.cli.witness import Witness
+from gradcomp_jax.experiments import SettingError
+
+ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+_START_TIMEOUT_S = 300
+# Process 0 writes the results while the others wait to end together with it.
+_SHUTDOWN_TIMEOUT_S = 60
+
+
+class ClusterError(RuntimeError):
+    """The processes could not be brought together."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Where this process belongs; what is ``None`` JAX finds out.
+
+    Attributes:
+      coordinator: ``host:port`` of process 0.
+      index: of this process, from 0.
+      count: of all processes.
+    """
+
+    coordinator: str | None = None
+    index: int | None = None
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        """Checks what can be checked before anybody else is asked.
+
+        Raises:
+          SettingError: for an address without a port, or an index that the count does not have.
+        """
+        if self.coordinator is not None:
+            host, _, port = self.coordinator.rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+                raise SettingError(
+                    f"the coordinator must be HOST:PORT, such as 10.0.0.1:8476, got {self.coordinator!r}"
+                )
+        if self.count is not None and self.count < 1:
+            raise SettingError(f"the number of processes must be at least 1, got {self.count}")
+        if self.index is not None and (self.index < 0 or (self.count is not None and self.index >= self.count)):
+            limit = "" if self.count is None else f" and below the {self.count} processes"
+            raise SettingError(f"the process id must be at least 0{limit}, got {self.index}")
+
+
+def find_place(
+    coordinator: str | None, index: int | None, count: int | None, *, environment: Mapping[str, str] = os.environ
+) -> Place:
+    """Returns what the options say, and what the environment says where they say nothing.
+
+    Raises:
+      SettingError: if a value makes no sense.
+    """
+    return Place(
+        coordinator or environment.get(ADDRESS) or None,
+        _number(INDEX, environment) if index is None else index,
+        _number(COUNT, environment) if count is None else count,
+    )
+
+
+def join(place: Place, *, heartbeat_timeout: int) -> None:
+    """Starts ``jax.distributed``; afterwards ``jax.devices()`` are the devices of all processes.
+
+    Args:
+      place: where this process belongs.
+      heartbeat_timeout: seconds without a word from a process until the others give up.
+
+    Raises:
+      SettingError: if neither options, environment nor cluster say where this process belongs.
+      ClusterError: if the processes do not find each other.
+    """
+    if place.index == 0 and place.coordinator is not None:
+        _check_free(int(place.coordinator.rpartition(":")[2]))
+    # With it, SIGTERM would only be noted down, and a cancelled job would go on.
+    jax.config.update("jax_enable_preemption_service", False)
+    where = f" at {place.coordinator}" if place.coordinator else ""
+    failure = f"the processes did not come together{where}"
+    # Where one does not come, JAX ends the others.
+    witness = Witness(f"gradcomp: {failure}: start all of them, and make sure that they reach process 0")
+    try:
+        jax.distributed.initialize(
+            place.coordinator,
+            place.count,
+            place.index,
+            initialization_timeout=_START_TIMEOUT_S,
+            heartbeat_timeout_seconds=heartbeat_timeout,
+            shutdown_timeout_seconds=max(heartbeat_timeout, _SHUTDOWN_TIMEOUT_S),
+        )
+    except ValueError as error:
+        _refuse(place, error)
+    except (RuntimeError, OSError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ClusterError(f"{failure}: {reason}") from error
+    finally:
+        witness.dismiss()
+    if jax.process_index() != 0:
+        # What libraries print belongs to the log of this process: the results are printed by process 0.
+        sys.stdout.flush()
+        os.dup2(2, 1)
+
+
+def _check_free(port: int) -> None:
+    # JAX itself crashes now and then where the port is taken.
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        raise ClusterError(f"process 0 cannot listen at port {port}: {error.strerror}; choose another port") from error
+
+
+def _refuse(place: Place, error: ValueError) -> NoReturn:
+    missing = [
+        f"{option} (or {name})"
+        for option, name, value in (
+            ("--coordinator HOST:PORT", ADDRESS, place.coordinator),
+            ("--process-id", INDEX, place.index),
+            ("--processes", COUNT, place.count),
+        )
+        if value is None
+    ]
+    if not missing:
+        raise SettingError(f"--distributed cannot start: {error}") from error
+    raise SettingError(
+        f"--distributed finds no cluster (SLURM, Open MPI, Cloud TPU or Kubernetes): give {', '.join(missing)}"
+    ) from error
+
+
+def _number(name: str, environment: Mapping[str, str]) -> int | None:
+    text = environment.get(name, "").strip()
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError as error:
+        raise SettingError(f"{name} must be a whole number, got {text!r}") from error

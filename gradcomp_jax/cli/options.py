@@ -1,0 +1,62 @@
+"""The options of the commands, each with its help."""
+
+import pathlib
+from typing import Annotated
+
+import typer
+
+from gradcomp_jax.cli import cluster
+from gradcomp_jax.experiments.tasks import TASKS
+
+_DATASETS = ", ".join(TASKS)
+
+DatasetOption = Annotated[str, typer.Option(help=f"What to train on: {_DATASETS}.")]
+DataDirOption = Annotated[
+    pathlib.Path | None,
+    typer.Option(help="Folder of the data set's files, if not where its package puts them."),
+]
+WorkersOption = Annotated[int, typer.Option(help="Devices that share every batch.")]
+EpochsOption = Annotated[int | None, typer.Option(help="Passes over the training set; the task's own by default.")]
+BatchOption = Annotated[
+    int | None,
+    typer.Option(help="Examples in a step, all workers together; the task's own by default."),
+]
+RateOption = Annotated[float | None, typer.Option(help="Learning rate; the task's own by default.")]
+MomentumOption = Annotated[float | None, typer.Option(help="Momentum, in [0, 1).")]
+DensityOption = Annotated[
+    float | None,
+    typer.Option(help="Share of the entries that DGC sends, in (0, 1]; the task's own by default."),
+]
+RealOption = Annotated[
+    bool,
+    typer.Option("--real-devices", help="Use the devices that JAX finds instead of simulated CPU workers."),
+]
+OutOption = Annotated[pathlib.Path, typer.Option(help="Folder for the picture and the JSON.")]
+
+DistributedOption = Annotated[
+    bool,
+    typer.Option(
+        "--distributed",
+        help="One of several processes of jax.distributed: the workers are the devices of all of them. Where SLURM, "
+        "Open MPI, Cloud TPU or Kubernetes started them, nothing else need be said.",
+    ),
+]
+CoordinatorOption = Annotated[
+    str | None, typer.Option(help=f"HOST:PORT of process 0, for --distributed; else ${cluster.ADDRESS}.")
+]
+ProcessOption = Annotated[
+    int | None, typer.Option(help=f"Number of this process, from 0, for --distributed; else ${cluster.INDEX}.")
+]
+ProcessesOption = Annotated[
+    int | None, typer.Option(help=f"How many processes there are, for --distributed; else ${cluster.COUNT}.")
+]
+HeartbeatOption = Annotated[
+    int,
+    typer.Option(min=1, help="Seconds without a word from a process until the others end, for --distributed."),
+]
+StepTimeoutOption = Annotated[
+    float,
+    typer.Option(min=1, help="Seconds that a step, a compilation or a save may take, for --distributed."),
+]
+
+MarkdownOption = Annotated[pathlib.Path | None, typer.Option(help="Also write the table to this Markdown file.")]

@@ -1,0 +1,36 @@
+"""The last word of a process that had no time for one."""
+
+import contextlib
+import subprocess
+import sys
+
+# Reads until the process that started it writes "." or is gone.
+_PROGRAM = """
+import os, signal, sys
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+if not os.read(0, 1):
+    sys.stderr.write(sys.argv[1] + chr(10))
+"""
+
+
+class Witness:
+    """A process that prints a sentence to stderr if this one ends before it is dismissed.
+
+    The coordination service of JAX ends a process from within, with no word to Python, and a killed process has none at
+    all: somebody else has to say it.
+    """
+
+    def __init__(self, sentence: str) -> None:
+        """Starts to watch this process."""
+        self._child = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _PROGRAM, sentence],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def dismiss(self) -> None:
+        """Ends without a word; once more does nothing."""
+        with contextlib.suppress(OSError, ValueError):
+            self._child.communicate(b".", timeout=5)

@@ -1,0 +1,72 @@
+"""An all-gather in a form that the compiler leaves an all-gather.
+
+XLA:TPU may carry out an all-gather as an all-reduce of the whole result, zeros in everybody else's place, which sends
+twice the bytes. Compiled for v5e, v5p and v6e, libtpu 0.0.42, it did so in two cases, whatever the dtype: a shard whose entries
+are no multiple of the 128 lanes, also between slices, over the data-centre network; and a group of 64 devices or more
+within a slice, while the result is of at most 16 MiB (on a three-dimensional torus, whatever its size).
+"""
+
+import jax.numpy as jnp
+from jax import lax
+
+from gradcomp_jax import _compat
+from gradcomp_jax._typing import Array, AxisName
+
+LANES = 128
+"""Entries of a row of a TPU's registers: what the shard is filled up to a multiple of."""
+
+LARGEST_GROUP = 32
+"""Devices that an all-gather in one step may have; measured on powers of two."""
+
+LARGEST_RESULT = 2**24
+"""Bytes of a result above which a large group's all-gather is left in one step, as most tori take it."""
+
+
+def all_gather(x: Array, axis_name: AxisName) -> Array:
+    """Stacks every worker's ``x``, ``[n]``, as ``[N, n]``, replicated.
+
+    On TPU the shard is filled up to a multiple of :data:`LANES`, and over a single axis of more than
+    :data:`LARGEST_GROUP` devices it is gathered in two steps, which together send as many bytes as one. Elsewhere, and
+    where neither is needed, it is one plain all-gather.
+    """
+    first = _first_group(x, axis_name)
+    if x.size % LANES == 0 and first is None:
+        return _compat.all_gather(x, axis_name)
+
+    def for_tpu(x: Array) -> Array:
+        filled = jnp.pad(x, (0, -x.size % LANES))
+        gathered = _compat.all_gather(filled, axis_name) if first is None else in_two_steps(filled, axis_name, first)
+        return lax.slice_in_dim(gathered, 0, x.size, axis=1)
+
+    # Only the branch of the platform that is lowered for stays in the program.
+    return lax.platform_dependent(x, tpu=for_tpu, default=lambda x: _compat.all_gather(x, axis_name))
+
+
+def in_two_steps(x: Array, axis_name: AxisName, first: int) -> Array:
+    """Stacks every worker's ``x``, ``[n]``, as ``[N, n]``: within runs of ``first`` neighbours, then between the runs.
+
+    A worker sends ``first - 1`` shards and then ``N / first - 1`` runs of ``first``: N - 1 shards in all.
+
+    Args:
+        x: this worker's entries.
+        axis_name: a mapped axis of ``shard_map``.
+        first: devices of a run; divides N.
+    """
+    workers = _compat.axis_size(axis_name) or 1
+    runs = [list(range(start, start + first)) for start in range(0, workers, first)]
+    between = [list(range(offset, workers, first)) for offset in range(first)]
+    x = _compat.varying(x, axis_name)
+    run = lax.all_gather(x, axis_name, axis_index_groups=runs)
+    every = lax.all_gather(run, axis_name, axis_index_groups=between)
+    return _compat.invarying(every.reshape(workers, -1), axis_name)
+
+
+def _first_group(x: Array, axis_name: AxisName) -> int | None:
+    """Devices of the first of two steps; ``None`` for one step."""
+    workers = _compat.axis_size(axis_name) or 1
+    too_large = workers * x.size * x.dtype.itemsize > LARGEST_RESULT
+    # Over several axes the compiler takes its own steps, the slowest links first.
+    if workers <= LARGEST_GROUP or too_large or not _compat.is_one_manual_axis(axis_name):
+        return None
+    sizes = [n for n in range(2, LARGEST_GROUP + 1) if workers % n == 0 and workers // n <= LARGEST_GROUP]
+    return min(sizes, key=lambda n: n + workers // n, default=None)

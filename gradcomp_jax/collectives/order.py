@@ -1,0 +1,39 @@
+"""Collectives in an order that a compiler keeps."""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jax import lax
+
+from gradcomp_jax._typing import Array
+
+
+def wait(arrays: Sequence[Array], after: Sequence[Array]) -> list[Array]:
+    """The same arrays, complete only once others are there.
+
+    For collectives that are not to be combined: one of all would wait for what the last of them is made of. An
+    optimization barrier does not keep XLA:TPU from combining, so the first entry of each array is made to depend on the
+    others in a way that no simplification sees through. The rest of an array is made without waiting.
+
+    Args:
+        arrays: of any shape, of a dtype of 1, 2 or 4 bytes.
+        after: likewise.
+    """
+    after = [a for a in after if a.size]
+    if not after:
+        return list(arrays)
+    there = jnp.stack([_is_there(a) for a in after]).all()
+    return [_first_if(there, a) if a.size else a for a in arrays]
+
+
+def _is_there(a: Array) -> Array:
+    """True, whatever the number is: it has no more ones than bits."""
+    first = lax.slice_in_dim(a.reshape(-1), 0, 1)[0]
+    word = lax.bitcast_convert_type(first, jnp.dtype(f"uint{8 * a.dtype.itemsize}"))
+    return lax.population_count(word) <= 8 * a.dtype.itemsize
+
+
+def _first_if(there: Array, a: Array) -> Array:
+    flat = a.reshape(-1)
+    first = jnp.where(there, lax.slice_in_dim(flat, 0, 1), jnp.zeros((), a.dtype))
+    return lax.dynamic_update_slice_in_dim(flat, first, 0, axis=0).reshape(a.shape)

@@ -1,0 +1,91 @@
+"""An exchange in buckets, so that it can begin before the backward pass ends."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradcomp_jax import _checks
+from gradcomp_jax._typing import PyTree
+from gradcomp_jax.transforms.exchange import BUCKETS
+from gradcomp_jax.transforms.plan import path_name
+
+FORWARD_ORDER = "gradcomp_forward_order"
+
+
+def bucketed(
+    exchange: optax.GradientTransformation, *, bucket_bytes: int, forward_order: Sequence[str] | None = None
+) -> optax.GradientTransformationExtraArgs:
+    r"""Cuts the exchange into buckets in the order in which the backward pass finishes gradients.
+
+    Everything of an exchange crosses in one buffer, which waits for the last gradient. In buckets each has collectives of
+    its own, which need nothing but their gradients: a compiler that hides latency starts them while the backward pass
+    goes on. Results are those without buckets, but for which worker keeps what rounding takes on the way back, and for
+    the random numbers of a second encoding. A step with a non-finite gradient in any bucket is skipped in all of them.
+    Each bucket costs the latency of its collectives, so buckets pay where bytes take longer than that: some megabytes of
+    gradient each.
+
+    Local clipping (``gc.dgc(clip_norm=...)``) needs the norm of the whole gradient before anything is sent, and
+    ``view="tree"`` (gradient dropping) the whole gradient; with them nothing can begin early. An owner's residual
+    (``two_phase("server")``, 1-bit Adam) is of one buffer and is refused.
+
+    Example::
+
+        tx = optax.chain(gc.bucketed(gc.block_quantized(axis_name="data"), bucket_bytes=4 << 20), optax.sgd(0.1))
+
+    Args:
+        exchange: a method, :func:`gradcomp_jax.exchange`, :func:`gradcomp_jax.hierarchical`, or a chain with one in it.
+        bucket_bytes: bytes of float32 gradient from which a bucket is full; one tensor is never cut.
+        forward_order: paths of the parameters (``"layer/kernel"``) in the order of their first use, of which the backward
+            pass is the reverse: :func:`gradcomp_jax.forward_order` reads it from a loss. By default what
+            :func:`gradcomp_jax.make_train_step` has read from its loss, elsewhere the order of the paths with numbers as
+            numbers.
+
+    Raises:
+        ValueError: for a size below 1; when traced, if ``forward_order`` lacks a tensor, or the exchange keeps a server
+            residual.
+
+    References:
+        Li et al., 2020, https://arxiv.org/abs/2006.15704, section 3.2.3 (gradient bucketing).
+    """
+    _checks.positive_int("bucket_bytes", bucket_bytes)
+    inside = optax.with_extra_args_support(exchange)
+
+    def update(updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, Any]:
+        order = forward_order
+        if order is None and FORWARD_ORDER in extra:
+            order = extra[FORWARD_ORDER]()
+        return inside.update(updates, state, params, **{**extra, BUCKETS: cut(updates, bucket_bytes, order)})
+
+    return optax.GradientTransformationExtraArgs(inside.init, update)
+
+
+def cut(tree: PyTree, bucket_bytes: int, forward_order: Sequence[str] | None = None) -> tuple[tuple[int, ...], ...]:
+    """The leaves' numbers, bucket after bucket, the last parameter of the forward pass first."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    names = [path_name(path) for path, _ in leaves]
+    place: Mapping[str, Any] = {name: _natural(name) for name in names}
+    if forward_order is not None:
+        place = {name: number for number, name in enumerate(forward_order)}
+        if missing := [name for name in names if name not in place]:
+            raise ValueError(
+                f"forward_order lacks {missing[:3]} of {len(names)} tensors; gradcomp_jax.forward_order(loss, params, batch)"
+                " reads the whole of it"
+            )
+    buckets: list[list[int]] = [[]]
+    filled = 0
+    for i in sorted(range(len(names)), key=lambda i: place[names[i]], reverse=True):
+        if filled >= bucket_bytes:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(i)
+        filled += 4 * jnp.size(leaves[i][1])
+    return tuple(map(tuple, buckets))
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """``layer_2`` before ``layer_10``."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

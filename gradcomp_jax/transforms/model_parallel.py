@@ -1,0 +1,105 @@
+"""An exchange of parameters that a model axis shards: each device sends its shard's rows, and nothing is gathered."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from gradcomp_jax import _compat, _mapped, _specs
+from gradcomp_jax._typing import AxisName, PyTree
+from gradcomp_jax.per_device import state_specs
+from gradcomp_jax.transforms import shares as sh
+
+
+def model_parallel(
+    exchange: optax.GradientTransformation, *, axis_name: AxisName, model_axis_name: str, param_specs: PyTree
+) -> optax.GradientTransformationExtraArgs:
+    r"""Exchanges each device's shard of a model whose parameters lie along a model axis.
+
+    Cutting a sharded tensor into rows would make the compiler gather it. Here rows are cut from the shard that a device
+    has: the devices along ``model_axis_name`` are one worker, each with its shard of a tensor and its share of the
+    exchange. Tensors that the axis does not divide are equal on all these devices; each sends 1/n of them, and an
+    all-gather along the model axis puts the update together.
+
+    The model axis may be left to the compiler (``jax.shard_map(..., axis_names={"data"})``, which is what
+    :func:`gradcomp_jax.make_train_step` does with every axis of the mesh that is not ``axis_name``), or be manual, where
+    gradients and parameters are the device's shards.
+
+    State: that of ``exchange``, every array of it per device, for each device's shard.
+
+    Example::
+
+        specs = {"up": P(None, "model"), "down": P("model", None), "bias": P()}
+        tx = gc.model_parallel(gc.dgc(axis_name="data"), axis_name="data", model_axis_name="model", param_specs=specs)
+
+    Args:
+        exchange: a method or :func:`gradcomp_jax.exchange` over ``axis_name``, or a chain with one in it.
+        axis_name: the axis that gradients are averaged over.
+        model_axis_name: the axis that parameters are sharded along.
+        param_specs: the parameters' ``PartitionSpec``, a tree or a prefix of it.
+
+    Raises:
+        ValueError: if the two axes are the same, or a spec shards a dimension along several axes.
+        NameError: when traced where the mesh has no such axis.
+
+    References:
+        Shoeybi et al., 2019, https://arxiv.org/abs/1909.08053, section 3 (tensor parallelism).
+    """
+    if axis_name == model_axis_name:
+        raise ValueError(f"axis_name and model_axis_name must differ, got {axis_name!r} for both")
+    inside = optax.with_extra_args_support(exchange)
+    axes = {"axis_name": axis_name, "inner_axis_name": model_axis_name}
+
+    def init_shard(params: PyTree) -> sh.ShareState:
+        return sh.init(inside, params, sh.cuts_of(param_specs, params, model_axis_name), **axes)
+
+    def update_shard(updates: PyTree, state: sh.ShareState, params: PyTree | None, extra: Any) -> Any:
+        cuts = sh.cuts_of(param_specs, updates, model_axis_name)
+        index = _compat.axis_index(model_axis_name)
+        shares = [cut.own(g, index) for g, cut in zip(jax.tree.leaves(updates), cuts, strict=True)]
+        return sh.update(inside, shares, cuts, updates, state, params, **axes, extra=extra)
+
+    def specs_of(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda s: _specs.only(s, (model_axis_name,)), _specs.like(param_specs, tree))
+
+    def init(params: PyTree) -> sh.ShareState:
+        if not _compat.is_auto(model_axis_name):
+            return init_shard(params)
+        mapping = {"axis_names": {model_axis_name}, "check_vma": _compat.tracks_varying(axis_name)}
+        shapes = _mapped.local_shapes(init_shard, params, in_specs=(specs_of(params),), **mapping)
+        return _nested(init_shard, (params,), (specs_of(params),), _state_specs(shapes), mapping)
+
+    def update(
+        updates: PyTree, state: sh.ShareState, params: PyTree | None = None, **extra: Any
+    ) -> tuple[PyTree, sh.ShareState]:
+        if not _compat.is_auto(model_axis_name):
+            return update_shard(updates, state, params, extra)
+        mapping = {"axis_names": {model_axis_name}, "check_vma": _compat.tracks_varying(axis_name)}
+        places, kept = specs_of(updates), _state_specs(state)
+        everywhere = jax.sharding.PartitionSpec()
+        of_params = None if params is None else places
+        # What is not an array (names, functions) goes past the mapping.
+        arrays = {name: value for name, value in extra.items() if _is_arrays(value)}
+        static = {name: value for name, value in extra.items() if name not in arrays}
+
+        def local(updates: PyTree, state: Any, params: PyTree | None, arrays: Any) -> Any:
+            return update_shard(updates, state, params, {**arrays, **static})
+
+        args, in_specs = (updates, state, params, arrays), (places, kept, of_params, everywhere)
+        return _nested(local, args, in_specs, (places, kept), mapping)
+
+    def _state_specs(state: PyTree) -> PyTree:
+        return state_specs(state, axis_name=model_axis_name)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _is_arrays(value: Any) -> bool:
+    return all(isinstance(leaf, (jax.Array, np.ndarray, float)) for leaf in jax.tree.leaves(value))
+
+
+def _nested(f: Callable[..., Any], args: Any, in_specs: Any, out_specs: Any, mapping: Any) -> Any:
+    """A ``shard_map`` inside another, over an axis that the outer one leaves to the compiler."""
+    return jax.shard_map(f, in_specs=in_specs, out_specs=out_specs, **mapping)(*args)

@@ -1,0 +1,83 @@
+"""One bucket of an exchange on its way across the axis."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradcomp_jax import collectives as co
+from gradcomp_jax import kernels
+from gradcomp_jax._typing import Array, AxisName
+from gradcomp_jax.transforms.passes import Encoded, Streams, encode, parcel
+from gradcomp_jax.transforms.plan import Plan
+
+
+class Sent(NamedTuple):
+    """One bucket that has crossed.
+
+    Attributes:
+        encoded: its parts.
+        numbers: of each part's pieces that are in it.
+        deliveries: of the parts that have any.
+        ok: boolean scalar, equal on every worker: whether everything in it was finite.
+        arrived: what came in.
+    """
+
+    encoded: list[Encoded]
+    numbers: Sequence[Sequence[int]]
+    deliveries: list[co.Delivery]
+    ok: Array
+    arrived: co.Arrived
+
+    def arrivals(self) -> Iterator[tuple[int, Encoded, Sequence[int], co.Delivery]]:
+        """Number, encoding, pieces and delivery of each part that has pieces in the bucket."""
+        arrived = iter(self.deliveries)
+        for n, (e, pieces) in enumerate(zip(self.encoded, self.numbers, strict=True)):
+            if pieces:
+                yield n, e, pieces, next(arrived)
+
+
+def send(
+    plan: Plan,
+    numbers: Sequence[Sequence[int]],
+    leaves: Sequence[Array],
+    state: Any,
+    streams: Streams,
+    workers: int,
+    axis_name: AxisName | None,
+    *,
+    bucket: int,
+    also: Sequence[Array],
+    after: co.Arrived | None,
+) -> Sent:
+    """Encodes one bucket of a plan and takes it across the axis.
+
+    Args:
+        plan: of all leaves.
+        numbers: of each part's pieces in this bucket.
+        leaves: of the gradient.
+        state: of the exchange.
+        streams: of this step.
+        workers: on the axis.
+        axis_name: the axis.
+        bucket: its number.
+        also: what does not cross and must be finite as well.
+        after: what came in of the bucket before.
+    """
+    parts = [(part, at(members, js)) for (part, members), js in zip(plan.parts, numbers, strict=True)]
+    memories, states = (
+        [at(of, js) for of, js in zip(every, numbers, strict=True)] for every in (state.memory, state.compressor)
+    )
+    encoded = encode(parts, leaves, memories, states, streams, axis_name, bucket=bucket)
+    parcels = [
+        parcel(e, server, streams, workers) for e, server in zip(encoded, state.server, strict=True) if e.members
+    ]
+    finite = [e.part.compressor.finite(p, s) for e in encoded for p, s in zip(e.payloads, e.locals, strict=True)]
+    finite += [kernels.all_finite(x) for x in also]
+    bad = ~jnp.stack(finite or [jnp.array(True)]).all()
+    return Sent(encoded, numbers, *co.cross(parcels, bad, axis_name=axis_name, after=after))
+
+
+def at(of: Sequence[Any], numbers: Sequence[int]) -> tuple:
+    """Some members of a sequence, by their numbers."""
+    return tuple(of[j] for j in numbers)

@@ -1,0 +1,215 @@
+"""The parts of the network benchmark: links by name, bounds, the model of the overhead, tables; and one run from end to end."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import lab
+from benchmarks.sweep import bounds, checks, links, methods, report, run, tasks
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    "text, rate",
+    [("unshaped", None), ("100Mbit", 1e8), ("1Gbit", 1e9), ("1gbit/s", 1e9), ("2.5 kbit", 2500.0), ("20Mbit/s", 2e7)],
+)
+def test_rates_are_read_and_written(text: str, rate: float | None) -> None:
+    assert links.parse_rate(text) == rate
+    assert links.parse_rate(links.rate_name(rate)) == rate
+
+
+@pytest.mark.parametrize("text", ["", "fast", "100", "100MB", "0Mbit", "-1Mbit", "100Mbits"])
+def test_what_is_not_a_rate_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="100Mbit"):
+        links.parse_rate(text)
+
+
+@pytest.mark.parametrize("text, seconds", [("0", 0.0), ("0ms", 0.0), ("25ms", 0.025), ("1.5 s", 1.5)])
+def test_delays_are_read(text: str, seconds: float) -> None:
+    assert links.parse_delay(text) == seconds
+    assert links.parse_delay(links.delay_name(seconds)) == seconds
+
+
+@pytest.mark.parametrize("text", ["25", "fast", "-1ms", "1min"])
+def test_what_is_not_a_delay_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="25ms"):
+        links.parse_delay(text)
+
+
+def test_cells_of_one_team_follow_each_other() -> None:
+    found = list(links.cells(["a", "b"], [2, 4], [1e8, None], [0.09, 0.0]))
+    assert len(found) == 16
+    assert len({cell.key for cell in found}) == 16
+    teams = [(cell.model, cell.workers) for cell in found]
+    assert teams == sorted(teams)
+    assert [cell.rate for cell in found[:2]] == [None, 1e8]
+
+
+def test_bound_is_the_longer_of_the_two() -> None:
+    assert bounds.bound_s(2.0, 10**9, None) == 2.0
+    assert bounds.bound_s(2.0, 10**9, 1e9) == 8.0
+    assert bounds.bound_s(9.0, 10**9, 1e9) == 9.0
+
+
+def test_overhead_admits_tcp_and_no_more() -> None:
+    payload = 10_000_000
+    least, most = bounds.counted_range(payload, payload, 3, 4, 1.0)
+    segments = payload / bounds.SEGMENT
+    # What a rate-limited link counts: a header for each segment, and acknowledgements of the other direction.
+    tcp = payload + segments * bounds.HEADER * 1.5
+    assert least < payload < tcp < most
+    # A method that sent a byte where it says seven bits, or every payload twice, would be found.
+    assert most < 8 / 7 * payload
+    # In a small message the handshakes are most of it, and they do not grow with what is in it.
+    tiny, small = (bounds.counted_range(size, size, 3, 4, 1.0)[1] for size in (100, 1100))
+    assert small - tiny < 1.2 * 1000
+
+
+def test_steps_to_a_target() -> None:
+    losses = [float(10 - i) for i in range(10)]
+    assert bounds.steps_to(losses, 9.5, window=2) == 2
+    assert bounds.steps_to(losses, 9.0, window=2) == 3
+    assert bounds.steps_to(losses, 0.5, window=2) is None
+    # The dense run reaches its own target, and not before the end of the window that it was taken from.
+    target = bounds.target_loss(losses, window=2)
+    assert bounds.steps_to(losses, target, window=2) == 7
+
+
+def cell(rate: float | None = 1e8, *, values: int = 13_000_000, **step_s: float) -> dict:
+    """A cell in which no exchange takes 1 s, and a method what is given."""
+    found = {
+        name.replace("_", " "): {
+            "step_s": t,
+            "range_s": [t, t],
+            "steps": 3,
+            "alone_s": 1.1,
+            "bound_s": max(1.1, t / 1.2),
+            "sent": 1000,
+            "collectives": {"all-reduce": 1},
+            "counted": 1010.0,
+            "counted_most": 1020.0,
+            "agrees": True,
+        }
+        for name, t in step_s.items()
+    }
+    link = links.Cell("lstm", 4, rate, 0.0)
+    return {
+        "key": link.key,
+        "model": "lstm",
+        "workers": 4,
+        "rate": rate,
+        "delay_s": 0.0,
+        "values": values,
+        "source": "made-up text",
+        "nothing_s": 1.0,
+        "nothing_range_s": [1.0, 1.0],
+        "methods": found,
+    }
+
+
+def holds(cells: list[dict]) -> list[bool | None]:
+    return [check.holds for check in checks.checks(cells)]
+
+
+def test_checks_pass_and_fail_by_the_numbers() -> None:
+    good = cell(dense_f32=21.0, block_int4=5.0, dgc=1.9)
+    fast = cell(1e9, dense_bf16=2.0, dgc=1.5)
+    assert holds([good, fast]) == [True, True, True, True, True]
+    slow = cell(dense_f32=21.0, block_int4=7.0, dgc=3.0)
+    slow["methods"]["dgc"]["bound_s"] = 2.0
+    slow["methods"]["dgc"]["agrees"] = False
+    losing = cell(1e9, dense_bf16=2.0, dgc=2.5)
+    assert holds([slow, losing]) == [False, False, False, False, False]
+
+
+def test_checks_say_what_was_not_measured() -> None:
+    assert holds([]) == [None] * 5
+    # Too small a model shows nothing about large ones.
+    assert holds([cell(values=1_000_000, dense_f32=21.0, dgc=1.9)])[:4] == [None] * 4
+
+
+def test_verdict_tells_not_to_compress() -> None:
+    assert "do not compress" in bounds.verdict(cell(dense_f32=2.0, dense_bf16=1.5, dgc=1.6))
+    # Nor for what the next run may not show.
+    assert "do not compress" in bounds.verdict(cell(dense_f32=2.0, dense_bf16=1.5, dgc=1.49))
+    assert bounds.verdict(cell(dense_f32=2.0, dense_bf16=1.5, dgc=1.0)) == "dgc, 1.50x the better dense one"
+
+
+def results(*cells: dict) -> dict:
+    machine = {"processor": "P", "cores": 2, "memory_gib": 4, "system": "Linux"}
+    training = {"lstm": {"workers": 4, "source": "s", "losses": {"dense f32": [9.0 - 0.1 * i for i in range(20)]}}}
+    return {"machine": machine, "versions": {"jax": "1"}, "cells": list(cells), "training": training}
+
+
+def test_report_marks_what_loses() -> None:
+    text = report.markdown(results(cell(dense_f32=2.0, dense_bf16=1.5, dgc=1.6)), "python it")
+    rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ") and "x" in line}
+    assert "**2 (" in rows["dense f32"] and "**1.6 (" in rows["dgc"]
+    assert "**" not in rows["dense bf16"]
+    # 14 steps to the target at two seconds each.
+    assert "| dense f32 | 14 | 28 |" in text
+
+
+def test_report_goes_between_the_markers() -> None:
+    document = f"before\n{report.START}\nold\n{report.END}\nafter\n"
+    text = report.insert(document, "new")
+    assert text == f"before\n{report.START}\n\nnew\n{report.END}\nafter\n"
+    with pytest.raises(ValueError, match="needs the lines"):
+        report.insert("nothing", "new")
+
+
+def test_the_document_has_the_markers() -> None:
+    assert "X" in report.insert((ROOT / "docs" / "network.md").read_text(), "X")
+
+
+def test_only_what_is_missing_is_measured_again() -> None:
+    done = cell(dgc=1.0)
+    wanted = [links.Cell("lstm", 4, 1e8, 0.0), links.Cell("lstm", 4, 1e9, 0.0)]
+    assert run.pending(wanted, results(done), ["dgc"]) == wanted[1:]
+    assert run.pending(wanted, results(done), ["dgc", "dense f32"]) == wanted
+
+
+def test_every_method_is_a_transformation() -> None:
+    for name in (methods.NOTHING, *methods.METHODS):
+        tx = methods.transformation(name, tasks.TASKS["tiny"], axis_name=None)
+        assert callable(tx.init) and callable(tx.update)
+
+
+def test_workers_read_different_text() -> None:
+    source, batches = tasks.read_text(100)
+    assert source
+    first, second = batches(0, 0, 2), batches(0, 1, 2)
+    assert first[0].shape == first[1].shape == (5, 35)
+    assert (first[0][:, 1:] == first[1][:, :-1]).all()
+    assert (first[0] != second[0]).any()
+    # Reading on: the next batch starts with the word that the last one ended on.
+    assert (batches(1, 0, 2)[0][:, 0] == first[1][:, -1]).all()
+
+
+@pytest.mark.network
+@pytest.mark.slow
+@pytest.mark.skipif(lab.available() is not None, reason=str(lab.available()))
+def test_end_to_end(tmp_path: pathlib.Path) -> None:
+    kept = tmp_path / "network.json"
+    document = tmp_path / "network.md"
+    document.write_text(f"{report.START}\n{report.END}\n")
+    words = ["--models", "tiny", "--workers", "2", "--rates", "20Mbit", "--delays", "5ms", "--rounds", "2", "--train"]
+    words += ["--methods", "dense f32", "dgc", "--json", str(kept), "--markdown", str(document)]
+    command = [sys.executable, str(ROOT / "benchmarks" / "network.py"), *words]
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    assert done.returncode == 0, done.stderr
+    (measured,) = json.loads(kept.read_text())["cells"]
+    for name, row in measured["methods"].items():
+        assert row["agrees"], (name, row)
+        # The exchange waits for both delays of a round trip at the least.
+        assert row["step_s"] > 0.01
+    assert measured["nothing_s"] < measured["methods"]["dense f32"]["step_s"]
+    assert "| dgc |" in document.read_text()
+    again = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=600, env=environment)
+    assert again.returncode == 0 and "compiling" not in again.stdout
