@@ -2,11 +2,22 @@
 
 from gradcomp_jax import collectives as collectives
 from gradcomp_jax import compressors as compressors
+from gradcomp_jax import consistency as consistency
 from gradcomp_jax import kernels as kernels
 from gradcomp_jax import memory as memory
 from gradcomp_jax import methods as methods
 from gradcomp_jax.audit import WireReport as WireReport
 from gradcomp_jax.audit import wire_bytes as wire_bytes
+from gradcomp_jax.consistency import accumulate as accumulate
+from gradcomp_jax.consistency import consolidate as consolidate
+from gradcomp_jax.consistency import delayed_average as delayed_average
+from gradcomp_jax.consistency import diloco as diloco
+from gradcomp_jax.consistency import elastic_average as elastic_average
+from gradcomp_jax.consistency import gossip as gossip
+from gradcomp_jax.consistency import local_sgd as local_sgd
+from gradcomp_jax.consistency import outer_average as outer_average
+from gradcomp_jax.consistency import replica_spread as replica_spread
+from gradcomp_jax.consistency import sparse_loco as sparse_loco
 from gradcomp_jax.methods import block_quantized as block_quantized
 from gradcomp_jax.methods import demo as demo
 from gradcomp_jax.methods import dense as dense
@@ -33,6 +44,7 @@ from gradcomp_jax.training import data_sharding as data_sharding
 from gradcomp_jax.training import init_state as init_state
 from gradcomp_jax.training import local_value_and_grad as local_value_and_grad
 from gradcomp_jax.training import lower_update as lower_update
+from gradcomp_jax.training import make_overlapped_step as make_overlapped_step
 from gradcomp_jax.training import make_train_step as make_train_step
 from gradcomp_jax.training import resize_workers as resize_workers
 from gradcomp_jax.training import restore_checkpoint as restore_checkpoint
@@ -59,47 +71,59 @@ __all__ = [
     "PerDevice",
     "TrainState",
     "WireReport",
+    "accumulate",
     "block_quantized",
     "bucketed",
     "by_path",
     "by_size",
     "collectives",
     "compressors",
+    "consistency",
+    "consolidate",
     "data_sharding",
+    "delayed_average",
     "demo",
     "dense",
     "density_controller",
     "density_schedule",
     "dgc",
+    "diloco",
     "eden",
     "ef21",
     "ef_sign_sgd",
+    "elastic_average",
     "exchange",
     "factored_dot",
     "forward_order",
     "fp8",
+    "gossip",
     "gradient_dropping",
     "hierarchical",
     "init_state",
     "kernels",
     "local_clip",
+    "local_sgd",
     "local_value_and_grad",
     "lower_update",
+    "make_overlapped_step",
     "make_train_step",
     "memory",
     "methods",
     "model_parallel",
     "one_bit_adam",
     "one_bit_sgd",
+    "outer_average",
     "powersgd",
     "qsgd",
     "random_k",
+    "replica_spread",
     "resize_workers",
     "restore_checkpoint",
     "running_sum",
     "save_checkpoint",
     "sign_sgd",
     "sparcml",
+    "sparse_loco",
     "state_axes",
     "state_shardings",
     "state_specs",

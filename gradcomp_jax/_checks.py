@@ -34,6 +34,14 @@ def positive_int(name: str, value: Any) -> int:
     return int(number)
 
 
+def non_negative_int(name: str, value: Any) -> int:
+    """Checks for an integer of at least 0."""
+    number = static_number(name, value)
+    if isinstance(value, bool) or int(number) != number or number < 0:
+        raise ValueError(f"{name} must be an integer of at least 0, got {value}")
+    return int(number)
+
+
 def at_least_zero(name: str, value: Any) -> Any:
     """Checks ``value >= 0``; arrays (a schedule's value) are passed through unchecked."""
     if isinstance(value, (int, float)) and not (value >= 0 and math.isfinite(value)):

@@ -4,6 +4,7 @@ Everything that differs between ``shard_map`` (with and without varying-ness tra
 ``vmap`` and no axis at all is decided here, so that the rest of the library has one code path.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -39,7 +40,10 @@ def axis_index(axis_name: AxisName | None) -> Array:
 
 
 def _varying_names(x: Array) -> frozenset[Any]:
-    aval = jax.typeof(x)
+    return _names_in(jax.typeof(x))
+
+
+def _names_in(aval: Any) -> frozenset[Any]:
     manual = getattr(aval, "manual_axis_type", None)
     found = manual.varying if manual is not None else getattr(aval, "vma", frozenset())
     return frozenset(found)
@@ -129,6 +133,18 @@ def invarying(tree: PyTree, axis_name: AxisName | None) -> PyTree:
         return _invarying_p.bind(x, axes=names) if names else x
 
     return jax.tree.map(cast, tree)
+
+
+def zeros_of(function: Callable[..., Any], *operands: Any) -> Any:
+    """Zeros of the shapes, dtypes and tracked types that ``function(*operands)`` returns, which is not run."""
+    traced, out_shape = jax.make_jaxpr(function, return_shape=True)(*operands)
+
+    def zero(aval: Any) -> Array:
+        wanted = tuple(_names_in(aval))
+        value = jnp.zeros(aval.shape, aval.dtype)
+        return lax.pcast(value, wanted, to="varying") if wanted else value
+
+    return jax.tree.unflatten(jax.tree.structure(out_shape), [zero(a) for a in traced.out_avals])
 
 
 def as_cotangent(x: Array, primal: Array) -> Array:

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from gradcomp_jax._typing import Array, AxisName
@@ -32,6 +33,7 @@ class PerDevice:
             tensor's entries; 0 of every other.
         shares: devices that make up one worker, of which each has such a value for its part of every tensor; 1 unless
             the exchange is hierarchical.
+        lifted: whether the value has no rows of its own: :func:`lift` gave it one, and :func:`lower` takes it away.
     """
 
     value: Array
@@ -39,6 +41,7 @@ class PerDevice:
     kind: Kind = dataclasses.field(default="worker", metadata={"static": True})
     shares: int = dataclasses.field(default=1, metadata={"static": True})
     entries: int = dataclasses.field(default=0, metadata={"static": True})
+    lifted: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def held(self, workers: int) -> int:
         """Rows that each device would hold, were there so many workers."""
@@ -50,6 +53,37 @@ class PerDevice:
 def is_per_device(node: object) -> bool:
     """Whether a node of a state tree is a :class:`PerDevice`, for ``is_leaf``."""
     return isinstance(node, PerDevice)
+
+
+def lift(tree: Any, *, marked: tuple[type, ...] = ()) -> Any:
+    """Marks every array of a tree as one of which each device has its own: a :class:`PerDevice` of one row.
+
+    Args:
+        tree: one device's arrays. What is per-device already is passed through.
+        marked: types of nodes that mark by themselves what differs by device: they are passed through as well.
+    """
+
+    def is_leaf(node: object) -> bool:
+        return isinstance(node, (PerDevice, *marked))
+
+    def up(leaf: Any) -> Any:
+        return leaf if is_leaf(leaf) else PerDevice(jnp.asarray(leaf)[None], 1, lifted=True)
+
+    return jax.tree.map(up, tree, is_leaf=is_leaf)
+
+
+def lower(tree: Any) -> Any:
+    """Inverse of :func:`lift`, on one device's values."""
+
+    def down(leaf: Any) -> Any:
+        return leaf.value[0] if is_lifted(leaf) else leaf
+
+    return jax.tree.map(down, tree, is_leaf=is_per_device)
+
+
+def is_lifted(node: object) -> bool:
+    """Whether a node of a state tree comes from :func:`lift`."""
+    return isinstance(node, PerDevice) and node.lifted
 
 
 def state_specs(state: Any, *, axis_name: AxisName) -> Any:

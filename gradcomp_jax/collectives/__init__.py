@@ -4,6 +4,7 @@ from gradcomp_jax.collectives.crossing import Arrived as Arrived
 from gradcomp_jax.collectives.crossing import Delivery as Delivery
 from gradcomp_jax.collectives.crossing import Parcel as Parcel
 from gradcomp_jax.collectives.crossing import cross as cross
+from gradcomp_jax.collectives.fused import permute as permute
 from gradcomp_jax.collectives.fused import pmax as pmax
 from gradcomp_jax.collectives.fused import psum as psum
 from gradcomp_jax.collectives.order import wait as wait

@@ -209,7 +209,7 @@ def _doubled(chosen: Sequence[Parcel], workers: int, index: Array, axis_name: Ax
                 held[j], whole[j] = p.compressor.reduce(held[j], shared=p.shared), True
         flat = [jax.tree.flatten(h) for h in held]
         partner = [i ^ have for i in range(workers)]
-        came = iter(fused.swap([a for leaves, _ in flat for a in leaves], partner, axis_name))
+        came = iter(fused.permute([a for leaves, _ in flat for a in leaves], partner, axis_name))
         upper = (index & have) != 0
         for j, (leaves, treedef) in enumerate(flat):
             theirs = [next(came) for _ in leaves]

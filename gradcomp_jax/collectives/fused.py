@@ -74,9 +74,9 @@ def pmax(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Array]:
     return _fuse(arrays, 0, lambda buffer: lax.pmax(buffer, axis_name))
 
 
-def swap(arrays: Sequence[Array], partner: Sequence[int], axis_name: AxisName) -> list[Array]:
-    """Sends every array to worker ``partner[index]``, whose own come back."""
-    pairs = list(enumerate(partner))
+def permute(arrays: Sequence[Array], to: Sequence[int], axis_name: AxisName) -> list[Array]:
+    """Sends every array to worker ``to[index]``, a permutation; what comes back is from whom it sends here."""
+    pairs = list(enumerate(to))
     return _as_words(arrays, 0, lambda buffer: lax.ppermute(_compat.varying(buffer, axis_name), axis_name, pairs))
 
 

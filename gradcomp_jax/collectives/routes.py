@@ -10,6 +10,9 @@ from gradcomp_jax.compressors.dense import Dense
 from gradcomp_jax.memory import Memory
 from gradcomp_jax.memory.momentum import MomentumCorrection
 
+# Entries up to which what goes dense joins a payload on its way: beyond, the copies cost more than a collective's latency.
+_MOST_RIDING = 2**18
+
 Kind = Literal["auto", "gather", "two_phase", "sum", "doubling", "reduce_scatter"]
 Remainder = Literal["put_back", "server", "drop"]
 
@@ -191,3 +194,13 @@ def resolve(route: Route, compressor: Compressor, rows: int, workers: int) -> Ro
             kinds.append("two_phase")
     best = min(kinds, key=lambda kind: sent_bytes(kind, compressor, rows, workers))
     return dataclasses.replace(route, kind=best)
+
+
+def rides_along(asked: Route, route: Route, compressor: Compressor, rows: int) -> bool:
+    """Whether an all-reduce that ``auto`` resolved to may be two phases instead, beside a payload that takes them.
+
+    An all-reduce is a reduce-scatter and an all-gather: float32 numbers sent to their owners and back are as many bytes,
+    and the same sums, without a collective of their own. Over a slow link that saves the latency of one.
+    """
+    dense = isinstance(compressor, Dense) and compressor.lossless
+    return dense and asked.kind == "auto" and route.kind == "sum" and rows <= _MOST_RIDING

@@ -22,8 +22,8 @@ class TopKPayload:
 
     Attributes:
         index: uint8, uint16 or uint32 ``[rows, k]``, distinct within a row.
-        value: float32, bfloat16 or int8 ``[rows, k]``.
-        scale: float32 ``[rows, 1]``, the unit of int8 values, or ``None``.
+        value: float32, bfloat16 or int8 ``[rows, k]``; of two bits, uint8 ``[rows, ceil(k / 4)]``.
+        scale: float32: ``[rows, 1]``, the unit of int8 values; ``[rows, 2]``, the magnitudes of two bits; or ``None``.
     """
 
     index: Array
@@ -32,6 +32,8 @@ class TopKPayload:
 
     def numbers(self) -> Array:
         """The entries' values, float32 ``[rows, k]``."""
+        if self.scale is not None and self.scale.shape[-1] == 2:
+            return kernels.from_two_levels(self.value, self.scale, self.index.shape[-1])
         value = self.value.astype(jnp.float32)
         return value if self.scale is None else value * self.scale
 
@@ -45,6 +47,7 @@ class TopK(Compressor):
     k_back: int
     dtype: Any
     way_back: Literal["topk", "union"] | Compressor = "topk"
+    bits: int | None = None
 
     @property
     def block(self) -> int:
@@ -79,6 +82,8 @@ class TopK(Compressor):
         else:
             index, value = kernels.top_entries(rows, self.k)
         index = index.astype(index_dtype(self.block))
+        if self.bits == 2:
+            return TopKPayload(index, *kernels.to_two_levels(value.astype(jnp.float32))), state
         if self.dtype == jnp.int8:
             return TopKPayload(index, *kernels.quantize(value)), state
         return TopKPayload(index, value.astype(self.dtype)), state
@@ -91,7 +96,7 @@ class TopK(Compressor):
     def carried(self, payload: TopKPayload, *, shared: Array | None = None) -> Array:
         """The chosen entries, unless they are zero."""
         del shared
-        index = jnp.where(payload.value != 0, payload.index.astype(jnp.int32), -1)
+        index = jnp.where(payload.numbers() != 0, payload.index.astype(jnp.int32), -1)
         return kernels.mark_in_rows(index, self.block)
 
     def reduce(self, payloads: TopKPayload, *, shared: Array | None = None) -> Array:
@@ -139,6 +144,7 @@ def topk(
     back_density: float | None = None,
     back: Literal["topk", "union"] | Compressor = "topk",
     dtype: Any = jnp.bfloat16,
+    bits: int | None = None,
 ) -> TopK:
     """The ``max(1, round(density * block))`` largest magnitudes of every block.
 
@@ -153,6 +159,8 @@ def topk(
             entry that any worker sent, exactly, or whole blocks where that is less; or another compressor of this block.
         dtype: of the values on the wire: float32, bfloat16, or int8 with a float32 scale for each block, which pays from
             four entries of a block on. What rounding takes stays in the memory.
+        bits: 2 for values of two bits in place of ``dtype``: a sign, and which of two magnitudes of the block, the means of the
+            smaller and the larger of the chosen ones.
 
     Raises:
         ValueError: for a density outside (0, 1], a block outside [1, 2**20], another dtype, or a way back with another
@@ -173,6 +181,8 @@ def topk(
     resolved = jnp.dtype(dtype)
     if resolved not in map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.int8)):
         raise ValueError(f"dtype must be float32, bfloat16 or int8, got {resolved.name}")
+    if bits not in (None, 2):
+        raise ValueError(f"bits must be 2 or None (dtype={resolved.name} decides), got {bits}")
     if isinstance(back, Compressor):
         if back.block != size:
             raise ValueError(
@@ -182,4 +192,4 @@ def topk(
             raise ValueError("back_density is for back='topk'; leave one of them out")
     else:
         _checks.one_of("back", back, ("topk", "union"))
-    return TopK(size, k, k_back, resolved, back)
+    return TopK(size, k, k_back, resolved, back, bits)

@@ -56,3 +56,5 @@ from gradcomp_jax.kernels.selection import top_of_rows as top_of_rows
 from gradcomp_jax.kernels.ternary import clip_bound as clip_bound
 from gradcomp_jax.kernels.ternary import ternarize as ternarize
 from gradcomp_jax.kernels.ternary import ternarize_packed as ternarize_packed
+from gradcomp_jax.kernels.two_levels import from_two_levels as from_two_levels
+from gradcomp_jax.kernels.two_levels import to_two_levels as to_two_levels

@@ -4,6 +4,8 @@ from gradcomp_jax.training.checkpoint import restore_checkpoint as restore_check
 from gradcomp_jax.training.checkpoint import save_checkpoint as save_checkpoint
 from gradcomp_jax.training.gradients import local_value_and_grad as local_value_and_grad
 from gradcomp_jax.training.lowering import lower_update as lower_update
+from gradcomp_jax.training.overlapped import OverlappedStep as OverlappedStep
+from gradcomp_jax.training.overlapped import make_overlapped_step as make_overlapped_step
 from gradcomp_jax.training.placement import data_sharding as data_sharding
 from gradcomp_jax.training.resize import resize_workers as resize_workers
 from gradcomp_jax.training.state import TrainState as TrainState

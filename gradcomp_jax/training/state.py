@@ -9,9 +9,11 @@ import optax
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from gradcomp_jax import _checks, _mapped, _specs, per_device
+from gradcomp_jax import _checks, _compat, _mapped, _specs, per_device
 from gradcomp_jax._typing import Array, AxisName, PyTree
+from gradcomp_jax.consistency import MARKED
 from gradcomp_jax.per_device import PerDevice, is_per_device
+from gradcomp_jax.transforms import ExchangeState
 
 
 class TrainState(NamedTuple):
@@ -82,6 +84,7 @@ def init_state(
     *,
     axis_name: AxisName = "data",
     param_specs: PyTree | None = None,
+    replicas: bool = False,
 ) -> TrainState:
     """A fresh train state on a mesh: parameters where their specs say, per-device state split along the axis.
 
@@ -92,11 +95,17 @@ def init_state(
         mesh: with the axis among its names, of Auto or Explicit axis type. Further axes are left to the compiler.
         axis_name: the axis of the workers.
         param_specs: the parameters' ``PartitionSpec`` on the mesh, a tree or a prefix of it; replicated by default.
+        replicas: whether every worker has parameters of its own, equal at first, as the methods of
+            :mod:`gradcomp_jax.consistency` need it: parameters and the optimizer's state are then :class:`PerDevice` (all but
+            what an exchange or such a method holds, which say by themselves what differs). :func:`make_train_step` sees
+            that from the state; :func:`gradcomp_jax.consolidate` makes one set of parameters again.
 
     Raises:
-        ValueError: if the mesh has no such axis.
+        ValueError: if the mesh has no such axis, or replicas are asked to lie along it.
     """
     check_axis(mesh, axis_name)
+    if replicas and param_specs is not None:
+        raise ValueError("replicas=True gives every worker whole parameters: leave param_specs out")
     places = _specs.by_leaf(param_specs, params)
     # A copy: the train step donates its state, and must not take the caller's parameters with it.
     leaves = [
@@ -106,13 +115,16 @@ def init_state(
     params = jax.tree.unflatten(jax.tree.structure(params), leaves)
 
     def start(params: PyTree) -> TrainState:
-        return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
+        if replicas:
+            params = _compat.varying(params, axis_name)
+        state = TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
+        return lift_replicas(state) if replicas else state
 
     names = _specs.names_of(axis_name)
     mapping: dict[str, Any] = {"mesh": mesh, "axis_names": set(names)}
     in_specs = manual_specs(param_specs, params, axis_name)
     shapes = _mapped.local_shapes(start, params, in_specs=(in_specs,), **mapping)
-    specs = state_specs(shapes, axis_name=axis_name, param_specs=in_specs)
+    specs = state_specs(shapes, axis_name=axis_name, param_specs=None if replicas else in_specs)
     mapped = jax.shard_map(start, in_specs=(in_specs,), out_specs=specs, **mapping)
 
     def place(params: PyTree) -> TrainState:
@@ -125,6 +137,19 @@ def init_state(
 
     # Through the same shard_map as a train step's state, so that the first step and the second are one program.
     return jax.jit(place)(params)
+
+
+def lift_replicas(state: TrainState) -> TrainState:
+    """Marks parameters and optimizer state of one worker as its own."""
+    return state._replace(
+        params=per_device.lift(state.params),
+        opt_state=per_device.lift(state.opt_state, marked=(ExchangeState, *MARKED)),
+    )
+
+
+def has_replicas(state: TrainState) -> bool:
+    """Whether every worker has parameters of its own."""
+    return any(per_device.is_lifted(x) for x in jax.tree.leaves(state.params, is_leaf=is_per_device))
 
 
 def _constrain(leaf: Any, place: Any) -> Any:

@@ -9,10 +9,10 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from gradcomp_jax import _compat, _specs
+from gradcomp_jax import _compat, _specs, per_device
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.training.gradients import local_value_and_grad
-from gradcomp_jax.training.state import TrainState, check_axis, manual_specs, state_specs
+from gradcomp_jax.training.state import TrainState, check_axis, has_replicas, lift_replicas, manual_specs, state_specs
 from gradcomp_jax.transforms.bucketed import FORWARD_ORDER
 from gradcomp_jax.transforms.forward_order import forward_order
 
@@ -62,6 +62,9 @@ def make_train_step(
     update_with_extra = optax.with_extra_args_support(tx).update
 
     def local(state: TrainState, batch: PyTree) -> tuple[TrainState, dict[str, Any]]:
+        replicas = has_replicas(state)
+        if replicas:
+            state = per_device.lower(state)
         params = _whole(state.params, param_specs, names)
         value, gradient = value_and_grad(params, batch)
         # Read only if the exchange asks for it: it costs another trace of the loss.
@@ -74,10 +77,12 @@ def make_train_step(
             metrics = lax.pmean(metrics, axis_name)
         else:
             metrics = jax.tree.map(lambda x: _compat.varying(x, axis_name)[None], metrics)
-        return TrainState(state.step + 1, params, opt_state), metrics
+        new = TrainState(state.step + 1, params, opt_state)
+        return (lift_replicas(new) if replicas else new), metrics
 
     def step(state: TrainState, batch: PyTree) -> tuple[TrainState, dict[str, Any]]:
-        specs = state_specs(state, axis_name=axis_name, param_specs=manual_specs(param_specs, state.params, axis_name))
+        manual = None if has_replicas(state) else manual_specs(param_specs, state.params, axis_name)
+        specs = state_specs(state, axis_name=axis_name, param_specs=manual)
         mapped = jax.shard_map(
             local,
             mesh=mesh,

@@ -1,5 +1,6 @@
 """One bucket of an exchange on its way across the axis."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 from gradcomp_jax import collectives as co
 from gradcomp_jax import kernels
 from gradcomp_jax._typing import Array, AxisName
+from gradcomp_jax.collectives import routes
 from gradcomp_jax.transforms.passes import Encoded, Streams, encode, parcel
 from gradcomp_jax.transforms.plan import Plan
 
@@ -69,13 +71,27 @@ def send(
         [at(of, js) for of, js in zip(every, numbers, strict=True)] for every in (state.memory, state.compressor)
     )
     encoded = encode(parts, leaves, memories, states, streams, axis_name, bucket=bucket)
-    parcels = [
-        parcel(e, server, streams, workers) for e, server in zip(encoded, state.server, strict=True) if e.members
-    ]
+    sending = [e for e in encoded if e.members]
+    servers = [server for e, server in zip(encoded, state.server, strict=True) if e.members]
+    parcels = _together(
+        sending, [parcel(e, server, streams, workers) for e, server in zip(sending, servers, strict=True)]
+    )
     finite = [e.part.compressor.finite(p, s) for e in encoded for p, s in zip(e.payloads, e.locals, strict=True)]
     finite += [kernels.all_finite(x) for x in also]
     bad = ~jnp.stack(finite or [jnp.array(True)]).all()
     return Sent(encoded, numbers, *co.cross(parcels, bad, axis_name=axis_name, after=after))
+
+
+def _together(encoded: Sequence[Encoded], parcels: Sequence[co.Parcel]) -> list[co.Parcel]:
+    """The parcels, of which a small dense one goes by two phases where another does: a collective less."""
+    if not any(p.route.kind == "two_phase" for p in parcels):
+        return list(parcels)
+    return [
+        dataclasses.replace(p, route=co.two_phase())
+        if routes.rides_along(e.part.route, p.route, p.compressor, p.rows)
+        else p
+        for e, p in zip(encoded, parcels, strict=True)
+    ]
 
 
 def at(of: Sequence[Any], numbers: Sequence[int]) -> tuple:

@@ -139,6 +139,11 @@ METHODS: dict[str, Case] = {
         "residual",
         (topk(0.1, block=100, dtype=jnp.int8), "two_phase"),
     ),
+    "topk-two-bits": Case(
+        lambda axis: gc.exchange(topk(0.1, block=100, bits=2), axis_name=axis, route="gather"),
+        "residual",
+        (topk(0.1, block=100, bits=2), "gather"),
+    ),
     "topk-server": Case(
         lambda axis: gc.exchange(topk(0.02), axis_name=axis, route=two_phase("server")),
         "residual",

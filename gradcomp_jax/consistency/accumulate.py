@@ -1,0 +1,93 @@
+"""Several batches to one exchange."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradcomp_jax import _checks, _compat
+from gradcomp_jax._typing import Array, AxisName, PyTree
+from gradcomp_jax.consistency import healthy
+from gradcomp_jax.consistency.branching import when
+from gradcomp_jax.per_device import PerDevice, is_per_device
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AccumulateState:
+    """State of :func:`accumulate`.
+
+    Attributes:
+        batches: int32 scalar, how many are in the sum.
+        step: int32 scalar, updates of the inner transformation so far.
+        total: this worker's sum of gradients, ``PerDevice`` float32 ``[1, *shape]``.
+        inner: state of the inner transformation.
+    """
+
+    batches: Array
+    step: Array
+    total: PyTree
+    inner: Any
+
+
+def accumulate(
+    inner: optax.GradientTransformation,
+    *,
+    axis_name: AxisName | None,
+    every: int | Callable[[Array], Array],
+) -> optax.GradientTransformationExtraArgs:
+    r"""Adds up each worker's gradients of several batches, and exchanges and updates once with their mean.
+
+    Around a whole chain, exchange and optimizer: ``gc.accumulate(optax.chain(gc.dgc(...), optax.sgd(0.1)),
+    axis_name="data", every=4)``. Between exchanges the update is zero, nothing is sent and no momentum decays
+    (``optax.MultiSteps`` around an exchange would run the collective for every batch).
+
+    With a schedule the batch grows where the rate would otherwise decay: ``every=lambda step: 2 ** (step // 1000)``.
+
+    State: :class:`AccumulateState`. Wire: the inner transformation's, once in ``every`` batches.
+
+    Args:
+        inner: an exchange, usually with an optimizer after it.
+        axis_name: its axis.
+        every: batches to an update, or a function of the number of updates so far (int32 scalar) that returns it.
+
+    Raises:
+        ValueError: for a number below 1.
+
+    References:
+        Smith et al., 2018, Don't Decay the Learning Rate, Increase the Batch Size, https://arxiv.org/abs/1711.00489.
+    """
+    if not callable(every):
+        _checks.positive_int("every", every)
+    exchange = optax.with_extra_args_support(inner)
+
+    def init(params: PyTree) -> AccumulateState:
+        zero = jnp.zeros((), jnp.int32)
+
+        def nothing(p: Any) -> PerDevice:
+            return PerDevice(_compat.varying(jnp.zeros((1, *jnp.shape(p)), jnp.float32), axis_name), 1)
+
+        return AccumulateState(zero, zero, jax.tree.map(nothing, params), exchange.init(params))
+
+    def update(updates: PyTree, state: AccumulateState, params: PyTree | None = None, **extra: Any) -> Any:
+        def add(mark: PerDevice, g: Array) -> PerDevice:
+            return dataclasses.replace(mark, value=mark.value + g.astype(jnp.float32)[None])
+
+        total = jax.tree.map(add, state.total, updates, is_leaf=is_per_device)
+        batches = state.batches + 1
+
+        def go(total: PyTree, inner_state: Any) -> tuple[PyTree, Any, PyTree]:
+            mean = jax.tree.map(lambda m: m.value[0] / batches.astype(jnp.float32), total, is_leaf=is_per_device)
+            moved, inner_state = exchange.update(healthy.like(mean, updates), inner_state, params, **extra)
+            return moved, inner_state, jax.tree.map(jnp.zeros_like, total)
+
+        full = batches >= (every(state.step) if callable(every) else every)
+        now = True if every == 1 else full
+        moved, inner_state, total = when(now, go, (None, state.inner, total), total, state.inner)
+        done = jnp.asarray(now).astype(jnp.int32)
+        return moved, AccumulateState(batches * (1 - done), state.step + done, total, inner_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)

@@ -1,0 +1,35 @@
+"""Doing something in some steps only, inside one program."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax import lax
+
+from gradcomp_jax import _compat
+from gradcomp_jax._typing import Array
+
+
+def when(predicate: Array | bool, do: Callable[..., Any], otherwise: Any, *operands: Any) -> Any:
+    """``do(*operands)`` where the predicate holds, else ``otherwise``.
+
+    Args:
+        predicate: boolean scalar, equal on every worker: ``do`` may communicate. ``True`` itself costs no branch.
+        do: what is done.
+        otherwise: of the structure that ``do`` returns, with ``None`` in place of whole parts that are then zeros.
+        operands: arrays.
+    """
+    if predicate is True:
+        return do(*operands)
+    zeros = _compat.zeros_of(do, *operands)
+    default = type(zeros)(z if o is None else o for z, o in zip(zeros, otherwise, strict=True))
+    return lax.cond(predicate, lambda *xs: do(*xs), lambda *_: default, *operands)
+
+
+def each_nth(step: Array, every: int, offset: int = 0) -> Array | bool:
+    """Whether ``every`` divides the number of a step, counted from 1, plus an offset; ``True`` itself for 1."""
+    return True if every == 1 else (step + 1 + offset) % every == 0
+
+
+def one_of(number: Array, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
+    """The branch of that number; without a choice, no branch in the program."""
+    return branches[0](*operands) if len(branches) == 1 else lax.switch(number, branches, *operands)

@@ -1,0 +1,71 @@
+"""How far replicas are apart, and one set of parameters made of all of them."""
+
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+from gradcomp_jax import _checks
+from gradcomp_jax._typing import Array, PyTree
+from gradcomp_jax.consistency.elastic import ElasticState
+from gradcomp_jax.consistency.outer import OuterState
+from gradcomp_jax.per_device import PerDevice, is_lifted, is_per_device
+
+Of = Literal["mean", "centre"]
+
+
+def consolidate(state: Any, *, of: Of = "mean") -> PyTree:
+    """One set of parameters for evaluation, or to begin something else with.
+
+    Args:
+        state: a train state of replicas, or only its parameters, with their global values (as ``gc.init_state(...,
+            replicas=True)`` and checkpoints hold them). Parameters that are not per-device are returned as they are.
+        of: ``mean``, of the replicas; ``centre``, that of :func:`elastic_average`, :func:`local_sgd`, :func:`diloco` and
+            their kin, from the optimizer's state.
+
+    Raises:
+        ValueError: if there is no centre, or not just one.
+    """
+    _checks.one_of("of", of, get_args(Of))
+    params = getattr(state, "params", state)
+    if of == "mean":
+        return jax.tree.map(_mean, params, is_leaf=is_per_device)
+
+    def is_centred(node: object) -> bool:
+        return isinstance(node, (ElasticState, OuterState))
+
+    found = [x for x in jax.tree.leaves(state, is_leaf=is_centred) if is_centred(x)]
+    if len(found) != 1:
+        raise ValueError(
+            f"a centre is in the state of elastic_average, local_sgd, diloco and sparse_loco, and here are {len(found)} of"
+            " those; pass the whole train state of one, or use of='mean'"
+        )
+    dtypes = jax.tree.map(lambda p: p.value if is_lifted(p) else p, params, is_leaf=is_per_device)
+    return jax.tree.map(lambda c, p: c.astype(p.dtype), found[0].centre, dtypes)
+
+
+def _mean(leaf: Any) -> Any:
+    if not is_lifted(leaf):
+        return leaf
+    value = leaf.value
+    return jnp.mean(value.astype(jnp.float32), axis=0).astype(value.dtype)
+
+
+def replica_spread(state: Any) -> Array:
+    r"""How far the replicas are apart: :math:`\sqrt{\tfrac1N \sum_i \lVert x_i - \bar x \rVert^2} \,/\, \lVert \bar x \rVert`.
+
+    Args:
+        state: as for :func:`consolidate`.
+
+    Returns:
+        float32 scalar; 0 for parameters of which there is only one set, and where the mean is zero.
+    """
+    params = getattr(state, "params", state)
+    marks = [x for x in jax.tree.leaves(params, is_leaf=is_per_device) if isinstance(x, PerDevice)]
+    apart = norm = jnp.zeros((), jnp.float32)
+    for mark in marks:
+        value = mark.value.astype(jnp.float32)
+        mean = value.mean(axis=0)
+        apart = apart + jnp.sum((value - mean) ** 2) / value.shape[0]
+        norm = norm + jnp.sum(mean**2)
+    return jnp.where(norm > 0, jnp.sqrt(apart) / jnp.sqrt(jnp.where(norm > 0, norm, 1.0)), 0.0)

@@ -1,0 +1,153 @@
+"""Averages that arrive some steps later, and what a replica does until then."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from gradcomp_jax import _checks, _compat
+from gradcomp_jax._typing import Array, AxisName, PyTree
+from gradcomp_jax.consistency import healthy
+from gradcomp_jax.consistency.branching import each_nth, when
+from gradcomp_jax.per_device import PerDevice, is_per_device
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DelayedState:
+    """State of :func:`delayed_average`.
+
+    Attributes:
+        step: int32 scalar, updates seen.
+        dropped: ``PerDevice`` int32 ``[1]``, how many of this worker's gradients were not finite and are in no sum.
+        flying: for each tensor the sums that have not arrived, ``PerDevice`` float32 ``[slots, *shape]``; the period's
+            number modulo ``slots`` says where. ``()`` without a delay.
+        method: state of the exchange.
+    """
+
+    step: Array
+    dropped: PerDevice
+    flying: Any
+    method: Any
+
+
+def delayed_average(
+    method: optax.GradientTransformation,
+    *,
+    axis_name: AxisName | None,
+    delay: int,
+    every: int = 1,
+    compensate: bool = True,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Every replica goes on with its own gradient; the workers' mean of it arrives some steps later.
+
+    With ``delay`` :math:`t`, in step :math:`n` on worker :math:`j` the update is
+
+    .. math:: g_{n,j} + \bar g_{n-t} - g_{n-t,j},
+
+    so that with plain SGD :math:`w_{n,j} = w_0 - \eta \sum_{i<n-t} \bar g_i - \eta \sum_{i=n-t}^{n-1} g_{i,j}`: replicas
+    differ by their last :math:`t` gradients and by nothing else. With ``every`` :math:`p` the gradients of :math:`p` steps
+    are added up and exchanged at once, :math:`t` steps after the last of them. Without compensation the update is
+    :math:`\bar g_{n-t}` alone, which is stale-synchronous SGD with a fixed staleness, and replicas do not differ.
+
+    The exchange of step :math:`n` needs nothing of that step's forward and backward pass (``delay`` 1 or more), so the two
+    can overlap. With ``every=1`` it is in every step; with more it is in a branch, and most steps send nothing.
+
+    What follows it sees the corrected gradient: momentum after it is a linear filter of it, in which a correction reaches
+    the parameters with the same weights as the gradient that it corrects; Adam's second moments are each replica's own.
+    Weight decay of the parameters belongs before it (``optax.add_decayed_weights``), like in the synchronous form.
+    A compressed mean arrives in the place of :math:`\bar g_{n-t}`, and what it left out later, from the method's memory.
+
+    A gradient that is not finite on some worker is as zero there, for its own update and for the sum; the others go on.
+
+    Replicas differ: build the state with ``gc.init_state(..., replicas=True)``. State: :class:`DelayedState`; the sums
+    take as many copies of the gradient as there are periods in ``delay`` steps. Wire: the method's, every ``every`` steps.
+
+    Args:
+        method: an exchange of gradients, such as ``gc.dense(...)`` or ``gc.dgc(...)``.
+        axis_name: its axis.
+        delay: steps :math:`t` between a gradient (with ``every``, the last of a sum) and the arrival of its mean. With 0
+            and ``every=1`` the update is the method's own.
+        every: steps :math:`p` from one exchange to the next.
+        compensate: whether replicas go on with their own gradients meanwhile.
+
+    Raises:
+        ValueError: for a negative delay or a period below 1.
+
+    References:
+        Zhu et al., 2021, Delayed Gradient Averaging, section 3 (NeurIPS); Zhu et al., 2020, Distributed Training Across the
+        World. Ho et al., 2013, More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server.
+    """
+    _checks.non_negative_int("delay", delay)
+    _checks.positive_int("every", every)
+    exchange = optax.with_extra_args_support(method)
+    synchronous = delay == 0 and every == 1
+    slots = slots_of(delay, every)
+
+    def init(params: PyTree) -> DelayedState:
+        def ring(p: Any) -> PerDevice:
+            return PerDevice(_compat.varying(jnp.zeros((slots, *jnp.shape(p)), jnp.float32), axis_name), slots)
+
+        flying = () if synchronous else jax.tree.map(ring, params)
+        return DelayedState(jnp.zeros((), jnp.int32), healthy.counter(axis_name), flying, exchange.init(params))
+
+    def update(updates: PyTree, state: DelayedState, params: PyTree | None = None, **extra: Any) -> Any:
+        if synchronous:
+            means, inner = exchange.update(updates, state.method, params, **extra)
+            return means, dataclasses.replace(state, step=state.step + 1, method=inner)
+        if compensate and params is not None:
+            healthy.need_replicas(params, axis_name, "delayed_average with compensation")
+        own, ok = healthy.or_zeros(updates)
+        before = landing(state.flying, state.step, delay, every)
+        flying = added(state.flying, own, state.step, every)
+        # Without a delay the sum that lands has this step's gradient in it.
+        sums = before if delay else landing(flying, state.step, delay, every)
+
+        def land(sums: PyTree, inner: Any) -> tuple[PyTree, Any]:
+            means, inner = exchange.update(sums, inner, params, **extra)
+            return (jax.tree.map(jnp.subtract, means, sums) if compensate else means), inner
+
+        lands = (state.step >= delay) & each_nth(state.step - delay, every) if every > 1 else True
+        correction, inner = when(lands, land, (None, state.method), sums, state.method)
+        total = jax.tree.map(jnp.add, own, correction) if compensate else correction
+        new = DelayedState(state.step + 1, healthy.count(state.dropped, ok), flying, inner)
+        return healthy.like(total, updates), new
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def slots_of(delay: int, every: int) -> int:
+    """How many sums are kept at once: those on their way, and the one that is being added up.
+
+    The oldest sum is read before the current one is written: where it lands in the first step of a period, its slot is free.
+    """
+    if delay == 0:
+        return 1
+    periods = 1 + (delay - 1) // every
+    return periods if (delay - 1) % every == 0 else periods + 1
+
+
+def landing(flying: PyTree, step: Array, delay: int, every: int) -> PyTree:
+    """The sum that arrives in a step, if one does."""
+
+    def read(mark: PerDevice) -> Array:
+        period = (step - delay + 1) // every - 1
+        return lax.dynamic_index_in_dim(mark.value, period % mark.rows, keepdims=False)
+
+    return jax.tree.map(read, flying, is_leaf=is_per_device)
+
+
+def added(flying: PyTree, own: PyTree, step: Array, every: int) -> PyTree:
+    """The sums with a step's gradients added to their period's, which begins at zero."""
+
+    def write(mark: PerDevice, value: Array) -> PerDevice:
+        slot = (step // every) % mark.rows
+        if every > 1:
+            so_far = lax.dynamic_index_in_dim(mark.value, slot, keepdims=False)
+            value = value + jnp.where(step % every == 0, 0.0, so_far)
+        return dataclasses.replace(mark, value=lax.dynamic_update_index_in_dim(mark.value, value, slot, 0))
+
+    return jax.tree.map(write, flying, own, is_leaf=is_per_device)

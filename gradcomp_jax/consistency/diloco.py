@@ -1,0 +1,81 @@
+"""Outer steps as they are trained with: dense with Nesterov momentum, or sparse with error feedback in its place."""
+
+from typing import Any
+
+import optax
+
+from gradcomp_jax._typing import AxisName
+from gradcomp_jax.compressors import topk
+from gradcomp_jax.consistency.outer import outer_average
+from gradcomp_jax.memory import residual
+from gradcomp_jax.transforms.exchange import exchange
+
+
+def diloco(
+    method: optax.GradientTransformation,
+    *,
+    axis_name: AxisName | None,
+    every: int = 100,
+    learning_rate: Any = 0.7,
+    momentum: float = 0.9,
+    parts: int = 1,
+) -> optax.GradientTransformationExtraArgs:
+    """:func:`outer_average` with Nesterov momentum outside; goes after the inner optimizer, usually AdamW.
+
+    Args:
+        method: an exchange of the outer gradients, such as ``gc.dense(...)`` or ``gc.block_quantized(..., bits=4)``.
+        axis_name: its axis.
+        every: inner steps from one outer step to the next.
+        learning_rate: the outer one; a schedule counts outer steps.
+        momentum: the outer one.
+        parts: of the tree, with outer steps at different times (streaming).
+
+    References:
+        Douillard et al., 2023, https://arxiv.org/abs/2311.08105, algorithm 1 and section 3 (0.7 and 0.9); 2025,
+        https://arxiv.org/abs/2501.18512 (parts).
+    """
+    outer = optax.sgd(learning_rate, momentum, nesterov=True)
+    return outer_average(method, outer, axis_name=axis_name, every=every, parts=parts)
+
+
+def sparse_loco(
+    *,
+    axis_name: AxisName | None,
+    every: int = 30,
+    density: float = 1 / 64,
+    chunk: int = 4096,
+    decay: float = 0.95,
+    learning_rate: Any = 1.0,
+    parts: int = 1,
+    route: Any = "gather",
+    select: Any = None,
+    key: Any = 0,
+) -> optax.GradientTransformationExtraArgs:
+    """:func:`outer_average` of the largest entries of each chunk, in two bits, with error feedback in place of momentum.
+
+    Goes after the inner optimizer, usually AdamW. Small tensors cross whole.
+
+    Args:
+        axis_name: the axis.
+        every: inner steps from one outer step to the next.
+        density: fraction of each chunk that is sent.
+        chunk: entries of a chunk.
+        decay: of the residual.
+        learning_rate: the outer one.
+        parts: of the tree, with outer steps at different times.
+        route: how payloads cross; the paper gathers them.
+        select: ``select(path, leaf) -> bool``, what is sparse; as for :func:`gradcomp_jax.exchange` by default.
+        key: seed of what is random.
+
+    References:
+        Sarfi et al., 2025, SparseLoCo, https://arxiv.org/abs/2508.15706, algorithm 1 and section 4.
+    """
+    method = exchange(
+        topk(density, block=chunk, bits=2),
+        axis_name=axis_name,
+        memory=residual(decay=decay),
+        route=route,
+        select=select,
+        key=key,
+    )
+    return outer_average(method, optax.sgd(learning_rate), axis_name=axis_name, every=every, parts=parts)

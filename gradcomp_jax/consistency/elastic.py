@@ -1,0 +1,101 @@
+"""Replicas on elastic bands to a common centre."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradcomp_jax import _checks, _compat
+from gradcomp_jax._typing import Array, AxisName, PyTree
+from gradcomp_jax.consistency import healthy
+from gradcomp_jax.consistency.branching import when
+from gradcomp_jax.per_device import PerDevice
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ElasticState:
+    """State of :func:`elastic_average`.
+
+    Attributes:
+        step: int32 scalar, updates seen.
+        dropped: ``PerDevice`` int32 ``[1]``, how many of this replica's updates were not finite and are left out.
+        centre: the centre, float32, equal on every worker.
+        method: state of the exchange.
+    """
+
+    step: Array
+    dropped: PerDevice
+    centre: PyTree
+    method: Any
+
+
+def elastic_average(
+    method: optax.GradientTransformation,
+    *,
+    axis_name: AxisName | None,
+    every: int = 1,
+    beta: float = 0.9,
+    alpha: float | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Pulls every replica towards a common centre, and the centre towards the replicas (EASGD).
+
+    Every ``every`` steps, with :math:`d_i = x_i - c` before the step and :math:`N` workers,
+
+    .. math:: x_i \leftarrow x_i - \alpha d_i, \qquad c \leftarrow c + \beta \, \tfrac1N \sum_i d_i,
+
+    beside what the optimizer before it does to :math:`x_i`. With :math:`\alpha = \beta / N` (the default) what leaves
+    the replicas enters the centre: :math:`\sum_i x_i + c` is kept by it. The :math:`d_i` cross by any exchange; what a method
+    does not send at once stays in its memory and reaches the centre later, and belongs in that sum:
+    :math:`\sum_i x_i + c + \beta \bar e`.
+
+    Goes after the optimizer: ``optax.chain(optax.sgd(0.1), gc.elastic_average(gc.dense(axis_name="data"),
+    axis_name="data", every=8))``; with ``optax.sgd(0.1, momentum=0.99, nesterov=True)`` it is EAMSGD.
+    ``gc.consolidate(state, of="centre")`` is what to evaluate.
+
+    Replicas differ: build the state with ``gc.init_state(..., replicas=True)``. State: :class:`ElasticState`. Wire: the
+    method's, every ``every`` steps. An update that is not finite is left out: the replica stays where it is.
+
+    Args:
+        method: an exchange, such as ``gc.dense(...)``.
+        axis_name: its axis.
+        every: the communication period :math:`\tau`.
+        beta: how far the centre moves to the replicas' mean, in (0, 1].
+        alpha: how far a replica moves to the centre; ``beta`` divided by the number of workers by default.
+
+    Raises:
+        ValueError: for numbers out of range; when traced, without parameters.
+
+    References:
+        Zhang, Choromanska and LeCun, 2015, https://arxiv.org/abs/1412.6651, equations 5 and 6, algorithms 1 and 2.
+    """
+    _checks.positive_int("every", every)
+    _checks.in_unit_interval("beta", beta)
+    if alpha is not None:
+        _checks.in_unit_interval("alpha", alpha)
+    exchange = optax.with_extra_args_support(method)
+
+    def init(params: PyTree) -> ElasticState:
+        centre = _compat.invarying(healthy.or_zeros(params)[0], axis_name)
+        return ElasticState(jnp.zeros((), jnp.int32), healthy.counter(axis_name), centre, exchange.init(params))
+
+    def update(updates: PyTree, state: ElasticState, params: PyTree | None = None, **extra: Any) -> Any:
+        healthy.need_replicas(params, axis_name, "elastic_average")
+        band = beta / (_compat.axis_size(axis_name) or 1) if alpha is None else alpha
+        own, ok = healthy.steady(updates, params)
+
+        def pull(own: PyTree, centre: PyTree, inner: Any) -> tuple[PyTree, PyTree, Any]:
+            apart = jax.tree.map(lambda p, c: p.astype(jnp.float32) - c, params, centre)
+            mean, inner = exchange.update(apart, inner, params, **extra)
+            pulled = jax.tree.map(lambda u, d: u - band * d, own, apart)
+            return pulled, jax.tree.map(lambda c, m: c + beta * m, centre, mean), inner
+
+        now = True if every == 1 else state.step % every == 0
+        operands = (own, state.centre, state.method)
+        own, centre, inner = when(now, pull, operands, *operands)
+        new = ElasticState(state.step + 1, healthy.count(state.dropped, ok), centre, inner)
+        return healthy.like(own, updates), new
+
+    return optax.GradientTransformationExtraArgs(init, update)

@@ -1,0 +1,135 @@
+"""Replicas that average with one partner at a time."""
+
+import dataclasses
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradcomp_jax import _checks, _compat, kernels
+from gradcomp_jax._typing import Array, AxisName, PyTree
+from gradcomp_jax.collectives import permute
+from gradcomp_jax.compressors import Compressor, dense
+from gradcomp_jax.consistency import healthy
+from gradcomp_jax.consistency.branching import each_nth, one_of, when
+from gradcomp_jax.per_device import PerDevice
+from gradcomp_jax.transforms.passes import Streams
+
+Graph = Literal["hypercube", "exponential"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GossipState:
+    """State of :func:`gossip`.
+
+    Attributes:
+        step: int32 scalar, updates seen.
+        dropped: ``PerDevice`` int32 ``[1]``, how many of this replica's updates were not finite and are left out.
+    """
+
+    step: Array
+    dropped: PerDevice
+
+
+def gossip(
+    *,
+    axis_name: AxisName,
+    every: int = 1,
+    graph: Graph = "hypercube",
+    compressor: Compressor | None = None,
+    key: Any = 0,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Each replica becomes the mean of itself and one partner, another one each time.
+
+    With :math:`x_i` after the optimizer's step and :math:`\pi` the partners' permutation of this turn,
+
+    .. math:: x_i \leftarrow x_i + \tfrac12 \left( \hat x_{\pi(i)} - \hat x_i \right),
+
+    where :math:`\hat x` is what crossed: :math:`x` itself, or what a quantizer made of it. Because everybody is one
+    worker's partner, the sum of the replicas stays what it was, whatever the quantizer lost. Partners are, in turns,
+    those whose numbers differ in one bit (``hypercube``; a power of two of workers, after :math:`\log_2 N` turns without
+    steps all are equal), or those :math:`1, 2, 4, \dots` places further on (``exponential``; any number).
+
+    Goes after the optimizer. Replicas differ: build the state with ``gc.init_state(..., replicas=True)``. Wire: one payload
+    every ``every`` steps, to one worker, in one ``ppermute``: the latency of a single message.
+
+    An update that is not finite is left out: the replica stays where it is.
+
+    Args:
+        axis_name: the axis.
+        every: steps from one turn to the next.
+        graph: who meets whom.
+        compressor: of the parameters, one that does not select and asks nothing of other workers; float32 by default.
+        key: seed (int) or typed JAX key of the compressor's randomness.
+
+    Raises:
+        ValueError: for another graph, a compressor that does not fit; when traced, for a hypercube of a number of
+            workers that is no power of two, or without parameters.
+
+    References:
+        Jin et al., 2016, https://arxiv.org/abs/1611.04581, section 3 (gossiping SGD); Assran et al., 2019,
+        https://arxiv.org/abs/1811.10792, appendix A (the exponential graph).
+    """
+    _checks.positive_int("every", every)
+    _checks.one_of("graph", graph, get_args(Graph))
+    code = dense() if compressor is None else compressor
+    if code.selects or code.agrees or code.seeded or code.init((code.block,)) != ():
+        raise ValueError(
+            f"gossip sends parameters to one worker, and {type(code).__name__} selects entries or needs what all workers"
+            " know; use dense() or block_quantized()"
+        )
+
+    def init(params: PyTree) -> GossipState:
+        del params
+        return GossipState(jnp.zeros((), jnp.int32), healthy.counter(axis_name))
+
+    def update(updates: PyTree, state: GossipState, params: PyTree | None = None, **extra: Any) -> Any:
+        del extra
+        healthy.need_replicas(params, axis_name, "gossip")
+        turns = permutations(graph, _compat.axis_size(axis_name) or 1)
+        own, ok = healthy.steady(updates, params)
+
+        def meet(own: PyTree) -> tuple[PyTree]:
+            here = jax.tree.map(lambda p, u: p.astype(jnp.float32) + u, params, own)
+            streams = Streams.of(key, state.step, axis_name, None)
+            leaves, treedef = jax.tree.flatten(here)
+            payloads = [_encode(code, x, streams.leaf(streams.own, i)) for i, x in enumerate(leaves)]
+            flat, payload_tree = jax.tree.flatten(payloads)
+            turn = (state.step // every) % len(turns)
+            came = one_of(turn, [lambda *a, to=to: tuple(permute(a, to, axis_name)) for to in turns], *flat)
+            theirs = jax.tree.unflatten(payload_tree, came)
+            pulled = [
+                0.5 * (_decode(code, t, x) - _decode(code, m, x))
+                for t, m, x in zip(theirs, payloads, leaves, strict=True)
+            ]
+            return (jax.tree.map(jnp.add, own, jax.tree.unflatten(treedef, pulled)),)
+
+        (own,) = when(each_nth(state.step, every), meet, (own,), own) if turns else (own,)
+        return healthy.like(own, updates), GossipState(state.step + 1, healthy.count(state.dropped, ok))
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def permutations(graph: Graph, workers: int) -> list[list[int]]:
+    """To whom each worker sends, turn after turn; none for one worker.
+
+    Raises:
+        ValueError: for a hypercube of a number of workers that is no power of two.
+    """
+    reach = [1 << r for r in range((workers - 1).bit_length())]
+    if graph == "exponential":
+        return [[(i + d) % workers for i in range(workers)] for d in reach]
+    if workers & (workers - 1):
+        raise ValueError(f"a hypercube needs a power of two of workers, got {workers}; use graph='exponential'")
+    return [[i ^ d for i in range(workers)] for d in reach]
+
+
+def _encode(code: Compressor, x: Array, key: Array) -> Any:
+    rows = kernels.as_rows(x, code.block)
+    return code.encode(rows, (), key, count=kernels.valid_counts(x.size, code.block))[0]
+
+
+def _decode(code: Compressor, payload: Any, like: Array) -> Array:
+    return kernels.from_rows(code.decode(payload), like.shape, jnp.float32)

@@ -1,0 +1,52 @@
+"""What is not finite stays out: of a replica, and of what the others hear of it."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradcomp_jax import _compat, kernels
+from gradcomp_jax._typing import Array, AxisName, PyTree
+from gradcomp_jax.per_device import PerDevice
+
+
+def or_zeros(tree: PyTree) -> tuple[PyTree, Array]:
+    """The tree in float32, zeros throughout if any entry of it is not finite; and whether all are, this worker's own."""
+    leaves = jax.tree.leaves(tree)
+    ok = jnp.stack([kernels.all_finite(x) for x in leaves]).all() if leaves else jnp.array(True)
+    return jax.tree.map(lambda x: jnp.where(ok, x.astype(jnp.float32), 0.0), tree), ok
+
+
+def steady(updates: PyTree, params: PyTree) -> tuple[PyTree, Array]:
+    """Updates in float32, zeros throughout if they or where they lead are not finite; and whether they are."""
+    led = jax.tree.map(lambda p, u: jnp.asarray(p).astype(jnp.float32) + u.astype(jnp.float32), params, updates)
+    _, ok = or_zeros(led)
+    return jax.tree.map(lambda u: jnp.where(ok, u.astype(jnp.float32), 0.0), updates), ok
+
+
+def counter(axis_name: AxisName | None) -> PerDevice:
+    """A worker's own count, at zero."""
+    return PerDevice(_compat.varying(jnp.zeros((1,), jnp.int32), axis_name), 1)
+
+
+def count(before: PerDevice, ok: Array) -> PerDevice:
+    """One more, if not ok."""
+    return PerDevice(before.value + jnp.where(ok, 0, 1).astype(jnp.int32), 1)
+
+
+def like(tree: PyTree, example: PyTree) -> PyTree:
+    """In the dtypes of another tree."""
+    return jax.tree.map(lambda x, e: x.astype(jnp.asarray(e).dtype), tree, example)
+
+
+def need_replicas(params: Any, axis_name: AxisName | None, name: str) -> None:
+    """Refuses an update without parameters, and, where it is tracked, with parameters that all workers share."""
+    if params is None:
+        raise ValueError(f"{name} compares parameters: call update(updates, state, params)")
+    if not _compat.tracks_varying(axis_name):
+        return
+    if not all(_compat.is_varying(p, axis_name) for p in jax.tree.leaves(params)):
+        raise ValueError(
+            f"{name} gives every worker parameters of its own, and here all share one set: build the state with"
+            " gradcomp_jax.init_state(..., replicas=True)"
+        )

@@ -1,0 +1,178 @@
+"""Steps of each replica's own, and now and then one that all of them take together from where they were."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradcomp_jax import _checks, _compat
+from gradcomp_jax._typing import Array, AxisName, PyTree
+from gradcomp_jax.consistency import healthy
+from gradcomp_jax.consistency.branching import each_nth, when
+from gradcomp_jax.per_device import PerDevice
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class OuterState:
+    """State of :func:`outer_average`, :func:`local_sgd`, :func:`diloco` and :func:`sparse_loco`.
+
+    Attributes:
+        step: int32 scalar, updates seen.
+        dropped: ``PerDevice`` int32 ``[1]``, how many of this replica's updates were not finite and are left out.
+        centre: where the replicas were when they were last together, float32, equal on every worker.
+        outer: for each part of the tree, state of the outer optimizer.
+        method: for each part of the tree, state of the exchange.
+    """
+
+    step: Array
+    dropped: PerDevice
+    centre: PyTree
+    outer: tuple
+    method: tuple
+
+
+def outer_average(
+    method: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation,
+    *,
+    axis_name: AxisName | None,
+    every: int,
+    parts: int = 1,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Local steps, and every ``every`` of them an outer one on the mean of how far the replicas have come.
+
+    With :math:`c` where the replicas were last together and :math:`x_i` where each of them is after :math:`H` steps of its
+    own, the outer gradient is :math:`\Delta = \frac1N \sum_i (c - x_i)`; an outer optimizer makes a step of it, and all
+    replicas go on from there:
+
+    .. math:: c \leftarrow c + \mathrm{outer}(\Delta), \qquad x_i \leftarrow c.
+
+    The :math:`c - x_i` cross by any exchange; what a method does not send stays in its memory and is part of the next outer
+    gradient. Goes after the inner optimizer, whose state is each replica's own:
+    ``optax.chain(optax.adamw(1e-3), gc.outer_average(gc.dense(axis_name="data"), optax.sgd(0.7, 0.9, nesterov=True),
+    axis_name="data", every=100))``.
+
+    With ``parts`` the tree is cut into that many parts of about equal size, and each has its turn once in ``every`` steps:
+    as many bytes, spread over the period (streaming).
+
+    Replicas differ: build the state with ``gc.init_state(..., replicas=True)``. State: :class:`OuterState`. Wire: the
+    method's, once for each part in ``every`` steps. An update that is not finite is left out: the replica stays where it is.
+
+    A replica arrives at :math:`c` as its parameters plus an update, so up to one rounding of each parameter, and exactly where
+    no parameter has more than doubled or halved since the last time.
+
+    Args:
+        method: an exchange, such as ``gc.dense(...)``.
+        optimizer: the outer one; it sees :math:`\Delta` as its gradient and :math:`c` as its parameters.
+        axis_name: the method's axis.
+        every: steps :math:`H` from one outer step to the next.
+        parts: of the tree; at most ``every``.
+
+    Raises:
+        ValueError: for a period below 1 or too many parts; when traced, without parameters.
+
+    References:
+        Douillard et al., 2023, DiLoCo, https://arxiv.org/abs/2311.08105, algorithm 1; Douillard et al., 2025, Streaming
+        DiLoCo, https://arxiv.org/abs/2501.18512, section 2.2.
+    """
+    _checks.positive_int("every", every)
+    _checks.positive_int("parts", parts)
+    if parts > every:
+        raise ValueError(f"parts must be at most every={every}, so that each has a step of its own, got {parts}")
+    exchange = optax.with_extra_args_support(method)
+    outer = optax.with_extra_args_support(optimizer)
+
+    def init(params: PyTree) -> OuterState:
+        centre = _compat.invarying(healthy.or_zeros(params)[0], axis_name)
+        pieces = [only(centre, members) for members in cut(centre, parts)]
+        return OuterState(
+            jnp.zeros((), jnp.int32),
+            healthy.counter(axis_name),
+            centre,
+            tuple(outer.init(piece) for piece in pieces),
+            tuple(exchange.init(piece) for piece in pieces),
+        )
+
+    def update(updates: PyTree, state: OuterState, params: PyTree | None = None, **extra: Any) -> Any:
+        healthy.need_replicas(params, axis_name, "outer_average")
+        own, ok = healthy.steady(updates, params)
+        (own_leaves, treedef), centre_leaves = jax.tree.flatten(own), jax.tree.leaves(state.centre)
+        outers, methods = list(state.outer), list(state.method)
+
+        def together(own: PyTree, centre: PyTree, here: PyTree, outer_state: Any, inner: Any) -> tuple:
+            come = jax.tree.map(lambda c, p, u: c - (p.astype(jnp.float32) + u), centre, here, own)
+            mean, inner = exchange.update(come, inner, here, **extra)
+            step, outer_state = outer.update(mean, outer_state, centre)
+            centre = jax.tree.map(jnp.add, centre, step)
+            return jax.tree.map(lambda c, p: c - p.astype(jnp.float32), centre, here), centre, outer_state, inner
+
+        for j, members in enumerate(cut(params, parts)):
+            mine = [only(tree, members) for tree in (own, state.centre)]
+            operands = (*mine, only(params, members), outers[j], methods[j])
+            moved, centre, outers[j], methods[j] = when(
+                each_nth(state.step, every, j * every // parts), together, (*mine, outers[j], methods[j]), *operands
+            )
+            for i, u, c in zip(members, jax.tree.leaves(moved), jax.tree.leaves(centre), strict=True):
+                own_leaves[i], centre_leaves[i] = u, c
+        new = OuterState(
+            state.step + 1,
+            healthy.count(state.dropped, ok),
+            jax.tree.unflatten(treedef, centre_leaves),
+            tuple(outers),
+            tuple(methods),
+        )
+        return healthy.like(jax.tree.unflatten(treedef, own_leaves), updates), new
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def cut(tree: PyTree, parts: int) -> list[list[int]]:
+    """The leaves' numbers in parts of about equal size, in the order of the tree; fewer where leaves are too few.
+
+    Raises:
+        ValueError: if there are fewer leaves than parts.
+    """
+    sizes = [jnp.size(leaf) for leaf in jax.tree.leaves(tree)]
+    if len(sizes) < parts:
+        raise ValueError(f"a tree of {len(sizes)} tensors cannot be cut into parts={parts}: give at most {len(sizes)}")
+    total, seen = sum(sizes), 0
+    result: list[list[int]] = [[] for _ in range(parts)]
+    for i, size in enumerate(sizes):
+        # By where its middle lies, but so that the leaves that are left can still fill the parts that are.
+        middle = int((seen + size / 2) * parts / max(total, 1))
+        begun = next((j for j in reversed(range(parts)) if result[j]), 0)
+        least = parts - (len(sizes) - i)
+        first = begun if not result[begun] else begun + 1
+        result[max(min(middle, first), least, begun)].append(i)
+        seen += size
+    return result
+
+
+def only(tree: PyTree, members: Sequence[int]) -> PyTree:
+    """The tree with nothing but some of its leaves, under their own paths."""
+    leaves, treedef = jax.tree.flatten(tree)
+    chosen = set(members)
+    return jax.tree.unflatten(treedef, [x if i in chosen else optax.MaskedNode() for i, x in enumerate(leaves)])
+
+
+def local_sgd(
+    method: optax.GradientTransformation, *, axis_name: AxisName | None, every: int
+) -> optax.GradientTransformationExtraArgs:
+    r"""Every ``every`` steps all replicas become their mean: :math:`x_i \leftarrow \frac1N \sum_j x_j`.
+
+    :func:`outer_average` with an outer step of the whole way. With ``every=1``, dense and plain SGD this is synchronous
+    SGD up to the rounding of :math:`x`.
+
+    Args:
+        method: an exchange, such as ``gc.dense(...)``; of the way from where the replicas were last together.
+        axis_name: its axis.
+        every: local steps :math:`\tau`.
+
+    References:
+        McMahan et al., 2017, https://arxiv.org/abs/1602.05629; Stich, 2019, https://arxiv.org/abs/1805.09767.
+    """
+    return outer_average(method, optax.sgd(1.0), axis_name=axis_name, every=every)

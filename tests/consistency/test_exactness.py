@@ -1,0 +1,314 @@
+"""Where a method is another one, what it keeps, and what bad numbers cannot do."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradcomp_jax as gc
+from gradcomp_jax.consistency.delayed import slots_of
+from gradcomp_jax.consistency.gossip import permutations
+from gradcomp_jax.consistency.outer import cut
+from tests.consistency.problem import AXIS, N, batch, loss, mesh_of, params, replicas
+
+
+def dense():
+    return gc.dense(axis_name=AXIS)
+
+
+def compressed():
+    return gc.exchange(gc.compressors.topk(0.25, block=8, dtype=jnp.float32), axis_name=AXIS, select=lambda *_: True)
+
+
+CHAINS = {
+    "delayed": lambda m: optax.chain(gc.delayed_average(m, axis_name=AXIS, delay=3), optax.sgd(0.02, momentum=0.5)),
+    "delayed-sparse": lambda m: optax.chain(gc.delayed_average(m, axis_name=AXIS, delay=3, every=2), optax.sgd(0.02)),
+    "elastic": lambda m: optax.chain(optax.sgd(0.02), gc.elastic_average(m, axis_name=AXIS, every=2)),
+    "local": lambda m: optax.chain(optax.sgd(0.02), gc.local_sgd(m, axis_name=AXIS, every=3)),
+    "diloco": lambda m: optax.chain(optax.sgd(0.02, momentum=0.5), gc.diloco(m, axis_name=AXIS, every=3, parts=2)),
+    "gossip": lambda m: optax.chain(optax.sgd(0.02), gc.gossip(axis_name=AXIS)),
+    "accumulate": lambda m: gc.accumulate(optax.chain(m, optax.sgd(0.02)), axis_name=AXIS, every=3),
+}
+each_chain = pytest.mark.parametrize("name", CHAINS)
+
+
+def trained(tx, steps, *, workers=N, state=None, begin=0, batches=batch, with_replicas=True):
+    mesh = mesh_of(workers)
+    if state is None:
+        state = gc.init_state(params(), tx, mesh, replicas=with_replicas)
+    step = gc.make_train_step(loss, tx, mesh)
+    for n in range(begin, begin + steps):
+        state, metrics = step(state, batches(n, workers))
+    return state, metrics
+
+
+def synchronous(steps, **options):
+    return trained(optax.chain(dense(), optax.sgd(0.02, **options)), steps, with_replicas=False)[0]
+
+
+def test_without_delay_it_is_synchronous_bit_for_bit() -> None:
+    tx = optax.chain(gc.delayed_average(dense(), axis_name=AXIS, delay=0), optax.sgd(0.02, momentum=0.9))
+    state, _ = trained(tx, 6)
+    want = synchronous(6, momentum=0.9)
+    for one in replicas(state):
+        for k, v in one.items():
+            np.testing.assert_array_equal(v, want.params[k])
+
+
+def test_local_sgd_at_every_step_is_synchronous_up_to_rounding() -> None:
+    """x - (x - mean) rounds once more than the mean itself: a few units in the last place after six steps."""
+    state, _ = trained(optax.chain(optax.sgd(0.02), gc.local_sgd(dense(), axis_name=AXIS, every=1)), 6)
+    want = synchronous(6)
+    for one in replicas(state):
+        for k, v in one.items():
+            np.testing.assert_allclose(v, want.params[k], rtol=1e-6, atol=1e-6)
+
+
+def test_accumulating_one_batch_is_synchronous_bit_for_bit() -> None:
+    tx = gc.accumulate(optax.chain(dense(), optax.sgd(0.02)), axis_name=AXIS, every=1)
+    state, _ = trained(tx, 6, with_replicas=False)
+    want = synchronous(6)
+    for k, v in state.params.items():
+        np.testing.assert_array_equal(v, want.params[k])
+
+
+def total(state) -> dict[str, np.ndarray]:
+    """Sum of the replicas in float64, and, with elastic bands, their centre."""
+    sums = {k: sum(one[k].astype(np.float64) for one in replicas(state)) for k in params()}
+    if isinstance(state.opt_state[-1], gc.consistency.ElasticState):
+        elastic = state.opt_state[-1]
+        sums = {k: v + np.asarray(elastic.centre[k], np.float64) for k, v in sums.items()}
+        kept = jax.tree.leaves(elastic.method.memory, is_leaf=lambda x: isinstance(x, gc.PerDevice))
+        if kept:
+            for k, mark in zip(sorted(sums), kept, strict=True):
+                rows = np.asarray(mark.value, np.float64).reshape(N, -1).mean(axis=0)
+                sums[k] = sums[k] + 0.9 * rows[: sums[k].size].reshape(sums[k].shape)
+    return sums
+
+
+@pytest.mark.parametrize("code", (gc.compressors.dense(), gc.compressors.block_quantized(bits=2, block=8)))
+@pytest.mark.parametrize("graph", ("hypercube", "exponential"))
+def test_gossip_keeps_the_sum_of_the_replicas(graph: str, code) -> None:
+    check_sum(optax.chain(optax.scale(0.0), gc.gossip(axis_name=AXIS, graph=graph, compressor=code)))
+
+
+@pytest.mark.parametrize("method", (dense, compressed))
+def test_elastic_bands_keep_the_sum_of_replicas_and_centre(method) -> None:
+    check_sum(optax.chain(optax.scale(0.0), gc.elastic_average(method(), axis_name=AXIS)))
+
+
+def check_sum(tx) -> None:
+    """Replicas that begin apart and take no step of their own."""
+    mesh = mesh_of()
+    state = gc.init_state(params(), tx, mesh, replicas=True)
+    rng = np.random.default_rng(3)
+    apart = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), state.params)
+    state = state._replace(params=jax.device_put(apart, jax.tree.map(lambda a: a.sharding, state.params)))
+    before, spread = total(state), float(gc.replica_spread(state))
+    step = gc.make_train_step(loss, tx, mesh)
+    for n in range(5):
+        state, _ = step(state, batch(n))
+        for k, v in total(state).items():
+            np.testing.assert_allclose(v, before[k], rtol=0, atol=5e-6)
+    assert float(gc.replica_spread(state)) < spread / 1.5
+
+
+def test_a_hypercube_without_steps_ends_in_the_mean() -> None:
+    tx = optax.chain(optax.scale(0.0), gc.gossip(axis_name=AXIS))
+    mesh = mesh_of()
+    state = gc.init_state(params(), tx, mesh, replicas=True)
+    apart = jax.tree.map(lambda a: jnp.arange(a.size, dtype=a.dtype).reshape(a.shape), state.params)
+    state = state._replace(params=jax.device_put(apart, jax.tree.map(lambda a: a.sharding, state.params)))
+    want = gc.consolidate(state)
+    step = gc.make_train_step(loss, tx, mesh)
+    for n in range(2):
+        state, _ = step(state, batch(n))
+    for one in replicas(state):
+        for k, v in one.items():
+            np.testing.assert_array_equal(v, want[k])
+
+
+@each_chain
+@pytest.mark.parametrize("method", (dense, compressed))
+def test_a_bad_gradient_stays_with_its_worker(name: str, method) -> None:
+    """The others go on, everything stays finite, and the replica takes part again."""
+
+    def poisoned(n, workers):
+        one = batch(n, workers)
+        if n in (2, 3):
+            one["y"][1, 0, 0] = np.nan if n == 2 else np.inf
+        return one
+
+    inner = optax.apply_if_finite if name in ("elastic", "local", "diloco", "gossip") else None
+    tx = CHAINS[name](method())
+    if inner is not None:
+        # A momentum that has seen a NaN keeps it: optax has the remedy, and it is local here.
+        tx = optax.chain(optax.apply_if_finite(optax.sgd(0.02, momentum=0.5), 3), last_of(name, method()))
+    state, _ = trained(tx, 9, batches=poisoned)
+    for leaf in jax.tree.leaves(state):
+        assert np.isfinite(np.asarray(leaf, np.float64)).all()
+    marks = [
+        node.dropped
+        for node in jax.tree.leaves(state.opt_state, is_leaf=lambda x: hasattr(x, "dropped"))
+        if hasattr(node, "dropped")
+    ]
+    expected = [0, 2, 0, 0] if name.startswith("delayed") else [0, 0, 0, 0]
+    assert [np.asarray(m.value).tolist() for m in marks] == ([expected] if marks else [])
+    clean, _ = trained(tx, 9)
+    if name != "accumulate":
+        moved = [np.abs(a["w"] - b["w"]).max() for a, b in zip(replicas(state), replicas(clean), strict=True)]
+        assert 0 < max(moved) < 1
+
+
+def last_of(name: str, method):
+    return {
+        "elastic": lambda: gc.elastic_average(method, axis_name=AXIS, every=2),
+        "local": lambda: gc.local_sgd(method, axis_name=AXIS, every=3),
+        "diloco": lambda: gc.diloco(method, axis_name=AXIS, every=3, parts=2),
+        "gossip": lambda: gc.gossip(axis_name=AXIS),
+    }[name]()
+
+
+@pytest.mark.parametrize("name", ("elastic", "local", "gossip"))
+def test_an_update_that_is_not_finite_is_left_out(name: str) -> None:
+    tx = optax.chain(optax.sgd(0.02), last_of(name, dense()))
+
+    def poisoned(n, workers):
+        one = batch(n, workers)
+        if n == 2:
+            one["y"][1] = np.nan
+        return one
+
+    state, _ = trained(tx, 5, batches=poisoned)
+    assert np.asarray(state.opt_state[-1].dropped.value).tolist() == [0, 1, 0, 0]
+    assert all(np.isfinite(v).all() for one in replicas(state) for v in one.values())
+
+
+@each_chain
+def test_checkpoint_resume_and_resize(name: str, tmp_path) -> None:
+    """Bit for bit onto as many workers; onto fewer or more, the mean of everything stays."""
+    tx = CHAINS[name](compressed())
+    straight, _ = trained(tx, 9)
+    state, _ = trained(tx, 4)
+    gc.save_checkpoint(tmp_path / "four", state)
+    like = gc.init_state(params(), tx, mesh_of(), replicas=True)
+    back = gc.restore_checkpoint(tmp_path / "four", like)
+    resumed, _ = trained(tx, 5, state=back, begin=4)
+    jax.tree.map(np.testing.assert_array_equal, resumed, straight)
+    state, _ = trained(tx, 4)
+    for workers in (2, 8):
+        like = gc.init_state(params(), tx, mesh_of(workers), replicas=True)
+        other = gc.restore_checkpoint(tmp_path / "four", like)
+        for k, v in gc.consolidate(other).items():
+            np.testing.assert_allclose(v, gc.consolidate(state)[k], rtol=1e-6, atol=1e-7)
+        after, _ = trained(tx, 5, workers=workers, state=other, begin=4)
+        assert all(np.isfinite(v).all() for one in replicas(after) for v in one.values())
+
+
+@pytest.mark.parametrize("workers", (2, 8))
+def test_what_is_in_flight_arrives_after_a_resize(workers: int, tmp_path) -> None:
+    """x + eta * (sums in flight) is one and the same point for all replicas, before and after."""
+    tx = optax.chain(gc.delayed_average(dense(), axis_name=AXIS, delay=3), optax.sgd(0.02))
+    state, _ = trained(tx, 5)
+    gc.save_checkpoint(tmp_path / "state", state)
+    other = gc.restore_checkpoint(tmp_path / "state", gc.init_state(params(), tx, mesh_of(workers), replicas=True))
+    for one, count in ((state, N), (other, workers)):
+        for k, mark in one.opt_state[0].flying.items():
+            sums = np.asarray(mark.value).reshape(count, 3, *mark.value.shape[1:]).sum(axis=1)
+            point = np.asarray(one.params[k].value) + 0.02 * sums
+            np.testing.assert_allclose(point, np.broadcast_to(point[:1], point.shape), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("delay", "every"), [(d, p) for d in range(9) for p in range(1, 5)])
+def test_slots_are_as_many_as_needed(delay: int, every: int) -> None:
+    """By counting, in a walk: no sum is written over before it has been read, and one slot fewer would not do."""
+
+    def survives(slots: int) -> bool:
+        ring: dict[int, int] = {}
+        for n in range(8 * (delay + every)):
+            last = n - delay
+            lands = last >= 0 and last % every == every - 1
+            if lands and delay and ring.get((last // every) % slots) != last // every:
+                return False
+            ring[(n // every) % slots] = n // every
+        return True
+
+    slots = slots_of(delay, every)
+    assert survives(slots)
+    assert slots == 1 or not survives(slots - 1)
+
+
+def test_parts_are_of_about_equal_size() -> None:
+    tree = [np.zeros(n) for n in (10, 1, 1, 10, 30, 2, 2)]
+    assert cut(tree, 1) == [[0, 1, 2, 3, 4, 5, 6]]
+    for parts in range(1, 8):
+        found = cut(tree, parts)
+        assert [i for members in found for i in members] == list(range(7))
+        assert len(found) == parts and all(found)
+    with pytest.raises(ValueError, match="cannot be cut into parts=8"):
+        cut(tree, 8)
+
+
+def test_everybody_is_one_workers_partner() -> None:
+    for graph, counts in (("hypercube", (1, 2, 8)), ("exponential", (1, 2, 3, 6, 8))):
+        for workers in counts:
+            turns = permutations(graph, workers)
+            assert len(turns) == (workers - 1).bit_length()
+            for to in turns:
+                assert sorted(to) == list(range(workers))
+                assert all(i != j for i, j in enumerate(to))
+
+
+def test_mistakes_are_refused_with_a_remedy() -> None:
+    with pytest.raises(ValueError, match="delay must be an integer of at least 0, got -1"):
+        gc.delayed_average(dense(), axis_name=AXIS, delay=-1)
+    with pytest.raises(ValueError, match="every must be an integer of at least 1, got 0"):
+        gc.local_sgd(dense(), axis_name=AXIS, every=0)
+    with pytest.raises(ValueError, match=r"parts must be at most every=2"):
+        gc.diloco(dense(), axis_name=AXIS, every=2, parts=3)
+    with pytest.raises(ValueError, match=r"beta must be in \(0, 1\]"):
+        gc.elastic_average(dense(), axis_name=AXIS, beta=1.5)
+    with pytest.raises(ValueError, match="TopK selects entries"):
+        gc.gossip(axis_name=AXIS, compressor=gc.compressors.topk(0.1))
+    with pytest.raises(ValueError, match="use graph='exponential'"):
+        permutations("hypercube", 6)
+    with pytest.raises(ValueError, match=r"call update\(updates, state, params\)"):
+        tx = gc.elastic_average(gc.dense(axis_name=None), axis_name=None)
+        tx.update(params(), tx.init(params()))
+    with pytest.raises(ValueError, match="leave param_specs out"):
+        spec = jax.sharding.PartitionSpec()
+        gc.init_state(params(), optax.sgd(1.0), mesh_of(), replicas=True, param_specs=spec)
+    with pytest.raises(ValueError, match="here are 0 of those"):
+        gc.consolidate(gc.init_state(params(), optax.sgd(1.0), mesh_of(), replicas=True), of="centre")
+
+
+def test_replicas_in_a_common_state_are_refused() -> None:
+    """Without replicas=True the parameters would differ by worker and claim to be one."""
+    tx = optax.chain(optax.sgd(0.02), gc.local_sgd(dense(), axis_name=AXIS, every=3))
+    with pytest.raises(ValueError, match="replicas=True"):
+        trained(tx, 1, with_replicas=False)
+
+
+def test_spread_and_mean() -> None:
+    tx = optax.chain(optax.sgd(0.02))
+    state, _ = trained(tx, 3)
+    each = replicas(state)
+    mean = {k: sum(one[k].astype(np.float64) for one in each) / N for k in each[0]}
+    apart = sum(((one[k] - mean[k]) ** 2).sum() for one in each for k in mean) / N
+    norm = sum((v**2).sum() for v in mean.values())
+    np.testing.assert_allclose(gc.replica_spread(state), np.sqrt(apart / norm), rtol=1e-5)
+    for k, v in gc.consolidate(state).items():
+        np.testing.assert_allclose(v, mean[k], rtol=1e-6)
+        assert v.shape == params()[k].shape
+    plain = gc.init_state(params(), tx, mesh_of())
+    assert gc.replica_spread(plain) == 0
+    jax.tree.map(np.testing.assert_array_equal, gc.consolidate(plain), plain.params)
+
+
+def test_lifted_marks_are_static() -> None:
+    mark = gc.per_device.lift({"a": np.zeros(3)})["a"]
+    assert (mark.rows, mark.value.shape, mark.lifted) == (1, (1, 3), True)
+    assert dataclasses.replace(mark, value=None) == dataclasses.replace(mark, value=None)

@@ -1,0 +1,116 @@
+"""What overlaps: nothing of this step in the exchange of an earlier one, and a thread with the same results."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import gradcomp_jax as gc
+from tests.consistency.problem import AXIS, N, batch, loss, mesh_of, params
+
+
+def methods():
+    return {
+        "dense": gc.dense(axis_name=AXIS),
+        "dgc": gc.dgc(axis_name=AXIS, density=0.25, block=8, select=lambda *_: True),
+    }
+
+
+def reach(jaxpr, sources: set[int], found: list[bool]) -> list[bool]:
+    """Which outputs of a program come from some of its inputs; ``found``: for each collective, whether its operand."""
+    known = {v: i in sources for i, v in enumerate(jaxpr.invars)}
+
+    def of(v) -> bool:
+        return known.get(v, False) if not hasattr(v, "val") else False
+
+    for eqn in jaxpr.eqns:
+        ins = [of(v) for v in eqn.invars]
+        if eqn.primitive.name in COLLECTIVES:
+            found.append(any(ins))
+        inner = [p for p in eqn.params.values() if hasattr(p, "eqns") or hasattr(p, "jaxpr")]
+        inner += [p for q in eqn.params.values() if isinstance(q, tuple) for p in q if hasattr(p, "jaxpr")]
+        outs = [any(ins)] * len(eqn.outvars)
+        for sub in inner:
+            sub = getattr(sub, "jaxpr", sub)
+            if len(sub.invars) == len(ins):
+                outs = reach(sub, {i for i, x in enumerate(ins) if x}, found)
+            elif len(sub.invars) == len(ins) - 1:
+                outs = reach(sub, {i for i, x in enumerate(ins[1:]) if x}, found)
+        for v, x in zip(eqn.outvars, outs, strict=True):
+            known[v] = known.get(v, False) or x
+    return [of(v) for v in jaxpr.outvars]
+
+
+COLLECTIVES = {"psum", "psum_invariant", "all_to_all", "all_gather", "all_gather_invariant", "ppermute", "pmax", "pmin"}
+
+
+@pytest.mark.parametrize("name", ("dense", "dgc"))
+@pytest.mark.parametrize("delay", (0, 1, 3))
+def test_the_exchange_needs_nothing_of_this_steps_gradient(name: str, delay: int) -> None:
+    """In the traced step no collective has this batch, or anything made of it, among what it needs; without delay all have."""
+    mesh = mesh_of()
+    tx = optax.chain(gc.delayed_average(methods()[name], axis_name=AXIS, delay=delay), optax.sgd(0.02))
+    state = gc.init_state(params(), tx, mesh, replicas=True)
+    step = gc.make_train_step(loss, tx, mesh, mean_metrics=False)
+    traced = step.trace(state, batch(0))
+    count = len(jax.tree.leaves(state))
+    total = count + len(jax.tree.leaves(batch(0)))
+    found: list[bool] = []
+    reach(traced.jaxpr.jaxpr, set(range(count, total)), found)
+    assert found, "no collective was found"
+    assert not any(found) if delay else all(found)
+
+
+@pytest.mark.parametrize("name", ("dense", "dgc"))
+@pytest.mark.parametrize(
+    ("delay", "every", "compensate"), [(1, 1, True), (3, 1, True), (4, 2, True), (3, 2, False), (2, 3, True)]
+)
+def test_a_thread_computes_what_one_program_does(name: str, delay: int, every: int, compensate: bool) -> None:
+    mesh = mesh_of()
+    options = {"delay": delay, "every": every, "compensate": compensate}
+    overlapped = gc.make_overlapped_step(
+        loss, methods()[name], optax.sgd(0.02, momentum=0.5), mesh, axis_name=AXIS, **options
+    )
+    one = gc.make_train_step(loss, overlapped.tx, mesh, mean_metrics=False)
+    a, b = (gc.init_state(params(), overlapped.tx, mesh, replicas=True) for _ in range(2))
+    for n in range(10):
+        a, seen = overlapped(a, batch(n))
+        b, want = one(b, batch(n))
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6), (a, seen), (b, want))
+    # From the middle on with the other of the two: nothing is missing in the state.
+    overlapped.wait()
+    c = jax.tree.map(jax.numpy.copy, a)
+    for n in range(10, 16):
+        a, _ = one(a, batch(n))
+        c, _ = overlapped(c, batch(n))
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6), a, c)
+    overlapped.wait()
+
+
+def test_a_failed_exchange_is_raised_where_it_lands() -> None:
+    def broken(updates, state, params=None):
+        def fail(_):
+            raise RuntimeError("the link is gone")
+
+        leaf = jax.tree.leaves(updates)[0]
+        mark = jax.pure_callback(fail, jax.ShapeDtypeStruct((), leaf.dtype), leaf.reshape(-1)[0])
+        return jax.tree.map(lambda u: u + mark, updates), state
+
+    mesh = mesh_of()
+    method = gc.dense(axis_name=AXIS)
+    failing = optax.GradientTransformation(method.init, lambda u, s, p=None: broken(method.update(u, s, p)[0], s))
+    step = gc.make_overlapped_step(loss, failing, optax.sgd(0.02), mesh, axis_name=AXIS, delay=2)
+    state = gc.init_state(params(), step.tx, mesh, replicas=True)
+    with pytest.raises(Exception, match="the link is gone"):
+        for n in range(4):
+            state, _ = step(state, batch(n))
+
+
+def test_what_cannot_overlap_is_refused() -> None:
+    mesh = mesh_of()
+    with pytest.raises(ValueError, match="use make_train_step"):
+        gc.make_overlapped_step(loss, methods()["dense"], optax.sgd(0.1), mesh, axis_name=AXIS, delay=0)
+    step = gc.make_overlapped_step(loss, methods()["dense"], optax.sgd(0.1), mesh, axis_name=AXIS, delay=1)
+    with pytest.raises(ValueError, match="replicas=True"):
+        step(gc.init_state(params(), step.tx, mesh), batch(0))
+    assert N == 4
