@@ -15,9 +15,11 @@ from gradcomp_jax.consistency import diloco as diloco
 from gradcomp_jax.consistency import elastic_average as elastic_average
 from gradcomp_jax.consistency import gossip as gossip
 from gradcomp_jax.consistency import local_sgd as local_sgd
+from gradcomp_jax.consistency import mean_wire_bytes as mean_wire_bytes
 from gradcomp_jax.consistency import outer_average as outer_average
 from gradcomp_jax.consistency import replica_spread as replica_spread
 from gradcomp_jax.consistency import sparse_loco as sparse_loco
+from gradcomp_jax.consistency import staleness as staleness
 from gradcomp_jax.methods import block_quantized as block_quantized
 from gradcomp_jax.methods import demo as demo
 from gradcomp_jax.methods import dense as dense
@@ -107,6 +109,7 @@ __all__ = [
     "lower_update",
     "make_overlapped_step",
     "make_train_step",
+    "mean_wire_bytes",
     "memory",
     "methods",
     "model_parallel",
@@ -124,6 +127,7 @@ __all__ = [
     "sign_sgd",
     "sparcml",
     "sparse_loco",
+    "staleness",
     "state_axes",
     "state_shardings",
     "state_specs",

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks import lab
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-_START_S = 0.02
+START_S = 0.02
 """Seconds from an order until the moment at which all workers start: enough for the order to reach them."""
 
 
@@ -39,6 +39,8 @@ class Team:
         facts: what worker 0 says about the model, the data, the machine and the versions.
     """
 
+    program = "benchmarks.sweep.worker"
+
     def __init__(self, model: str, workers: int, net: lab.Network | None) -> None:
         self.workers = workers
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
@@ -46,7 +48,7 @@ class Team:
         coordinator = f"127.0.0.1:{_free_port()}" if net is None else net.coordinator
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
         for index in range(workers):
-            argv = [sys.executable, "-m", "benchmarks.sweep.worker", coordinator, str(workers), str(index), model]
+            argv = [sys.executable, "-m", self.program, coordinator, str(workers), str(index), model]
             start: Callable[..., subprocess.Popen] = subprocess.Popen
             if net is not None:
                 start = _in(net, index)
@@ -75,19 +77,20 @@ class Team:
 
     def compile(self, name: str) -> dict[str, Any]:
         """Compiles a method's steps; returns what its program says about bytes and collectives."""
-        return self._order("compile", name)[0]
+        return self.order("compile", name)[0]
 
     def step(self, name: str, number: int, *, alone: bool = False) -> Step:
         """One step of all workers at once, on batch ``number``."""
-        taken = self._order("step_alone" if alone else "step", name, number, time.monotonic() + _START_S)
+        taken = self.order("step_alone" if alone else "step", name, number, time.monotonic() + START_S)
         start, end = max(t[0] for t in taken), max(t[1] for t in taken)
         return Step(end - start, sum(t[2] for t in taken) / self.workers)
 
     def release(self) -> None:
         """Drops the state of steps without an exchange."""
-        self._order("release")
+        self.order("release")
 
-    def _order(self, *words: Any) -> list[Any]:
+    def order(self, *words: Any) -> list[Any]:
+        """Gives all workers an order; returns their answers."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(json.dumps(words) + "\n")

@@ -18,9 +18,11 @@ from gradcomp_jax.cli.options import (
     CoordinatorOption,
     DataDirOption,
     DatasetOption,
+    DelayOption,
     DensityOption,
     DistributedOption,
     EpochsOption,
+    EveryOption,
     HeartbeatOption,
     MarkdownOption,
     MomentumOption,
@@ -54,7 +56,7 @@ from gradcomp_jax.experiments import (
 )
 from gradcomp_jax.experiments.errors import look_up
 from gradcomp_jax.experiments.machine import versions
-from gradcomp_jax.experiments.recipes import ABLATIONS, ALL, DEFAULT, RECIPES, ROUTES
+from gradcomp_jax.experiments.recipes import ABLATIONS, ALL, DEFAULT, RECIPES, REPLICAS, ROUTES
 from gradcomp_jax.experiments.settings import split_batch
 from gradcomp_jax.methods import markdown_table
 
@@ -93,7 +95,7 @@ def compare_command(
     dataset: DatasetOption = "digits",
     methods: Annotated[
         str,
-        typer.Option(help=f"Names with commas between: {_METHODS}; also 'all', 'ablations' and 'routes'."),
+        typer.Option(help=f"Names with commas between: {_METHODS}; also 'all', 'ablations', 'routes' and 'replicas'."),
     ] = ",".join(DEFAULT),
     seeds: Annotated[int, typer.Option(help="Runs of each method: seeds 0, 1, 2, ...")] = 5,
     workers: WorkersOption = _WORKERS,
@@ -102,6 +104,8 @@ def compare_command(
     learning_rate: RateOption = None,
     momentum: MomentumOption = None,
     density: DensityOption = None,
+    delay: DelayOption = None,
+    every: EveryOption = None,
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds, a few epochs: a trial, not a result.")] = False,
     data_dir: DataDirOption = None,
     real_devices: RealOption = False,
@@ -122,7 +126,7 @@ def compare_command(
         if quick:
             seeds = min(seeds, 2)
             epochs = max(the_task.settings.epochs // 10, 1) if epochs is None else epochs
-        settings = _settings(the_task, workers, epochs, batch, learning_rate, momentum, density)
+        settings = _settings(the_task, workers, epochs, batch, learning_rate, momentum, density, delay, every)
         if not real_devices:
             devices.simulate(workers)
         data = _load(dataset, data_dir, settings)
@@ -151,6 +155,8 @@ def train_command(
     learning_rate: RateOption = None,
     momentum: MomentumOption = None,
     density: DensityOption = None,
+    delay: DelayOption = None,
+    every: EveryOption = None,
     checkpoint: Annotated[
         pathlib.Path | None,
         typer.Option(help="Save every epoch in this folder, and go on from what is there."),
@@ -178,7 +184,7 @@ def train_command(
             raise SettingError("--coordinator, --process-id and --processes need --distributed")
         if workers is None:
             workers = jax.device_count() if distributed else _WORKERS
-        settings = _settings(the_task, workers, epochs, batch, learning_rate, momentum, density)
+        settings = _settings(the_task, workers, epochs, batch, learning_rate, momentum, density, delay, every)
         if not (real_devices or distributed):
             devices.simulate(workers)
         data = _load(dataset, data_dir, settings)
@@ -234,7 +240,12 @@ def methods_command(
 
 def _method_names(text: str) -> list[str]:
     """Returns the names that ``text`` stands for, each of them known and there once."""
-    groups = {name: (name,) for name in RECIPES} | {"all": ALL, "ablations": ABLATIONS, "routes": ROUTES}
+    groups = {name: (name,) for name in RECIPES} | {
+        "all": ALL,
+        "ablations": ABLATIONS,
+        "routes": ROUTES,
+        "replicas": REPLICAS,
+    }
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
         raise SettingError(f"methods must not be empty: name some of {_METHODS}")
@@ -250,6 +261,8 @@ def _settings(
     learning_rate: float | None,
     momentum: float | None,
     density: float | None,
+    delay: int | None,
+    every: int | None,
 ) -> Settings:
     """Returns the task's settings with what the user has said in their place."""
     # The batch stays what it is when the workers change, and with it the training problem.
@@ -259,6 +272,8 @@ def _settings(
         "learning_rate": learning_rate,
         "momentum": momentum,
         "density": density,
+        "delay": delay,
+        "every": every,
     }
     given = {name: value for name, value in said.items() if value is not None}
     return dataclasses.replace(the_task.settings, workers=workers, batch_per_worker=shared, **given)

@@ -27,6 +27,13 @@ DensityOption = Annotated[
     float | None,
     typer.Option(help="Share of the entries that DGC sends, in (0, 1]; the task's own by default."),
 ]
+DelayOption = Annotated[
+    int | None, typer.Option(help="Steps until a delayed average arrives; 4 by default.", show_default=False)
+]
+EveryOption = Annotated[
+    int | None,
+    typer.Option(help="Steps between exchanges, of methods that skip some; 4 by default.", show_default=False),
+]
 RealOption = Annotated[
     bool,
     typer.Option("--real-devices", help="Use the devices that JAX finds instead of simulated CPU workers."),

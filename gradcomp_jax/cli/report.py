@@ -4,6 +4,7 @@ from rich import box
 from rich.table import Table
 
 from gradcomp_jax.experiments import Comparison, MethodResult
+from gradcomp_jax.experiments.recipes import RECIPES
 from gradcomp_jax.methods import registry
 
 _NOTES = (
@@ -52,11 +53,14 @@ def notes(comparison: Comparison) -> list[str]:
 def title(comparison: Comparison) -> str:
     """Returns one line that says what was compared."""
     settings = comparison.settings
-    return (
+    line = (
         f"{comparison.dataset}: {settings.workers} workers x {settings.batch_per_worker} examples, "
         f"{settings.epochs} epochs, SGD {settings.learning_rate:g}, "
         f"momentum {settings.momentum:g}, density {settings.density:g}"
     )
+    if any(RECIPES[result.method].periodic for result in comparison.methods):
+        line += f", delay {settings.delay}, an exchange every {settings.every} steps"
+    return line
 
 
 def table(comparison: Comparison) -> Table:

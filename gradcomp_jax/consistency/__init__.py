@@ -3,7 +3,9 @@
 from gradcomp_jax.consistency.accumulate import AccumulateState as AccumulateState
 from gradcomp_jax.consistency.accumulate import accumulate as accumulate
 from gradcomp_jax.consistency.consensus import consolidate as consolidate
+from gradcomp_jax.consistency.consensus import mean_wire_bytes as mean_wire_bytes
 from gradcomp_jax.consistency.consensus import replica_spread as replica_spread
+from gradcomp_jax.consistency.consensus import staleness as staleness
 from gradcomp_jax.consistency.delayed import DelayedState as DelayedState
 from gradcomp_jax.consistency.delayed import delayed_average as delayed_average
 from gradcomp_jax.consistency.diloco import diloco as diloco

@@ -32,6 +32,10 @@ class AccumulateState:
     total: PyTree
     inner: Any
 
+    def staleness(self) -> Array:
+        """How many batches are in the sum and in no update: int32 scalar."""
+        return self.batches
+
 
 def accumulate(
     inner: optax.GradientTransformation,

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from gradcomp_jax import _checks
 from gradcomp_jax._typing import Array, PyTree
+from gradcomp_jax.audit import wire_bytes
 from gradcomp_jax.consistency.elastic import ElasticState
 from gradcomp_jax.consistency.outer import OuterState
 from gradcomp_jax.per_device import PerDevice, is_lifted, is_per_device
@@ -42,6 +43,43 @@ def consolidate(state: Any, *, of: Of = "mean") -> PyTree:
         )
     dtypes = jax.tree.map(lambda p: p.value if is_lifted(p) else p, params, is_leaf=is_per_device)
     return jax.tree.map(lambda c, p: c.astype(p.dtype), found[0].centre, dtypes)
+
+
+def staleness(state: Any) -> Array:
+    """How many steps of its own a replica is ahead of what it knows of the others: int32 scalar, for a log.
+
+    Of :func:`delayed_average` the steps whose mean has not arrived; of the others the steps since the last exchange.
+
+    Args:
+        state: a train state, or an optimizer's, with one of these methods in it.
+
+    Raises:
+        ValueError: if there is none, or more than one.
+    """
+
+    def is_loose(node: object) -> bool:
+        return hasattr(node, "staleness")
+
+    found = [x for x in jax.tree.leaves(state, is_leaf=is_loose) if is_loose(x)]
+    if len(found) != 1:
+        raise ValueError(f"expected the state of one method of gradcomp_jax.consistency, found {len(found)}")
+    return found[0].staleness()
+
+
+def mean_wire_bytes(compiled: Any, *, every: int) -> float:
+    """Bytes that a device sends per step, averaged over a period in which it exchanges once.
+
+    What is in no branch of the program counts in every step, what is in one (an exchange every so many steps, a part's
+    turn) in one of ``every``; a choice among densities within it counts its last.
+
+    Args:
+        compiled: a compiled step, or what else :func:`gradcomp_jax.wire_bytes` reads.
+        every: steps of the period.
+    """
+    _checks.positive_int("every", every)
+    most = wire_bytes(compiled, branch=-1).sent
+    least = wire_bytes(compiled, branch="min").sent if every > 1 else most
+    return least + (most - least) / every
 
 
 def _mean(leaf: Any) -> Any:

@@ -26,12 +26,21 @@ class DelayedState:
         flying: for each tensor the sums that have not arrived, ``PerDevice`` float32 ``[slots, *shape]``; the period's
             number modulo ``slots`` says where. ``()`` without a delay.
         method: state of the exchange.
+        delay: steps, as configured.
+        every: likewise.
     """
 
     step: Array
     dropped: PerDevice
     flying: Any
     method: Any
+    delay: int = dataclasses.field(metadata={"static": True})
+    every: int = dataclasses.field(metadata={"static": True})
+
+    def staleness(self) -> Array:
+        """Of how many steps the mean has not arrived: int32 scalar."""
+        landed = jnp.maximum(0, (self.step - self.delay) // self.every)
+        return self.step - self.every * landed
 
 
 def delayed_average(
@@ -92,7 +101,8 @@ def delayed_average(
             return PerDevice(_compat.varying(jnp.zeros((slots, *jnp.shape(p)), jnp.float32), axis_name), slots)
 
         flying = () if synchronous else jax.tree.map(ring, params)
-        return DelayedState(jnp.zeros((), jnp.int32), healthy.counter(axis_name), flying, exchange.init(params))
+        zero, inner = jnp.zeros((), jnp.int32), exchange.init(params)
+        return DelayedState(zero, healthy.counter(axis_name), flying, inner, delay, every)
 
     def update(updates: PyTree, state: DelayedState, params: PyTree | None = None, **extra: Any) -> Any:
         if synchronous:
@@ -113,7 +123,7 @@ def delayed_average(
         lands = (state.step >= delay) & each_nth(state.step - delay, every) if every > 1 else True
         correction, inner = when(lands, land, (None, state.method), sums, state.method)
         total = jax.tree.map(jnp.add, own, correction) if compensate else correction
-        new = DelayedState(state.step + 1, healthy.count(state.dropped, ok), flying, inner)
+        new = DelayedState(state.step + 1, healthy.count(state.dropped, ok), flying, inner, delay, every)
         return healthy.like(total, updates), new
 
     return optax.GradientTransformationExtraArgs(init, update)

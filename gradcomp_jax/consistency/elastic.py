@@ -24,12 +24,18 @@ class ElasticState:
         dropped: ``PerDevice`` int32 ``[1]``, how many of this replica's updates were not finite and are left out.
         centre: the centre, float32, equal on every worker.
         method: state of the exchange.
+        every: steps, as configured.
     """
 
     step: Array
     dropped: PerDevice
     centre: PyTree
     method: Any
+    every: int = dataclasses.field(metadata={"static": True})
+
+    def staleness(self) -> Array:
+        """How many steps a replica has taken since the centre last pulled at it: int32 scalar."""
+        return jnp.where(self.step == 0, 0, (self.step - 1) % self.every + 1)
 
 
 def elastic_average(
@@ -79,7 +85,8 @@ def elastic_average(
 
     def init(params: PyTree) -> ElasticState:
         centre = _compat.invarying(healthy.or_zeros(params)[0], axis_name)
-        return ElasticState(jnp.zeros((), jnp.int32), healthy.counter(axis_name), centre, exchange.init(params))
+        zero = jnp.zeros((), jnp.int32)
+        return ElasticState(zero, healthy.counter(axis_name), centre, exchange.init(params), every)
 
     def update(updates: PyTree, state: ElasticState, params: PyTree | None = None, **extra: Any) -> Any:
         healthy.need_replicas(params, axis_name, "elastic_average")
@@ -95,7 +102,7 @@ def elastic_average(
         now = True if every == 1 else state.step % every == 0
         operands = (own, state.centre, state.method)
         own, centre, inner = when(now, pull, operands, *operands)
-        new = ElasticState(state.step + 1, healthy.count(state.dropped, ok), centre, inner)
+        new = ElasticState(state.step + 1, healthy.count(state.dropped, ok), centre, inner, every)
         return healthy.like(own, updates), new
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -27,10 +27,16 @@ class GossipState:
     Attributes:
         step: int32 scalar, updates seen.
         dropped: ``PerDevice`` int32 ``[1]``, how many of this replica's updates were not finite and are left out.
+        every: steps, as configured.
     """
 
     step: Array
     dropped: PerDevice
+    every: int = dataclasses.field(metadata={"static": True})
+
+    def staleness(self) -> Array:
+        """How many steps a replica has taken since it last met a partner: int32 scalar."""
+        return self.step % self.every
 
 
 def gossip(
@@ -83,7 +89,7 @@ def gossip(
 
     def init(params: PyTree) -> GossipState:
         del params
-        return GossipState(jnp.zeros((), jnp.int32), healthy.counter(axis_name))
+        return GossipState(jnp.zeros((), jnp.int32), healthy.counter(axis_name), every)
 
     def update(updates: PyTree, state: GossipState, params: PyTree | None = None, **extra: Any) -> Any:
         del extra
@@ -107,7 +113,7 @@ def gossip(
             return (jax.tree.map(jnp.add, own, jax.tree.unflatten(treedef, pulled)),)
 
         (own,) = when(each_nth(state.step, every), meet, (own,), own) if turns else (own,)
-        return healthy.like(own, updates), GossipState(state.step + 1, healthy.count(state.dropped, ok))
+        return healthy.like(own, updates), GossipState(state.step + 1, healthy.count(state.dropped, ok), every)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

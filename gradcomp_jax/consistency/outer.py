@@ -26,6 +26,7 @@ class OuterState:
         centre: where the replicas were when they were last together, float32, equal on every worker.
         outer: for each part of the tree, state of the outer optimizer.
         method: for each part of the tree, state of the exchange.
+        every: steps, as configured.
     """
 
     step: Array
@@ -33,6 +34,13 @@ class OuterState:
     centre: PyTree
     outer: tuple
     method: tuple
+    every: int = dataclasses.field(metadata={"static": True})
+
+    def staleness(self) -> Array:
+        """How many steps a replica has taken since the part that waits longest was last together: int32 scalar."""
+        parts = len(self.method)
+        since = [(self.step + offset_of(j, parts, self.every)) % self.every for j in range(parts)]
+        return jnp.minimum(self.step, jnp.stack(since).max())
 
 
 def outer_average(
@@ -95,6 +103,7 @@ def outer_average(
             centre,
             tuple(outer.init(piece) for piece in pieces),
             tuple(exchange.init(piece) for piece in pieces),
+            every,
         )
 
     def update(updates: PyTree, state: OuterState, params: PyTree | None = None, **extra: Any) -> Any:
@@ -114,7 +123,10 @@ def outer_average(
             mine = [only(tree, members) for tree in (own, state.centre)]
             operands = (*mine, only(params, members), outers[j], methods[j])
             moved, centre, outers[j], methods[j] = when(
-                each_nth(state.step, every, j * every // parts), together, (*mine, outers[j], methods[j]), *operands
+                each_nth(state.step, every, offset_of(j, parts, every)),
+                together,
+                (*mine, outers[j], methods[j]),
+                *operands,
             )
             for i, u, c in zip(members, jax.tree.leaves(moved), jax.tree.leaves(centre), strict=True):
                 own_leaves[i], centre_leaves[i] = u, c
@@ -124,10 +136,16 @@ def outer_average(
             jax.tree.unflatten(treedef, centre_leaves),
             tuple(outers),
             tuple(methods),
+            every,
         )
         return healthy.like(jax.tree.unflatten(treedef, own_leaves), updates), new
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def offset_of(part: int, parts: int, every: int) -> int:
+    """By how many steps a part's turn comes before that of the first."""
+    return part * every // parts
 
 
 def cut(tree: PyTree, parts: int) -> list[list[int]]:

@@ -28,6 +28,7 @@ from gradcomp_jax.experiments.registered import (
     seeded,
     summary,
 )
+from gradcomp_jax.experiments.replicas import LOOSE
 from gradcomp_jax.experiments.settings import Settings
 from gradcomp_jax.methods import dense, dgc, terngrad
 from gradcomp_jax.methods.registry import METHODS
@@ -46,11 +47,15 @@ class Recipe:
       make: ``make(settings, warm_up, seed) -> transformation``.
       summary: one line for a person.
       stages: ``stages(settings, steps_per_epoch)``: the ``(steps, density)`` before the final density; none by default.
+      replicas: whether every worker has parameters of its own.
+      periodic: whether it exchanges once in ``settings.every`` steps.
     """
 
     make: Callable[[Settings, WarmUp, int], Transformation]
     summary: str
     stages: Callable[[Settings, int], WarmUp] | None = None
+    replicas: bool = False
+    periodic: bool = False
 
     def warm_up(self, settings: Settings, steps_per_epoch: int) -> WarmUp:
         """Returns the ``(steps, density)`` stages before the final density; empty if none."""
@@ -189,6 +194,17 @@ RECIPES |= {
     if recipe_name(name) not in RECIPES and name != "dense"
 }
 
+RECIPES |= {
+    name: Recipe(
+        loose.make,
+        loose.summary,
+        stages=warm_up_stages if loose.warms_up else None,
+        replicas=loose.replicas,
+        periodic=True,
+    )
+    for name, loose in LOOSE.items()
+}
+
 ROUTES = (
     "dense-bf16",
     "dgc",
@@ -196,6 +212,9 @@ ROUTES = (
 )
 ALL = ("dense-f32", *(recipe_name(name) for name in METHODS if name != "dense"))
 """One recipe for each registered method, and both baselines."""
+
+REPLICAS = ("dense-f32", *LOOSE)
+"""Whatever is not synchronous, beside what is."""
 
 DEFAULT = ("dense-bf16", "terngrad", "dgc")
 ABLATIONS = ("dense-bf16", "dgc", *(name for name in RECIPES if name.startswith("dgc-no-")))

@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from gradcomp_jax.audit import wire_bytes
+from gradcomp_jax.consistency import consolidate, mean_wire_bytes
 from gradcomp_jax.experiments import models, recipes
 from gradcomp_jax.experiments.datasets import Dataset, load
 from gradcomp_jax.experiments.errors import SettingError
@@ -150,6 +151,7 @@ class Trainer:
         self.mesh = data_mesh(settings.workers, settings.axis_name)
         self._batch_sharding = NamedSharding(self.mesh, P(settings.axis_name))
         self._evaluate = jax.jit(self._correct)
+        self._consolidate = jax.jit(consolidate, out_shardings=NamedSharding(self.mesh, P()))
         if listener is not None:
             listener.compiling(method)
         step = make_train_step(self._loss, tx, self.mesh, axis_name=settings.axis_name)
@@ -162,7 +164,8 @@ class Trainer:
         """Returns the training state before the first step, placed on the mesh."""
         params = self.model.init(jax.random.key(seed))
         tx = recipes.build(self.method, self.settings, self.steps_per_epoch, seed=seed)
-        return init_state(params, tx, self.mesh, axis_name=self.settings.axis_name)
+        replicas = recipes.RECIPES[self.method].replicas
+        return init_state(params, tx, self.mesh, axis_name=self.settings.axis_name, replicas=replicas)
 
     def run(
         self,
@@ -225,7 +228,9 @@ class Trainer:
         return result
 
     def test_accuracy(self, params: models.Params) -> float:
-        """Returns the share of the test set that ``params`` get right."""
+        """Returns the share of the test set that ``params`` get right; of replicas that differ, their mean."""
+        if recipes.RECIPES[self.method].replicas:
+            params = self._consolidate(params)
         # The replicas are equal: one of them, on a device of this process, is enough.
         local = jax.tree.map(lambda leaf: leaf.addressable_data(0), params)
         correct = self._evaluate(local, self.dataset.test_x, self.dataset.test_y)
@@ -251,6 +256,8 @@ class Trainer:
 
     def _count_bytes(self) -> Wire:
         """Reads the bytes of every stage of the warm-up, and of the stage after it."""
+        if recipes.RECIPES[self.method].periodic:
+            return self._count_period()
         warm_up = recipes.RECIPES[self.method].warm_up(self.settings, self.steps_per_epoch)
         final = wire_bytes(self._step, branch=-1).sent
         left = self.settings.epochs * self.steps_per_epoch
@@ -267,6 +274,11 @@ class Trainer:
             sent_mean=total / (self.settings.epochs * self.steps_per_epoch),
             sent_most=max([final, *stages]),
         )
+
+    def _count_period(self) -> Wire:
+        """The bytes of a period's steps, of which each exchange takes place in one; those of its final density."""
+        mean = mean_wire_bytes(self._step, every=self.settings.every)
+        return Wire(sent=round(mean), sent_mean=mean, sent_most=wire_bytes(self._step, branch=-1).sent)
 
 
 def train(

@@ -18,6 +18,8 @@ class Settings:
       density: the share of entries that a sparse method sends after its warm-up.
       clip_norm: threshold of DGC's local clipping, for the norm of the mean gradient.
       warm_up_epochs: epochs over which DGC's density falls to ``density``.
+      delay: steps until a delayed average arrives.
+      every: steps from one exchange to the next, of methods that do not exchange in each.
       axis_name: name of the data axis.
     """
 
@@ -29,6 +31,8 @@ class Settings:
     density: float = 1e-3
     clip_norm: float
     warm_up_epochs: float
+    delay: int = 4
+    every: int = 4
     axis_name: str = "data"
 
     def __post_init__(self) -> None:
@@ -37,7 +41,9 @@ class Settings:
         Raises:
           SettingError: if one is out of its range.
         """
-        for name in ("workers", "epochs", "batch_per_worker"):
+        if self.delay < 0:
+            raise SettingError(f"delay must not be negative, got {self.delay}")
+        for name in ("workers", "epochs", "batch_per_worker", "every"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("learning_rate", "clip_norm"):

@@ -308,6 +308,51 @@ def test_spread_and_mean() -> None:
     jax.tree.map(np.testing.assert_array_equal, gc.consolidate(plain), plain.params)
 
 
+STALENESS = {
+    "delayed": [0, 1, 2, 3, 3, 3, 3, 3, 3],
+    "delayed-sparse": [0, 1, 2, 3, 4, 3, 4, 3, 4],
+    "elastic": [0, 1, 2, 1, 2, 1, 2, 1, 2],
+    "local": [0, 1, 2, 0, 1, 2, 0, 1, 2],
+    "diloco": [0, 1, 2, 1, 2, 2, 1, 2, 2],
+    "gossip": [0, 0, 0, 0, 0, 0, 0, 0, 0],
+    "accumulate": [0, 1, 2, 0, 1, 2, 0, 1, 2],
+}
+
+
+@each_chain
+def test_staleness(name: str) -> None:
+    """After each step: how many of a replica's own the others have had no word of, or it of theirs."""
+    tx = CHAINS[name](dense())
+    mesh = mesh_of()
+    state = gc.init_state(params(), tx, mesh, replicas=True)
+    step = gc.make_train_step(loss, tx, mesh)
+    found = [int(gc.staleness(state))]
+    for n in range(8):
+        state, _ = step(state, batch(n))
+        found.append(int(gc.staleness(state)))
+    assert found == STALENESS[name]
+
+
+@pytest.mark.parametrize("name", ("delayed", "delayed-sparse", "local", "diloco", "accumulate"))
+def test_bytes_averaged_over_a_period(name: str) -> None:
+    """The exchange's bytes, over the period; a lone flag or loss is in every step."""
+    tx, mesh = CHAINS[name](dense()), mesh_of()
+    state = gc.init_state(params(), tx, mesh, replicas=True)
+    compiled = gc.make_train_step(loss, tx, mesh, mean_metrics=False).lower(state, batch(0)).compile()
+    every = {"delayed": 1, "delayed-sparse": 2}.get(name, 3)
+    # Sixteen numbers and the exchange's word, in one all-reduce or, for two parts, in two.
+    words = 16 + (2 if name == "diloco" else 1)
+    want = 2 * (N - 1) * words * 4 / N / every
+    assert abs(gc.mean_wire_bytes(compiled, every=every) - want) <= 1
+    with pytest.raises(ValueError, match="every must be an integer of at least 1"):
+        gc.mean_wire_bytes(compiled, every=0)
+
+
+def test_staleness_of_what_has_none() -> None:
+    with pytest.raises(ValueError, match="found 0"):
+        gc.staleness(gc.init_state(params(), optax.sgd(1.0), mesh_of()))
+
+
 def test_lifted_marks_are_static() -> None:
     mark = gc.per_device.lift({"a": np.zeros(3)})["a"]
     assert (mark.rows, mark.value.shape, mark.lifted) == (1, (1, 3), True)

@@ -55,6 +55,7 @@ def test_two_processes_are_one_process_with_two_devices(method: str, tmp_path: p
     assert resumed.loss == three.run(3).loss
 
 
+@pytest.mark.slow
 def test_processes_of_several_devices_go_on_from_one_process(tmp_path: pathlib.Path) -> None:
     """Four workers in one process, then in two with two devices each; and what they save, again in one."""
     whole = trainer("topk-sgd", workers=4, batch=128, epochs=2).run(0)
@@ -77,7 +78,8 @@ def residual_mean(state, workers: int) -> list[np.ndarray]:
     ]
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 8])
 def test_two_processes_restore_what_four_workers_kept(workers: int, tmp_path: pathlib.Path) -> None:
     before = trainer("topk-sgd", workers=4, batch=128, epochs=1)
     train_with_checkpoints(before, 0, tmp_path / "saved")
@@ -144,6 +146,7 @@ def test_processes_find_each_other_without_options(variables: dict[str, str], tm
     assert fields["machine"]["processes"] == fields["settings"]["workers"] == 2
 
 
+@pytest.mark.slow
 def test_a_folder_that_only_one_process_sees_is_refused(tmp_path: pathlib.Path) -> None:
     """Each machine its own disk: found out before anything is trained."""
     address = f"127.0.0.1:{free_port()}"

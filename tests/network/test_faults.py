@@ -95,12 +95,14 @@ def test_a_restart_with_another_number_of_workers(old: int, new: int, tmp_path: 
     np.testing.assert_allclose(after["loss"], whole.loss, rtol=0.05)
 
 
+@pytest.mark.slow
 def test_a_frozen_process_ends_the_others_within_the_heartbeat_timeout(tmp_path: pathlib.Path) -> None:
     """A machine that hangs or vanishes closes no connection: nobody is told."""
     _, seconds = lost(tmp_path, 3, 1, signal.SIGSTOP, heartbeat=8)
     assert seconds < 8 + MARGIN_S
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_one_sentence_from_every_process(tmp_path: pathlib.Path) -> None:
     train_with_checkpoints(trainer("topk-sgd", workers=2, epochs=2), 0, tmp_path / "saved")
     files = [path for path in (tmp_path / "saved" / "epoch-2").rglob("*") if path.is_file()]

@@ -1,0 +1,67 @@
+"""The pages on methods whose replicas differ: there, in one form, with examples that run and names that exist."""
+
+import re
+from pathlib import Path
+
+import jax
+import pytest
+
+import gradcomp_jax as gc
+from gradcomp_jax.consistency import MARKED
+from tests.docs.test_method_pages import HEADINGS, python_blocks, run
+
+FOLDER = Path(__file__).parents[2] / "docs" / "replicas"
+PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "index")
+SHARED = {"diloco": {"diloco", "sparse_loco", "outer_average"}}
+"""What has its page together with something else."""
+
+
+def text_of(page: str) -> str:
+    return (FOLDER / f"{page}.md").read_text(encoding="utf-8")
+
+
+def test_every_method_has_a_page() -> None:
+    public = {
+        name
+        for name in gc.__all__
+        if getattr(getattr(gc, name), "__module__", "").startswith("gradcomp_jax.consistency")
+    }
+    described = set().union(*(SHARED.get(page, {page}) for page in PAGES))
+    assert described == public - {"consolidate", "mean_wire_bytes", "replica_spread", "staleness"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_headings(page: str) -> None:
+    text = re.sub(r"^```.*?^```", "", text_of(page), flags=re.DOTALL | re.MULTILINE)
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == HEADINGS
+    title, sentence, *_ = text.split("\n\n")
+    assert title.startswith("# ") and "\n" not in title
+    assert sentence.endswith(".") and not sentence.startswith("#")
+
+
+@pytest.mark.parametrize("page", [*PAGES, "index"])
+@pytest.mark.standard_promotion
+def test_the_example_runs(page: str) -> None:
+    (block,) = python_blocks(text_of(page))
+    state = run(block, f"docs/replicas/{page}.md")["state"]
+    found = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, MARKED))
+    assert any(isinstance(node, MARKED) for node in found)
+
+
+@pytest.mark.parametrize("page", [*PAGES, "index"])
+def test_names_and_links_lead_somewhere(page: str) -> None:
+    text = text_of(page)
+    for name in re.findall(r"\bgc\.([a-z_\d]+(?:\.[a-z_\d]+)*)", text):
+        found = gc
+        for part in name.split("."):
+            found = getattr(found, part)
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert target.startswith("http") or (FOLDER / target).exists(), target
+
+
+def test_what_a_chunk_of_sparse_loco_costs() -> None:
+    """The figure on the page."""
+    code = gc.compressors.topk(1 / 64, block=4096, bits=2)
+    assert code.payload_bytes(1) == 152
+    assert "152 bytes for 4,096 entries, 0.297 bits an entry" in text_of("diloco")
+    assert round(152 * 8 / 4096, 3) == 0.297
