@@ -1,0 +1,91 @@
+r"""What a collective takes, by the latency-bandwidth model: :math:`\alpha` seconds a message, :math:`m / B` for its bytes.
+
+Every function takes ``workers`` :math:`N`, ``size`` :math:`m` in bytes and a :class:`~gradcomp_jax.planning.links.Link` with
+latency :math:`\alpha` and rate :math:`B`, and returns seconds. One worker needs no message: 0. Links are full duplex, and all
+workers send at once.
+
+References:
+    Thakur, Rabenseifner and Gropp, 2005, Optimization of Collective Communication Operations in MPICH, sections 3 and 4; Wen et
+    al., 2017, https://arxiv.org/abs/1705.07878, section 5.3 (the model for gradients); Renggli et al., 2019,
+    https://arxiv.org/abs/1802.08021, section 5.3 (sparse sums).
+"""
+
+import math
+
+from gradcomp_jax.planning.links import Link
+
+
+def rounds(workers: int) -> int:
+    """The logarithm of the workers to base 2, rounded up."""
+    return (workers - 1).bit_length()
+
+
+def ring_all_reduce(workers: int, size: float, link: Link) -> float:
+    r""":math:`2 (N - 1) \alpha + 2 \frac{N - 1}{N} \frac mB`: a reduce-scatter and an all-gather among neighbours."""
+    return 2 * (workers - 1) * link.latency + 2 * (workers - 1) / workers * size / link.rate
+
+
+def doubling_all_reduce(workers: int, size: float, link: Link) -> float:
+    r""":math:`\lceil \log_2 N \rceil (\alpha + \frac mB)`: everything in every round; for short messages."""
+    return rounds(workers) * link.seconds(size)
+
+
+def rabenseifner_all_reduce(workers: int, size: float, link: Link) -> float:
+    r""":math:`2 \lceil \log_2 N \rceil \alpha + 2 \frac{N - 1}{N} \frac mB`: halving, then doubling."""
+    return 2 * rounds(workers) * link.latency + 2 * (workers - 1) / workers * size / link.rate
+
+
+def ring_all_gather(workers: int, size: float, link: Link) -> float:
+    r""":math:`(N - 1) (\alpha + \frac mB)`; ``size`` is one worker's payload."""
+    return (workers - 1) * link.seconds(size)
+
+
+def bruck_all_gather(workers: int, size: float, link: Link) -> float:
+    r""":math:`\lceil \log_2 N \rceil \alpha + (N - 1) \frac mB`; ``size`` is one worker's payload."""
+    return rounds(workers) * link.latency + (workers - 1) * size / link.rate
+
+
+def ring_reduce_scatter(workers: int, size: float, link: Link) -> float:
+    r""":math:`(N - 1) \alpha + \frac{N - 1}{N} \frac mB`; ``size`` is what each worker has."""
+    return (workers - 1) * link.latency + (workers - 1) / workers * size / link.rate
+
+
+def all_to_all(workers: int, size: float, link: Link) -> float:
+    r""":math:`(N - 1) \alpha + \frac{N - 1}{N} \frac mB`: a message to each; ``size`` is what each worker has for all."""
+    return ring_reduce_scatter(workers, size, link)
+
+
+def two_phase(workers: int, up: float, down: float, link: Link) -> float:
+    """The all-to-all of ``up`` bytes to their owners, and the all-gather of the owners' shares of ``down`` bytes."""
+    gathered = bruck_all_gather(workers, down / workers, link)
+    return all_to_all(workers, up, link) + gathered
+
+
+def parameter_server(workers: int, size: float, link: Link, *, servers: int = 1) -> float:
+    r""":math:`2 \alpha + \frac{2 N m}{S B}`: all workers to :math:`S` servers, each with its share, and back."""
+    if servers < 1:
+        raise ValueError(f"servers must be at least 1, got {servers}")
+    return 0.0 if workers == 1 else 2 * link.latency + 2 * workers * size / (servers * link.rate)
+
+
+def sparse_doubling(workers: int, size: float, dense: float, link: Link) -> float:
+    r"""Recursive doubling of sparse sums in the worst case, where no two workers have an entry in common.
+
+    :math:`\sum_{r=0}^{\lceil \log_2 N \rceil - 1} \alpha + \min(2^r m, d) / B`, with :math:`d` = ``dense`` the bytes from which
+    the dense sum is sent instead.
+    """
+    return math.fsum(link.seconds(min(2**r * size, dense)) for r in range(rounds(workers)))
+
+
+def hierarchical(nodes: int, per_node: int, size: float, inner: Link, outer_seconds: float) -> float:
+    """A dense reduce-scatter within each node, the exchange between nodes of a device's share, a dense all-gather within.
+
+    Args:
+        nodes: how many; with one, nothing is between them.
+        per_node: devices of a node.
+        size: bytes of the dense gradient.
+        inner: the link within a node.
+        outer_seconds: what the exchange of ``size / per_node`` bytes of gradient between the nodes takes.
+    """
+    within = ring_reduce_scatter(per_node, size, inner) + ring_all_gather(per_node, size / per_node, inner)
+    return within + (outer_seconds if nodes > 1 else 0.0)

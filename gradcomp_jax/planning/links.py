@@ -1,0 +1,77 @@
+"""What joins the workers: links of a rate and a latency, and how many devices are behind each."""
+
+import dataclasses
+import math
+from typing import Literal, get_args
+
+from gradcomp_jax import _checks
+
+Topology = Literal["ring", "switch"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """One direction of a full-duplex link.
+
+    Attributes:
+        rate: bytes per second, above 0; infinity for a link that costs latency alone.
+        latency: seconds from one end to the other, at least 0.
+    """
+
+    rate: float
+    latency: float
+
+    def __post_init__(self) -> None:
+        """Refuses what is no link."""
+        if not self.rate > 0:
+            raise ValueError(f"rate must be above 0 bytes per second, got {self.rate}")
+        if not (self.latency >= 0 and math.isfinite(self.latency)):
+            raise ValueError(f"latency must be finite and at least 0 seconds, got {self.latency}")
+
+    @classmethod
+    def of_bits(cls, bits_per_second: float, latency: float) -> "Link":
+        """A link whose rate is in bits per second, as networks are sold."""
+        return cls(bits_per_second / 8, latency)
+
+    def seconds(self, size: float) -> float:
+        """Of one message of ``size`` bytes, from the first bit sent to the last one received."""
+        return self.latency + size / self.rate
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Workers, the devices of each, and what is between them.
+
+    Attributes:
+        workers: devices in all.
+        outer: the link of each node, or of each device where a node has one.
+        per_node: devices of a node.
+        inner: the link of each device within its node; needed where a node has several.
+        topology: ``switch``: any two nodes talk at full rate, and collectives may take a logarithm of rounds. ``ring``:
+            neighbours alone.
+    """
+
+    workers: int
+    outer: Link
+    per_node: int = 1
+    inner: Link | None = None
+    topology: Topology = "switch"
+
+    def __post_init__(self) -> None:
+        """Refuses what does not fit together."""
+        _checks.positive_int("workers", self.workers)
+        _checks.positive_int("per_node", self.per_node)
+        _checks.one_of("topology", self.topology, get_args(Topology))
+        if self.workers % self.per_node:
+            below = self.workers // self.per_node * self.per_node
+            raise ValueError(
+                f"{self.workers} workers do not fill nodes of {self.per_node}: take {below or self.per_node} or"
+                f" {below + self.per_node}"
+            )
+        if self.per_node > 1 and self.inner is None:
+            raise ValueError(f"nodes of {self.per_node} devices need inner=, the link within a node")
+
+    @property
+    def nodes(self) -> int:
+        """How many there are."""
+        return self.workers // self.per_node
