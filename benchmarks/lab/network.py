@@ -134,6 +134,12 @@ class Network:
         links = json.loads(ip("-n", self._name(worker), "-s", "-j", "link", "show"))
         return sum(link["stats64"]["tx"]["bytes"] for link in links if link["ifname"] in (_WIRE, _TUN))
 
+    def resent_segments(self, worker: int) -> int:
+        """Segments that the worker's TCP has sent once more, since the network was made."""
+        text = ip("netns", "exec", self._name(worker), "cat", "/proc/net/snmp")
+        names, values = (line.split()[1:] for line in text.splitlines() if line.startswith("Tcp:"))
+        return int(dict(zip(names, values, strict=True))["RetransSegs"])
+
     @property
     def _bridge(self) -> str:
         return f"{self._run}-bridge"

@@ -6,13 +6,16 @@ from typing import Any
 
 from benchmarks import lab
 
-from .bounds import bound_s, counted_range
+from .bounds import HEADER, SEGMENT, bound_s, counted_range
 from .links import Cell
 from .methods import NOTHING
 from .team import Team
 
 LONG_S = 5.0
 """Beyond this, by bytes over rate, a step is taken twice and without one to warm up: it has the time to settle."""
+
+Counts = tuple[int, int]
+"""Of one worker: bytes that its interfaces have sent, and segments that its TCP has sent once more."""
 
 Facts = Mapping[str, Mapping[str, Any]]
 
@@ -67,18 +70,19 @@ def measure(
         net.shape(cell.rate, cell.delay_s)
     long = {name: 8 * f["sent"] / (cell.rate or 1e15) > LONG_S for name, f in facts.items()}
     seconds: dict[str, list[float]] = {name: [] for name in (NOTHING, *facts)}
-    counted: dict[str, list[list[int]]] = {name: [] for name in facts}
+    counted: dict[str, list[list[Counts]]] = {name: [] for name in facts}
     for turn in range(rounds + 1):
         for name in (NOTHING, *facts):
             if long.get(name) and not 1 <= turn <= 2:
                 continue
-            before = _sent(net)
+            before = _counts(net)
             step = team.step(name, clock.next(), alone=name == NOTHING)
             if turn == 0:
                 continue
             seconds[name].append(step.seconds)
             if name != NOTHING:
-                counted[name].append([b - a for a, b in zip(before, _sent(net), strict=True)])
+                after = _counts(net)
+                counted[name].append([(b[0] - a[0], b[1] - a[1]) for a, b in zip(before, after, strict=True)])
     team.release()
     nothing = statistics.median(seconds[NOTHING])
     return {
@@ -95,12 +99,13 @@ def measure(
     }
 
 
-def _sent(net: lab.Network | None) -> list[int]:
-    return [] if net is None else [net.sent_bytes(worker) for worker in range(net.workers)]
+def _counts(net: lab.Network | None) -> list[Counts]:
+    workers = [] if net is None else range(net.workers)
+    return [(net.sent_bytes(worker), net.resent_segments(worker)) for worker in workers]
 
 
 def _row(
-    cell: Cell, facts: Mapping[str, Any], seconds: list[float], counted: list[list[int]], alone_s: float
+    cell: Cell, facts: Mapping[str, Any], seconds: list[float], counted: list[list[Counts]], alone_s: float
 ) -> dict[str, Any]:
     step_s = statistics.median(seconds)
     row: dict[str, Any] = {
@@ -113,13 +118,17 @@ def _row(
         "collectives": facts["collectives"],
         "counted": None,
         "counted_most": None,
+        "resent": None,
         "agrees": None,
     }
     if counted and counted[0]:
         # For each worker, the median over the steps: a step may hold another's late acknowledgements.
-        each = [statistics.median(of_worker) for of_worker in zip(*counted, strict=True)]
+        by_worker = list(zip(*counted, strict=True))
+        each = [statistics.median(sent for sent, _ in of_worker) for of_worker in by_worker]
+        resent = [(SEGMENT + HEADER) * statistics.median(n for _, n in of_worker) for of_worker in by_worker]
         launched = sum(facts["collectives"].values())
         least, most = counted_range(facts["sent"], facts["received"], launched, cell.workers, step_s)
         row["counted"], row["counted_most"] = statistics.mean(each), max(each)
-        row["agrees"] = least <= min(each) and max(each) <= most
+        row["resent"] = max(resent)
+        row["agrees"] = all(least <= sent <= most + again for sent, again in zip(each, resent, strict=True))
     return row
