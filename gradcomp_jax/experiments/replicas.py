@@ -39,6 +39,10 @@ def _delayed(
         every=settings.every,
         compensate=compensate,
     )
+    if not compensate:
+        # Nothing is corrected meanwhile: the rate at which it is stable falls with the steps that a mean is late.
+        late = settings.delay + settings.every
+        settings = dataclasses.replace(settings, learning_rate=settings.learning_rate / late)
     return after(delayed, settings)
 
 
@@ -83,7 +87,9 @@ def _diloco(settings: Settings, warm_up: WarmUp, seed: int) -> Transformation:
         learning_rate=OUTER_RATE,
         momentum=OUTER_MOMENTUM,
     )
-    return optax.chain(_own_steps(settings), outer)
+    # The outer momentum lengthens what the inner steps have come: in the long run both together come as far as one.
+    rate = settings.learning_rate * (1 - OUTER_MOMENTUM) / OUTER_RATE
+    return optax.chain(_own_steps(dataclasses.replace(settings, learning_rate=rate)), outer)
 
 
 def _sparse_loco(settings: Settings, warm_up: WarmUp, seed: int) -> Transformation:
