@@ -56,6 +56,7 @@ def test_the_exchange_needs_nothing_of_this_steps_batch(name: str, delay: int) -
     ("delay", "every", "compensate"), [(1, 1, True), (3, 1, True), (4, 2, True), (3, 2, False), (2, 3, True)]
 )
 def test_a_thread_computes_what_one_program_does(name: str, delay: int, every: int, compensate: bool) -> None:
+    """Up to the rounding of sums that one compiler run joins and another does not: parameters of size 2 after 16 steps."""
     mesh = mesh_of()
     options = {"delay": delay, "every": every, "compensate": compensate}
     overlapped = gc.make_overlapped_step(
@@ -66,14 +67,14 @@ def test_a_thread_computes_what_one_program_does(name: str, delay: int, every: i
     for n in range(10):
         a, seen = overlapped(a, batch(n))
         b, want = one(b, batch(n))
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6), (a, seen), (b, want))
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), (a, seen), (b, want))
     # From the middle on with the other of the two: nothing is missing in the state.
     overlapped.wait()
     c = jax.tree.map(jax.numpy.copy, a)
     for n in range(10, 16):
         a, _ = one(a, batch(n))
         c, _ = overlapped(c, batch(n))
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6), a, c)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), a, c)
     overlapped.wait()
 
 
