@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import lab
 from benchmarks.sweep import links
+from benchmarks.sweep.report import insert
 from benchmarks.sweep.team import START_S, Team
 from benchmarks.world import report
 from benchmarks.world.strategies import STRATEGIES
@@ -107,7 +108,7 @@ def main() -> None:
     if options.markdown is not None:
         words = [os.path.relpath(sys.argv[0]), *sys.argv[1:]]
         text = report.markdown(results, "python " + " ".join(words))
-        options.markdown.write_text(report.insert(options.markdown.read_text(), text))
+        options.markdown.write_text(insert(options.markdown.read_text(), text, report.START, report.END))
 
 
 if __name__ == "__main__":

@@ -30,17 +30,17 @@ def markdown(results: Mapping[str, Any], command: str) -> str:
     return "\n".join(lines)
 
 
-def insert(document: str, text: str) -> str:
-    """Puts the text between the markers of a document.
+def insert(document: str, text: str, start_line: str = START, end_line: str = END) -> str:
+    """Puts the text between two lines of a document.
 
     Raises:
-        ValueError: if it has not both markers.
+        ValueError: if it has not both lines.
     """
-    before, start, rest = document.partition(START)
-    _, end, after = rest.partition(END)
+    before, start, rest = document.partition(start_line)
+    _, end, after = rest.partition(end_line)
     if not start or not end:
-        raise ValueError(f"the document needs the lines {START} and {END}")
-    return f"{before}{START}\n\n{text}\n{END}{after}"
+        raise ValueError(f"the document needs the lines {start_line} and {end_line}")
+    return f"{before}{start}\n\n{text}\n{end}{after}"
 
 
 def check_lines(cells: Sequence[Row]) -> list[str]:

@@ -43,12 +43,6 @@ def markdown(results: dict[str, Any], command: str) -> str:
             f"{results['model']}, {results['values']:,} parameters, {results['source']}, {results['workers']} workers.",
             "",
             table(results),
+            "",
         ]
     )
-
-
-def insert(document: str, text: str) -> str:
-    """The document with the text between its two lines."""
-    before, _, rest = document.partition(START)
-    _, _, after = rest.partition(END)
-    return f"{before}{START}\n\n{text}\n\n{END}{after}"

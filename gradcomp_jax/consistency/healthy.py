@@ -12,15 +12,19 @@ from gradcomp_jax.per_device import PerDevice
 
 def or_zeros(tree: PyTree) -> tuple[PyTree, Array]:
     """The tree in float32, zeros throughout if any entry of it is not finite; and whether all are, this worker's own."""
-    leaves = jax.tree.leaves(tree)
-    ok = jnp.stack([kernels.all_finite(x) for x in leaves]).all() if leaves else jnp.array(True)
+    ok = all_finite(tree)
     return jax.tree.map(lambda x: jnp.where(ok, x.astype(jnp.float32), 0.0), tree), ok
+
+
+def all_finite(tree: PyTree) -> Array:
+    """Whether every entry of every leaf is."""
+    return jnp.stack([jnp.array(True), *map(kernels.all_finite, jax.tree.leaves(tree))]).all()
 
 
 def steady(updates: PyTree, params: PyTree) -> tuple[PyTree, Array]:
     """Updates in float32, zeros throughout if they or where they lead are not finite; and whether they are."""
     led = jax.tree.map(lambda p, u: jnp.asarray(p).astype(jnp.float32) + u.astype(jnp.float32), params, updates)
-    _, ok = or_zeros(led)
+    ok = all_finite(led)
     return jax.tree.map(lambda u: jnp.where(ok, u.astype(jnp.float32), 0.0), updates), ok
 
 

@@ -149,7 +149,7 @@ def offset_of(part: int, parts: int, every: int) -> int:
 
 
 def cut(tree: PyTree, parts: int) -> list[list[int]]:
-    """The leaves' numbers in parts of about equal size, in the order of the tree; fewer where leaves are too few.
+    """The leaves' numbers in parts of about equal size, in the order of the tree, and in each at least one.
 
     Raises:
         ValueError: if there are fewer leaves than parts.

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import jax
@@ -55,8 +55,7 @@ class OverlappedStep:
             raise ValueError("the state has one set of parameters for all workers: init_state(..., replicas=True)")
         if state is not self._last:
             # Begun, or restored: what is on its way in this state is sent (again).
-            self.wait()
-            self._flying.clear()
+            self._forget()
             self._number = int(state.step)
             for period in range(self._landed(self._number), self._number // self._every):
                 self._send(state, period)
@@ -78,6 +77,11 @@ class OverlappedStep:
         """Waits for every exchange that has begun: before processes leave, or their peers would wait for them."""
         for future in list(self._flying.values()):
             future.result()
+
+    def _forget(self) -> None:
+        """Lets what is on its way end, well or not: whoever goes back to a checkpoint has been told why."""
+        wait(self._flying.values())
+        self._flying.clear()
 
     def _landed(self, step: int) -> int:
         """How many periods' means have arrived before a step; below zero, as one program has it, of nothing but zeros."""
