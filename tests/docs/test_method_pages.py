@@ -56,17 +56,30 @@ def agrees(stated: str, actual: float) -> bool:
     return abs(float(stated) - actual) <= unit / 2
 
 
+def check_headings(text: str) -> None:
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == HEADINGS
+    title, sentence, *_ = text.split("\n\n")
+    assert title.startswith("# ") and "\n" not in title
+    assert sentence.endswith(".") and not sentence.startswith("#")
+
+
+def check_names_and_links(text: str, folder: Path) -> None:
+    for name in re.findall(r"\bgc\.([a-z_\d]+(?:\.[a-z_\d]+)*)", text):
+        found = gc
+        for part in name.split("."):
+            found = getattr(found, part)
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert target.startswith("http") or (folder / target).exists(), target
+
+
 def test_every_method_has_a_page_and_every_page_a_method() -> None:
     assert set(PAGES) == {page_of(method) for method in registry.METHODS}
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_headings(page: str) -> None:
-    text = re.sub(r"^```.*?^```", "", text_of(page), flags=re.DOTALL | re.MULTILINE)
-    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == HEADINGS
-    title, sentence, *_ = text.split("\n\n")
-    assert title.startswith("# ") and "\n" not in title
-    assert sentence.endswith(".") and not sentence.startswith("#")
+    check_headings(text_of(page))
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -115,13 +128,7 @@ def test_bits_for_a_value(page: str) -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, *sorted(OTHERS)])
 def test_names_and_links_lead_somewhere(page: str) -> None:
-    text = text_of(page)
-    for name in re.findall(r"\bgc\.([a-z_\d]+(?:\.[a-z_\d]+)*)", text):
-        found = gc
-        for part in name.split("."):
-            found = getattr(found, part)
-    for target in re.findall(r"\]\(([^)#]+)\)", text):
-        assert target.startswith("http") or (FOLDER / target).exists(), target
+    check_names_and_links(text_of(page), FOLDER)
 
 
 def test_the_index_lists_every_page() -> None:

@@ -1,6 +1,5 @@
 """The pages on methods whose replicas differ: there, in one form, with examples that run and names that exist."""
 
-import re
 from pathlib import Path
 
 import jax
@@ -8,7 +7,7 @@ import pytest
 
 import gradcomp_jax as gc
 from gradcomp_jax.consistency import MARKED
-from tests.docs.test_method_pages import HEADINGS, python_blocks, run
+from tests.docs.test_method_pages import check_headings, check_names_and_links, python_blocks, run
 
 FOLDER = Path(__file__).parents[2] / "docs" / "replicas"
 PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "index")
@@ -32,11 +31,7 @@ def test_every_method_has_a_page() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_headings(page: str) -> None:
-    text = re.sub(r"^```.*?^```", "", text_of(page), flags=re.DOTALL | re.MULTILINE)
-    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == HEADINGS
-    title, sentence, *_ = text.split("\n\n")
-    assert title.startswith("# ") and "\n" not in title
-    assert sentence.endswith(".") and not sentence.startswith("#")
+    check_headings(text_of(page))
 
 
 @pytest.mark.parametrize("page", [*PAGES, "index"])
@@ -50,13 +45,7 @@ def test_the_example_runs(page: str) -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, "index"])
 def test_names_and_links_lead_somewhere(page: str) -> None:
-    text = text_of(page)
-    for name in re.findall(r"\bgc\.([a-z_\d]+(?:\.[a-z_\d]+)*)", text):
-        found = gc
-        for part in name.split("."):
-            found = getattr(found, part)
-    for target in re.findall(r"\]\(([^)#]+)\)", text):
-        assert target.startswith("http") or (FOLDER / target).exists(), target
+    check_names_and_links(text_of(page), FOLDER)
 
 
 def test_what_a_chunk_of_sparse_loco_costs() -> None:
