@@ -9,6 +9,7 @@ root on Linux; without it the workers run on this machine's loopback, unshaped.
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import statistics
@@ -34,25 +35,29 @@ class Workers(Team):
 
     program = "benchmarks.world.worker"
 
-    def stretch(self, first: int, count: int) -> float:
-        """Seconds of so many steps one after the other, from the moment at which all begin until the last is done."""
-        taken = self.order("stretch", first, count, time.monotonic() + START_S)
-        return max(t[1] for t in taken) - max(t[0] for t in taken)
+    def stretch(self, first: int, count: int, parts: int) -> list[float]:
+        """Seconds of each part of a stretch: so many steps, one after the other, without a pause between parts.
+
+        A part ends when the last worker has done its steps. A pause would let what is in flight arrive for nothing.
+        """
+        taken = self.order("stretch", first, count, parts, time.monotonic() + START_S)
+        ends = [max(of_all) for of_all in zip(*taken, strict=True)]
+        return [after - before for before, after in itertools.pairwise(ends)]
 
 
 def measure(team: Workers, name: str, rounds: int, seconds: float) -> list[float]:
-    """Seconds of a step, in stretches of whole periods; one stretch before them fills what is in flight."""
+    """Seconds of a step, in parts of whole periods of one stretch; a part before them fills what is in flight."""
     strategy = STRATEGIES[name]
     period = max(strategy.every, strategy.delay, 1)
     team.order("begin", name)
+    # The first steps compile, and find nothing in flight.
     first = max(2 * period, 4)
-    team.stretch(0, first)
-    once = team.stretch(first, period) / period
+    team.stretch(0, first, 1)
+    once = statistics.median(team.stretch(first, period, 3)) / period
     count = period * max(1, round(seconds / (once * period)))
-    numbers = range(first + period, first + period + rounds * count, count)
-    found = [team.stretch(number, count) / count for number in numbers]
+    found = team.stretch(first + 3 * period, count, rounds + 1)[1:]
     team.order("settle")
-    return found
+    return [taken / count for taken in found]
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ from gradcomp_jax import consistency as consistency
 from gradcomp_jax import kernels as kernels
 from gradcomp_jax import memory as memory
 from gradcomp_jax import methods as methods
+from gradcomp_jax import planning as planning
 from gradcomp_jax.audit import WireReport as WireReport
 from gradcomp_jax.audit import wire_bytes as wire_bytes
 from gradcomp_jax.consistency import accumulate as accumulate
@@ -41,6 +42,13 @@ from gradcomp_jax.methods import stochastic_rounding as stochastic_rounding
 from gradcomp_jax.methods import terngrad as terngrad
 from gradcomp_jax.methods import topk_sgd as topk_sgd
 from gradcomp_jax.per_device import PerDevice as PerDevice
+from gradcomp_jax.planning import Cluster as Cluster
+from gradcomp_jax.planning import Link as Link
+from gradcomp_jax.planning import Workload as Workload
+from gradcomp_jax.planning import calibrate as calibrate
+from gradcomp_jax.planning import predict as predict
+from gradcomp_jax.planning import profile_step as profile_step
+from gradcomp_jax.planning import should_compress as should_compress
 from gradcomp_jax.training import TrainState as TrainState
 from gradcomp_jax.training import data_sharding as data_sharding
 from gradcomp_jax.training import init_state as init_state
@@ -69,15 +77,19 @@ from gradcomp_jax.transforms import running_sum as running_sum
 from gradcomp_jax.transforms import warm_up as warm_up
 
 __all__ = [
+    "Cluster",
     "ExchangeState",
+    "Link",
     "PerDevice",
     "TrainState",
     "WireReport",
+    "Workload",
     "accumulate",
     "block_quantized",
     "bucketed",
     "by_path",
     "by_size",
+    "calibrate",
     "collectives",
     "compressors",
     "consistency",
@@ -116,7 +128,10 @@ __all__ = [
     "one_bit_adam",
     "one_bit_sgd",
     "outer_average",
+    "planning",
     "powersgd",
+    "predict",
+    "profile_step",
     "qsgd",
     "random_k",
     "replica_spread",
@@ -124,6 +139,7 @@ __all__ = [
     "restore_checkpoint",
     "running_sum",
     "save_checkpoint",
+    "should_compress",
     "sign_sgd",
     "sparcml",
     "sparse_loco",

@@ -30,11 +30,11 @@ LAYERS = {
     "memory": 2,
     "collectives": 3,
     "audit": 3,
-    "planning": 3,
     "transforms": 4,
     "methods": 5,
     "consistency": 5,
     "training": 6,
+    "planning": 6,
     "experiments": 7,
     "cli": 8,
 }

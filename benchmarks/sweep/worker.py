@@ -21,6 +21,7 @@ def main(coordinator: str, workers: int, index: int, model: str) -> None:
 
     jax.distributed.initialize(coordinator, workers, index)
 
+    import gradcomp_jax as gc
     from benchmarks.sweep.methods import AXIS, NOTHING
     from benchmarks.sweep.steps import Alone, Exchanging
     from benchmarks.sweep.tasks import TASKS
@@ -56,7 +57,11 @@ def main(coordinator: str, workers: int, index: int, model: str) -> None:
         for one in alone.values():
             one.release()
 
+    def calibrate(options: Any) -> Any:
+        return gc.planning.calibrate(mesh, axis_name=AXIS, methods=(), **options).as_dict()
+
     orders: dict[str, Callable[..., Any]] = {
+        "calibrate": calibrate,
         "compile": compile,
         "step": step,
         "step_alone": step_alone,

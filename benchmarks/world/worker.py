@@ -43,17 +43,22 @@ def main(coordinator: str, workers: int, index: int, model: str) -> None:
         running["state"] = gc.init_state(everywhere, tx, mesh, axis_name=AXIS, replicas=replicas)
         return {}
 
-    def stretch(first: int, count: int, at: float) -> Any:
-        """Steps one after the other, as a training loop takes them; each waits for the one before."""
+    def stretch(first: int, count: int, parts: int, at: float) -> Any:
+        """Steps one after the other, as a training loop takes them; each waits for the one before.
+
+        Returns the moments at which it began and at which each part, of so many steps, was done.
+        """
         step, state = running["step"], running["state"]
-        start = wait_until(at)
-        for number in range(first, first + count):
+        moments = [wait_until(at)]
+        for number in range(first, first + parts * count):
             batch = jax.tree.map(
                 lambda part: jax.make_array_from_process_local_data(sharding, part), batches(number, index, workers)
             )
-            state, metrics = jax.block_until_ready(step(state, batch))
+            state, _ = jax.block_until_ready(step(state, batch))
+            if (number - first + 1) % count == 0:
+                moments.append(time.monotonic())
         running["state"] = state
-        return start, time.monotonic(), float(metrics["loss"].addressable_data(0)[0])
+        return moments
 
     def settle() -> Any:
         wait = getattr(running["step"], "wait", None)

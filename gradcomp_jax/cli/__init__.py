@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-_NEEDED = {"typer": "typer", "rich": "rich", "matplotlib": "matplotlib"}
+_NEEDED = {name: name for name in ("typer", "rich", "matplotlib", "quantiphy")}
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ from gradcomp_jax.cli.options import (
     StepTimeoutOption,
     WorkersOption,
 )
-from gradcomp_jax.cli.plot import save_plot
+from gradcomp_jax.cli.plan import plan_command
 from gradcomp_jax.cli.progress import Bar
 from gradcomp_jax.experiments import (
     Comparison,
@@ -238,6 +239,17 @@ def methods_command(
             Console().print(report.method_table(workers))
 
 
+@app.command("plan", help=plan_command.__doc__)
+@functools.wraps(plan_command)
+def _plan(*args: Any, **options: Any) -> None:
+    with _user_errors():
+        try:
+            plan_command(*args, **options)
+        except ValueError as error:
+            # The planner names values and remedies as the experiments do.
+            raise SettingError(str(error)) from error
+
+
 def _method_names(text: str) -> list[str]:
     """Returns the names that ``text`` stands for, each of them known and there once."""
     groups = {name: (name,) for name in RECIPES} | {
@@ -298,6 +310,9 @@ def _write(
     result: Comparison, out: pathlib.Path, stem: str, command: str, markdown: pathlib.Path | None
 ) -> list[pathlib.Path]:
     """Writes the picture, the JSON and, if wanted, the Markdown; returns their paths."""
+    # Half a second, which only a command that draws should take.
+    from gradcomp_jax.cli.plot import save_plot
+
     picture, figures = out / f"{stem}.png", out / f"{stem}.json"
     try:
         figures.write_text(result.to_json(command=command))

@@ -9,21 +9,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from gradcomp_jax.cli.colours import COLOURS
 from gradcomp_jax.cli.report import title
 from gradcomp_jax.experiments import Comparison, MethodResult
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart, and black.
-_COLOURS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#7F7F7F",
-    "#000000",
-    "#B8A800",
-)
 _DASHES = ("-", "--", "-.")
 
 
@@ -39,8 +28,8 @@ def draw(comparison: Comparison) -> Figure:
     loss, accuracy, cost = figure.subplots(1, 3)
     for number, result in enumerate(comparison.methods):
         style = {
-            "color": _COLOURS[number % len(_COLOURS)],
-            "linestyle": _DASHES[(number // len(_COLOURS)) % len(_DASHES)],
+            "color": COLOURS[number % len(COLOURS)],
+            "linestyle": _DASHES[(number // len(COLOURS)) % len(_DASHES)],
         }
         _draw_loss(loss, result, style)
         _draw_accuracy(accuracy, result, style)

@@ -8,10 +8,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from gradcomp_jax import _checks, _mapped
-from gradcomp_jax.audit import wire_bytes
+from gradcomp_jax import _checks
 from gradcomp_jax.methods.block_quantized import block_quantized
 from gradcomp_jax.methods.demo import demo
 from gradcomp_jax.methods.dense import dense
@@ -20,6 +18,7 @@ from gradcomp_jax.methods.eden import eden
 from gradcomp_jax.methods.ef21 import ef21
 from gradcomp_jax.methods.ef_sign_sgd import ef_sign_sgd
 from gradcomp_jax.methods.fp8 import fp8
+from gradcomp_jax.methods.lowered import lowered_bytes, state_bytes
 from gradcomp_jax.methods.gradient_dropping import gradient_dropping
 from gradcomp_jax.methods.one_bit_adam import one_bit_adam
 from gradcomp_jax.methods.one_bit_sgd import one_bit_sgd
@@ -147,17 +146,8 @@ def table(*, workers: int = 8, shape: tuple[int, int] = (4096, 1024)) -> list[Ro
 def _row(name: str, workers: int, shape: tuple[int, int]) -> Row:
     method, size, axis = METHODS[name], shape[0] * shape[1], "workers"
     tx = method.build(axis_name=axis)
-    mesh = AbstractMesh((workers,), (axis,), axis_types=(AxisType.Auto,))
-
-    def update(gradient: jax.Array, params: jax.Array) -> jax.Array:
-        return tx.update(gradient, tx.init(params), params)[0]
-
-    spec = PartitionSpec(axis)
-    mapped = jax.shard_map(update, mesh=mesh, in_specs=(spec, PartitionSpec()), out_specs=PartitionSpec())
     one = jax.ShapeDtypeStruct(shape, jnp.float32)
-    every = jax.ShapeDtypeStruct((workers * shape[0], shape[1]), jnp.float32)
-    lowered = jax.jit(mapped).trace(every, one).lower(lowering_platforms=("cpu",))
-    report = wire_bytes(lowered.as_text(dialect="hlo"), branch=-1)
+    report = lowered_bytes(tx, one, workers, axis_name=axis)
     put_in = {kind: total.operand for kind, total in report.by("kind").items()}
     summed, gathered = put_in.get("all-reduce", 0), put_in.get("all-gather", 0)
     up = put_in.get("all-to-all", 0) + put_in.get("collective-permute", 0)
@@ -168,17 +158,12 @@ def _row(name: str, workers: int, shape: tuple[int, int]) -> Row:
         up=8 * (up + summed) / size,
         down=8 * (down + summed) / size,
         sent=8 * report.sent / size,
-        state=_state_bytes(tx, one, mesh) / size,
+        state=state_bytes(tx, one, workers, axis_name=axis) / size,
         biased=method.biased,
         momentum=method.momentum,
         routes=method.routes,
         paper=method.paper,
     )
-
-
-def _state_bytes(tx: optax.GradientTransformationExtraArgs, one: Any, mesh: AbstractMesh) -> int:
-    shapes = _mapped.local_shapes(tx.init, one, in_specs=PartitionSpec(), mesh=mesh)
-    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shapes))
 
 
 def header(workers: int) -> tuple[str, ...]:

@@ -89,3 +89,34 @@ def hierarchical(nodes: int, per_node: int, size: float, inner: Link, outer_seco
     """
     within = ring_reduce_scatter(per_node, size, inner) + ring_all_gather(per_node, size / per_node, inner)
     return within + (outer_seconds if nodes > 1 else 0.0)
+
+
+def collective(kind: str, workers: int, sent: float, link: Link, *, ring: bool = False) -> float:
+    """The fastest way known here to do a collective in which each device sends ``sent`` bytes at least.
+
+    Args:
+        kind: as :func:`gradcomp_jax.wire_bytes` names it.
+        workers: N.
+        sent: bytes that one device sends under the bandwidth-optimal algorithm.
+        link: of each.
+        ring: whether only neighbours talk to each other.
+
+    Raises:
+        ValueError: for a kind without a formula.
+    """
+    if workers == 1 or sent == 0:
+        return 0.0
+    n = workers - 1
+    if kind == "all-reduce":
+        size = sent * workers / (2 * n)
+        ways = [ring_all_reduce] if ring else [ring_all_reduce, rabenseifner_all_reduce, doubling_all_reduce]
+        return min(way(workers, size, link) for way in ways)
+    if kind == "all-gather":
+        gather = ring_all_gather if ring else bruck_all_gather
+        return gather(workers, sent / n, link)
+    if kind in ("reduce-scatter", "all-to-all"):
+        return ring_reduce_scatter(workers, sent * workers / n, link)
+    if kind == "collective-permute":
+        return link.seconds(sent)
+    raise ValueError(f"no formula for {kind!r}: there are all-reduce, all-gather, reduce-scatter, all-to-all and"
+                     " collective-permute")

@@ -1,0 +1,81 @@
+"""Holds the planner's predictions against the measured cells of benchmarks/network.py, and the papers' claims against it.
+
+    python benchmarks/planner.py --calibrate --markdown docs/planner.md
+
+The links are those of benchmarks/network.py, emulated between real processes (root on Linux); --calibrate runs a few collectives
+over each that planner.json has not. Without it nothing is run. --record reads all methods' programs anew, and times their
+arithmetic on this machine.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import lab
+from benchmarks.planning import claims, links, report
+from benchmarks.planning.validate import held_out
+from benchmarks.sweep.links import DELAYS, RATES, parse_delay, parse_rate
+from benchmarks.sweep.report import insert
+from gradcomp_jax.planning import profile_compression, traffic
+
+RESULTS = Path("docs/results")
+START, END = "<!-- planner-tables -->", "<!-- /planner-tables -->"
+CLAIMS_START, CLAIMS_END = "<!-- planner-claims -->", "<!-- /planner-claims -->"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--calibrate", action="store_true", help="measure collectives over every link that planner.json has not")
+    add("--rates", nargs="+", default=list(RATES), metavar="RATE")
+    add("--delays", nargs="+", default=list(DELAYS), metavar="DELAY", help="one way")
+    add("--workers", nargs="+", type=int, default=[2, 4], metavar="N")
+    add("--network", type=Path, default=RESULTS / "network.json", help="the measured cells (default: %(default)s)")
+    add("--json", type=Path, default=RESULTS / "planner.json", help="where calibrations are kept (default: %(default)s)")
+    add("--record", action="store_true", help="write gradcomp_jax/planning/record.json")
+    add("--markdown", type=Path, help=f"a document with the lines {START}, {END}, {CLAIMS_START} and {CLAIMS_END}")
+    options = parser.parse_args()
+    if options.record:
+        write_record()
+        return
+    if options.calibrate:
+        missing = lab.available()
+        if missing is not None:
+            parser.error(f"links cannot be shaped here: {missing}")
+        rates, delays = [parse_rate(r) for r in options.rates], [parse_delay(d) for d in options.delays]
+        links.measure(options.json, rates, delays, options.workers)
+    if not options.json.exists():
+        parser.error(f"there is no {options.json}: run with --calibrate first")
+    results, cells = json.loads(options.json.read_text()), json.loads(options.network.read_text())["cells"]
+    calibrated = held_out(cells, results["links"], formulas=False)
+    by_formula = held_out(cells, results["links"], formulas=True)
+    for title, held in (("calibrated", calibrated), ("formulas", by_formula)):
+        for claim, holds, numbers in report.checks(held):
+            print(f"{title}: {claim}: {'pass' if holds else 'FAIL'}, {numbers}")
+    print("\n" + "\n".join(claims.table()))
+    if options.markdown is not None:
+        command = "python " + " ".join([os.path.relpath(sys.argv[0]), *sys.argv[1:]])
+        text = insert(
+            options.markdown.read_text(), report.markdown(results, calibrated, by_formula, command), START, END
+        )
+        options.markdown.write_text(insert(text, "\n".join(claims.table()) + "\n", CLAIMS_START, CLAIMS_END))
+
+
+def write_record() -> None:
+    """Programs of all methods, and copies that their arithmetic takes here."""
+    methods = traffic.make_record()
+    device = profile_compression()
+    for name, one in methods.items():
+        one["copies"] = device.copies[name]
+    path = Path(traffic.__file__).with_name(traffic.RECORD)
+    lines = ",\n".join(f'  "{name}": {json.dumps(one)}' for name, one in methods.items())
+    path.write_text(f'{{"methods": {{\n{lines}\n}}}}\n')
+    print(f"wrote {path}: {len(methods)} methods; a copy takes {8 / device.copy_rate * 1e9:.2f} ns for each value")
+
+
+if __name__ == "__main__":
+    main()

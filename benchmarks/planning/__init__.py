@@ -1,0 +1,1 @@
+"""Predictions held against the measured cells of benchmarks/network.py."""

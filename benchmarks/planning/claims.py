@@ -1,0 +1,95 @@
+"""Speed-ups that papers claim, worked out again with the planner."""
+
+import dataclasses
+from collections.abc import Callable
+
+from gradcomp_jax.planning import Device, Link, Workload, alexnet, predict
+from gradcomp_jax.planning.links import Cluster
+from gradcomp_jax.planning.traffic import Crossing, Traffic
+
+MIB = 2**20
+# What the papers send for AlexNet, whose dense gradient is 232.56 MiB.
+DGC_PAYLOAD = 0.39 * MIB
+PCI_LATENCY, PCI_RATE = 5e-6, 12e9
+ETHERNET_LATENCY = 50e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A speed-up as a paper has it, and ours for a step of so many seconds on one node.
+
+    Attributes:
+        text: what is claimed.
+        published: the speed-up; "over" and "about" are in the text.
+        ours: seconds of a node's step without the network -> speed-up.
+    """
+
+    text: str
+    published: float
+    ours: Callable[[float], float]
+
+
+def _dense(nodes: int, gbit: float) -> Callable[[float], float]:
+    return lambda node: _step(node, nodes, gbit, [Crossing("all-reduce", 1, 2 * (nodes - 1) / nodes * 232.56 * MIB)])
+
+
+def _dgc(nodes: int, gbit: float) -> Callable[[float], float]:
+    """The paper gathers the payloads of all nodes."""
+    return lambda node: _step(node, nodes, gbit, [Crossing("all-gather", 1, (nodes - 1) * DGC_PAYLOAD)])
+
+
+def _terngrad(nodes: int, gbit: float, workers: int) -> Callable[[float], float]:
+    """2 bits a value to the server; back the sum of ternary values on a shared scale, of 2N + 1 levels."""
+    values = 232.56 * MIB / 4
+    share = (nodes - 1) / nodes * values / 8
+    back = (2 * workers).bit_length()
+    crossings = [Crossing("all-to-all", 1, 2 * share), Crossing("all-gather", 1, back * share)]
+    return lambda node: _step(node, nodes, gbit, crossings)
+
+
+def _step(node: float, nodes: int, gbit: float, crossings: list[Crossing]) -> float:
+    """Seconds of a step of all nodes; what happens within a node is in ``node``."""
+    workload = Workload.of(alexnet(), node)
+    cluster = Cluster(nodes, Link.of_bits(gbit * 1e9, ETHERNET_LATENCY))
+    none = Device(copies={"dense": 0.0})
+    found = predict(workload, cluster, "dense", device=none, traffic=lambda *_: Traffic(tuple(crossings), 0))
+    return found.step
+
+
+def _speed_up(nodes: int, step: Callable[[float], float]) -> Callable[[float], float]:
+    return lambda node: nodes * node / step(node)
+
+
+CLAIMS = (
+    Claim("DGC paper: 64 nodes, dense, 10 Gbit/s: about 30x one node", 30, _speed_up(64, _dense(64, 10))),
+    Claim("DGC paper: 64 nodes, DGC, 1 Gbit/s: over 40x one node", 40, _speed_up(64, _dgc(64, 1))),
+    Claim(
+        "TernGrad paper: 8 GPUs in 2 nodes, 1 Gbit/s: TernGrad 3.04x as fast as float",
+        3.04,
+        lambda node: _dense(2, 1)(node) / _terngrad(2, 1, 8)(node),
+    ),
+)
+
+
+def solve(claim: Claim) -> float:
+    """Seconds of a node's step at which the planner has just the published speed-up."""
+    low, high = 1e-4, 1e2
+    rises = claim.ours(high) > claim.ours(low)
+    for _ in range(80):
+        middle = (low * high) ** 0.5
+        if (claim.ours(middle) < claim.published) == rises:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def table() -> list[str]:
+    """Each claim with steps of a node between which its batch and its cards can be."""
+    steps = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7)
+    head = " | ".join(f"{1e3 * s:.0f} ms" for s in steps)
+    lines = [f"| claim | {head} | step that gives the claim |", "|---|" + "---:|" * (len(steps) + 1)]
+    for claim in CLAIMS:
+        ours = " | ".join(f"{claim.ours(s):.1f}x" for s in steps)
+        lines.append(f"| {claim.text} | {ours} | {1e3 * solve(claim):.0f} ms |")
+    return lines

@@ -1,0 +1,123 @@
+"""Predicts the measured cells, none of which the prediction has seen."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+import gradcomp_jax as gc
+from benchmarks.sweep.bounds import CLEAR
+from benchmarks.sweep.methods import BASELINES, METHODS, transformation
+from benchmarks.sweep.tasks import TASKS
+from gradcomp_jax.planning import Calibration, Device, Link, Workload, traffic
+
+NEAR = 1.1
+"""How much slower than the fastest method a choice may be and still be right."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A cell that was measured and predicted.
+
+    Attributes:
+        key: model, workers and link.
+        measured: seconds of a step by method.
+        predicted: likewise.
+    """
+
+    key: str
+    measured: dict[str, float]
+    predicted: dict[str, float]
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """Predicted over measured, less one."""
+        return {name: self.predicted[name] / self.measured[name] - 1 for name in self.measured}
+
+    @property
+    def choice(self) -> str:
+        """What the plan says to use."""
+        return choose(self.predicted)
+
+    @property
+    def right(self) -> bool:
+        """Whether it says rightly to compress or not to, and chooses the best method or one close to it."""
+        agreed = (self.choice in BASELINES) == (choose(self.measured) in BASELINES)
+        return agreed and self.measured[self.choice] <= NEAR * min(self.measured.values())
+
+
+def choose(times: Mapping[str, float]) -> str:
+    """The fastest method, or the better dense one where that is not clearly slower."""
+    best = min(times, key=times.__getitem__)
+    dense = min(BASELINES, key=times.__getitem__)
+    return best if best not in BASELINES and times[dense] / times[best] >= CLEAR else dense
+
+
+def held_out(cells: Sequence[Mapping[str, Any]], links: Sequence[Mapping[str, Any]], *, formulas: bool) -> list[Held]:
+    """Predictions of all cells whose link was calibrated.
+
+    Args:
+        cells: of network.json.
+        links: of planner.json: calibrations.
+        formulas: use the link's rate and delay and the formulas of collectives in place of its calibration; a link without
+            a rate or a delay has those of the calibrated link without both.
+    """
+    known = {(c["workers"], c["rate"], c["delay_s"]): Calibration.from_dict(c["calibration"]) for c in links}
+    found = []
+    for cell in cells:
+        link = (cell["workers"], cell["rate"], cell["delay_s"])
+        if link in known:
+            base = known[cell["workers"], None, 0.0]
+            predicted = {n: _predict(cell, n, known[link], base if formulas else None) for n in cell["methods"]}
+            measured = {n: m["step_s"] for n, m in cell["methods"].items()}
+            found.append(Held(cell["key"], measured, predicted))
+    return found
+
+
+def _predict(cell: Mapping[str, Any], name: str, calibration: Calibration, base: Calibration | None) -> float:
+    """A step: what it takes alone, as was measured once for the model, and the exchange."""
+    alone = {n: m["alone_s"] for n, m in cell["methods"].items()}
+    compute = alone["dense f32"]
+    method, n = METHODS[name].name, cell["workers"]
+    crossing = _traffic(cell["model"], n, name)
+    workload = Workload(compute, _shapes(cell["model"]))
+    # One worker's round trip; seconds, as copies at one copy a second.
+    device = Device(8 * workload.values, {method: max(0.0, alone[name] - compute)})
+    outer = Link(math.inf, 0.0)
+    if base is not None:
+        outer = _nominal(cell, base)
+    return gc.predict(
+        workload,
+        gc.Cluster(n, outer),
+        method,
+        device=device,
+        calibration=None if base is not None else calibration,
+        traffic=lambda *_: crossing,
+    ).step
+
+
+def _nominal(cell: Mapping[str, Any], base: Calibration) -> Link:
+    fit = base.fits["all-reduce"]
+    messages = 2 * (cell["workers"] - 1)
+    rate = 1 / fit.beta if cell["rate"] is None else min(1 / fit.beta, cell["rate"] / 8)
+    return Link(rate, cell["delay_s"] + fit.alpha / messages)
+
+
+@functools.cache
+def _params(model: str) -> Any:
+    task = TASKS[model]
+    batch = task.read()[1](0, 0, 2)
+    return jax.eval_shape(lambda: task.init(batch))
+
+
+def _shapes(model: str) -> tuple[tuple[int, ...], ...]:
+    return tuple(leaf.shape for leaf in jax.tree.leaves(_params(model)))
+
+
+@functools.cache
+def _traffic(model: str, workers: int, name: str) -> traffic.Traffic:
+    make = functools.partial(transformation, name, TASKS[model])
+    return traffic.read(make, _params(model), workers)

@@ -1,0 +1,145 @@
+"""``gradcomp plan``: should I compress, with what, and what will it give?"""
+
+import importlib
+import json
+import os
+import pathlib
+import sys
+from typing import Annotated, Any
+
+import jax
+import typer
+from rich.console import Console
+
+from gradcomp_jax.cli import plan_report, units
+from gradcomp_jax.experiments import SettingError
+from gradcomp_jax.experiments.errors import look_up
+from gradcomp_jax.methods import METHODS
+from gradcomp_jax.planning import MODELS, Calibration, Cluster, Device, Link, Workload
+from gradcomp_jax.planning.outlook import Outlook, outlook
+
+_WIDTH = 1024
+
+
+def plan_command(
+    params: Annotated[str | None, typer.Option(help="Parameters: 25.6M, taken to be matrices of 1024 x 1024.")] = None,
+    model: Annotated[str | None, typer.Option(help=f"In their place a model's shapes: {', '.join(MODELS)}.")] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="MODULE:NAME", help="Or your own: a tree of parameters, or a function that makes one."
+        ),
+    ] = None,
+    step_time: Annotated[str, typer.Option(help="Of one worker without an exchange: 180ms.")] = "100ms",
+    workers: Annotated[int, typer.Option(help="Devices in all.")] = 8,
+    per_node: Annotated[int, typer.Option(help="Devices of a node.")] = 1,
+    link: Annotated[str, typer.Option(help="Rate of each node's link: 10Gbit, 1.25GB/s.")] = "10Gbit",
+    latency: Annotated[str, typer.Option(help="Of that link, one way: 50us.")] = "50us",
+    inner_link: Annotated[str, typer.Option(help="Rate of each device's link within its node.")] = "200GB/s",
+    inner_latency: Annotated[str, typer.Option(help="Of that link.")] = "5us",
+    topology: Annotated[str, typer.Option(help="Of the nodes: switch or ring.")] = "switch",
+    overlap: Annotated[
+        float,
+        typer.Option(help="Share of the step time in which an exchange may run beside it: 0 to 1."),
+    ] = 0.0,
+    memory_rate: Annotated[
+        str, typer.Option(help="Bytes a second that a device reads and writes: compression takes as many copies.")
+    ] = "1TB/s",
+    methods: Annotated[str, typer.Option(help="Names with commas between; all by default.")] = "all",
+    calibration: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="A file of gc.calibrate(mesh).save(path), in place of the link and the memory's rate."),
+    ] = None,
+    out: Annotated[
+        pathlib.Path | None, typer.Option(help="Folder for a picture and JSON; neither is made without it.")
+    ] = None,
+) -> None:
+    """Predict a step with every method, and say whether to compress. Nothing is run: the figures are modelled."""
+    workload = Workload.of(_shapes(params, model, source), units.seconds("--step-time", step_time), overlap=overlap)
+    outer = Link(units.rate("--link", link), units.seconds("--latency", latency))
+    inner = Link(units.rate("--inner-link", inner_link), units.seconds("--inner-latency", inner_latency))
+    cluster = Cluster(workers, outer, per_node, inner if per_node > 1 else None, topology)  # type: ignore[arg-type]
+    known = _calibration(calibration)
+    device = None if known and known.device else Device(units.rate("--memory-rate", memory_rate))
+    found = outlook(workload, cluster, methods=_names(methods), device=device, calibration=known)
+    what = model or source or f"{params} parameters"
+    console = Console()
+    console.print(plan_report.title(found, what), style="bold", highlight=False)
+    console.print()
+    console.print(plan_report.table(found, console.width))
+    console.print()
+    console.print(plan_report.sentence(found), style="bold", highlight=False)
+    for note in plan_report.notes(found, known, matrices=params is not None):
+        console.print(note, style="dim", highlight=False)
+    if out is not None:
+        for path in _write(found, out, what):
+            console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+
+
+def _shapes(params: str | None, model: str | None, source: str | None) -> Any:
+    given = [option for option, value in (("--params", params), ("--model", model), ("--from", source)) if value]
+    if len(given) != 1:
+        said = f", got {' and '.join(given)}" if given else ""
+        raise SettingError(f"say what is trained with one of --params, --model and --from{said}")
+    if model is not None:
+        return look_up("model", model, MODELS)()
+    if source is not None:
+        return _imported(source)
+    assert params is not None
+    count = units.count("--params", params)
+    whole, rest = divmod(count, _WIDTH * _WIDTH)
+    shapes = [(_WIDTH, _WIDTH)] * whole
+    if rest >= _WIDTH:
+        shapes.append((rest // _WIDTH, _WIDTH))
+    if rest % _WIDTH:
+        shapes.append((rest % _WIDTH,))
+    return [jax.ShapeDtypeStruct(shape, jax.numpy.float32) for shape in shapes]
+
+
+def _imported(source: str) -> Any:
+    """The parameters, or their shapes, that ``module:name`` is or makes; a function is not run, only its shapes are."""
+    module, _, name = source.partition(":")
+    if not module or not name:
+        raise SettingError(f"--from must be MODULE:NAME, such as my_module:make_params, got {source!r}")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), name)
+        found = jax.eval_shape(found) if callable(found) else found
+    except Exception as error:
+        raise SettingError(f"--from {source}: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(os.getcwd())
+    if not all(hasattr(leaf, "shape") for leaf in jax.tree.leaves(found)):
+        raise SettingError(f"--from {source} must be a tree of arrays or of their shapes, or a function that makes one")
+    return found
+
+
+def _names(methods: str) -> list[str] | None:
+    words = [word.strip().replace("-", "_") for word in methods.split(",") if word.strip()]
+    if words == ["all"]:
+        return None
+    for word in words:
+        look_up("method", word, METHODS)
+    return words
+
+
+def _calibration(path: pathlib.Path | None) -> Calibration | None:
+    if path is None:
+        return None
+    try:
+        return Calibration.load(path)
+    except OSError as error:
+        raise SettingError(f"cannot read {path}: {error}") from error
+
+
+def _write(found: Outlook, out: pathlib.Path, what: str) -> list[pathlib.Path]:
+    from gradcomp_jax.cli.plan_plot import save_plot
+
+    picture, figures = out / "plan.png", out / "plan.json"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        figures.write_text(json.dumps(found.to_dict(), indent=1) + "\n")
+        save_plot(found, what, picture)
+    except OSError as error:
+        raise SettingError(f"cannot write the results: {error}") from error
+    return [picture, figures]

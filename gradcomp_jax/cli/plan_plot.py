@@ -1,0 +1,49 @@
+"""A plan as a picture: speed-up against workers and against bandwidth."""
+
+import pathlib
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from gradcomp_jax.cli import units
+from gradcomp_jax.cli.colours import COLOURS
+from gradcomp_jax.planning.outlook import Outlook
+
+
+def save_plot(found: Outlook, what: str, path: pathlib.Path) -> None:
+    """Writes the picture to a PNG file, over what is there."""
+    draw(found, what).savefig(path, dpi=140)
+
+
+def draw(found: Outlook, what: str) -> Figure:
+    """Draws both panels."""
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    cluster = found.cluster
+    workers, lines = found.by_workers
+    left.plot(workers, workers, color="#BBBBBB", linestyle=":", label="ideal")
+    for number, (name, values) in enumerate(lines.items()):
+        left.plot(workers, values, marker="o", markersize=4, color=COLOURS[number], label=name)
+    left.set_xscale("log", base=2)
+    left.set_yscale("log", base=2)
+    left.axvline(cluster.workers, color="#DDDDDD", zorder=0)
+    link = f"{units.show_rate(cluster.outer.rate)}, {units.show_seconds(cluster.outer.latency)}"
+    left.set(xlabel="workers", ylabel="speed-up over one worker", title=f"By workers, at {link}")
+    rates, lines = found.by_rate
+    for number, (name, values) in enumerate(lines.items()):
+        right.plot([8 * r / 1e9 for r in rates], values, color=COLOURS[number], label=name)
+    right.set_xscale("log")
+    right.axvline(8 * cluster.outer.rate / 1e9, color="#DDDDDD", zorder=0)
+    right.axhline(cluster.workers, color="#BBBBBB", linestyle=":")
+    right.set(
+        xlabel="rate of a node's link (Gbit/s)",
+        ylabel="speed-up over one worker",
+        title=f"By bandwidth, {cluster.workers} workers",
+        ylim=(0, None),
+    )
+    for axes in (left, right):
+        axes.grid(alpha=0.25)
+    left.legend(fontsize=9)
+    figure.suptitle(f"{what}, {units.show_seconds(found.workload.compute)} a step: modelled, weak scaling")
+    return figure

@@ -1,0 +1,83 @@
+"""Quantities as people write them: 10Gbit, 180ms, 25.6M."""
+
+import math
+from collections.abc import Mapping
+
+import quantiphy
+
+from gradcomp_jax.experiments import SettingError
+
+_BITS = {"bit": 1, "bits": 1, "bit/s": 1, "bits/s": 1, "bps": 1, "b": 1, "b/s": 1}
+_BYTES = {"byte": 8, "bytes": 8, "byte/s": 8, "bytes/s": 8, "Bps": 8, "B": 8, "B/s": 8}
+_SECONDS = {"s": 1.0, "sec": 1.0}
+# Of parameters, B is a billion.
+_COUNTS = {"": 1.0, "B": 1e9, "b": 1e9}
+
+
+def rate(option: str, text: str) -> float:
+    """Bytes per second: ``10Gbit``, ``10 Gbit/s``, ``25 Gbps``, ``1.25GB/s``.
+
+    Raises:
+        SettingError: for anything else, and for a rate that is not above 0.
+    """
+    remedy = "a number with bit/s or B/s, such as 10Gbit or 1.25GB/s"
+    bits = _parse(option, text, {**_BITS, **_BYTES}, remedy)
+    if not bits > 0:
+        raise SettingError(f"{option} must be above 0, got {text!r}")
+    return bits / 8
+
+
+def seconds(option: str, text: str) -> float:
+    """Seconds: ``180ms``, ``50us``, ``0``.
+
+    Raises:
+        SettingError: for anything else, and for a time below 0.
+    """
+    if text.strip() == "0":
+        return 0.0
+    found = _parse(option, text, _SECONDS, "a number with s, ms, us or ns, such as 180ms")
+    if found < 0:
+        raise SettingError(f"{option} must be at least 0, got {text!r}")
+    return found
+
+
+def count(option: str, text: str) -> int:
+    """A whole number: ``25.6M``, ``8B``, ``25557032``.
+
+    Raises:
+        SettingError: for anything else, and for less than 1.
+    """
+    found = _parse(option, text, _COUNTS, "a number, such as 25.6M, 8B or 25557032")
+    if found < 1:
+        raise SettingError(f"{option} must be at least 1, got {text!r}")
+    return round(found)
+
+
+def _parse(option: str, text: str, units: Mapping[str, float], remedy: str) -> float:
+    try:
+        quantity = quantiphy.Quantity(text)
+    except quantiphy.QuantiPhyError as error:
+        raise SettingError(f"{option} must be {remedy}, got {text!r}") from error
+    factor = units.get(quantity.units)
+    if factor is None or not math.isfinite(quantity):
+        raise SettingError(f"{option} must be {remedy}, got {text!r}")
+    return float(quantity) * factor
+
+
+def show_rate(bytes_per_second: float) -> str:
+    """As networks are sold: ``3.1 Gbit/s``."""
+    return _show(8 * bytes_per_second, "bit/s")
+
+
+def show_seconds(value: float) -> str:
+    """``180 ms``."""
+    return "0" if value == 0 else _show(value, "s")
+
+
+def show_bytes(value: float) -> str:
+    """``97.5 MB``."""
+    return "0" if value == 0 else _show(value, "B")
+
+
+def _show(value: float, unit: str) -> str:
+    return quantiphy.Quantity(value, unit).render(prec=2)

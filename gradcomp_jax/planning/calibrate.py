@@ -1,0 +1,246 @@
+"""What the collectives of a mesh take, measured with a few of them, and kept."""
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from gradcomp_jax import _checks
+from gradcomp_jax._typing import Array
+from gradcomp_jax.methods.registry import METHODS
+from gradcomp_jax.planning.fitting import Fit, Point, fit
+from gradcomp_jax.planning.workload import Device, profile_compression
+
+KINDS = ("all-reduce", "all-gather", "all-to-all", "collective-permute")
+SIZES = tuple(2**k for k in range(10, 27, 4))
+"""Bytes that one device sends: 1 KiB to 64 MiB."""
+
+_MORE = 2  # repetitions within a program, beyond the first
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """Measured times of collectives among so many workers, and the lines through them.
+
+    Attributes:
+        workers: devices along the axis.
+        fits: by kind of collective, as :func:`gradcomp_jax.wire_bytes` names them.
+        device: how fast one of them compresses, if that was measured.
+    """
+
+    workers: int
+    fits: Mapping[str, Fit]
+    device: Device | None = None
+
+    def seconds(self, kind: str, sent: float) -> float:
+        """Of one collective in which each device sends so many bytes.
+
+        Raises:
+            ValueError: for a kind that was not measured.
+        """
+        fitted = self.fits.get(_like(kind))
+        if fitted is None:
+            raise ValueError(f"nothing is known of {kind}: calibrate(mesh, kinds=[..., {_like(kind)!r}])")
+        return fitted.seconds(sent)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes it as JSON."""
+        pathlib.Path(path).write_text(json.dumps(self.as_dict(), indent=1) + "\n")
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it; the errors of the lines are there to be read, and are not read back."""
+        return {
+            "workers": self.workers,
+            "fits": {
+                kind: {
+                    "alpha_s": found.alpha,
+                    "beta_s_per_byte": found.beta,
+                    "median_error": found.errors[0],
+                    "worst_error": found.errors[1],
+                    "points": [list(point) for point in found.points],
+                }
+                for kind, found in self.fits.items()
+            },
+            "device": dataclasses.asdict(self.device) if self.device else None,
+        }
+
+    @classmethod
+    def from_dict(cls, kept: Mapping[str, Any]) -> "Calibration":
+        """Back from :meth:`as_dict`.
+
+        Raises:
+            ValueError: for what is no calibration.
+        """
+        try:
+            fits = {
+                kind: Fit(one["alpha_s"], one["beta_s_per_byte"], tuple(Point(*p) for p in one["points"]))
+                for kind, one in kept["fits"].items()
+            }
+            device = Device(**kept["device"]) if kept.get("device") else None
+            return cls(_checks.positive_int("workers", kept["workers"]), fits, device)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"this is no calibration ({error!r}): make one with calibrate(mesh).save(path)") from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Calibration":
+        """Reads what :meth:`save` has written.
+
+        Raises:
+            ValueError: for a file that is no calibration.
+            OSError: where there is none.
+        """
+        try:
+            kept = json.loads(pathlib.Path(path).read_text())
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{os.fspath(path)} is no JSON: {error}") from error
+        return cls.from_dict(kept)
+
+
+def calibrate(
+    mesh: Mesh,
+    *,
+    axis_name: str,
+    kinds: Sequence[str] = KINDS,
+    sizes: Sequence[int] = SIZES,
+    repeats: int = 3,
+    longest: float = 2.0,
+    methods: Iterable[str] | None = None,
+) -> Calibration:
+    """Measures what collectives take along an axis, with a few of them, and how fast a device compresses.
+
+    A program runs a collective once, and three times in a row; half of the difference is what one takes when the last has
+    ended, free of what it takes to start a program and of workers that do not start together. All processes take the slowest
+    worker's times, so they all have the same calibration. Every process of ``mesh`` must call it.
+
+    Args:
+        mesh: of all devices.
+        axis_name: along which gradients are exchanged; along the others, every line of devices does the same at once.
+        kinds: of :data:`KINDS`.
+        sizes: bytes that one device sends in a collective, ascending.
+        repeats: of each measurement; medians are kept.
+        longest: seconds; a size that takes longer is the last one. Larger ones go on as the last two.
+        methods: whose arithmetic to time, see :func:`gradcomp_jax.planning.profile_compression`: all by default, which takes
+            about half a minute; ``()`` for none.
+
+    Returns:
+        Times and lines by kind.
+
+    Raises:
+        ValueError: for an axis that the mesh does not have, or of one device; for fewer than two sizes, unknown kinds, or
+            ``repeats`` below 1.
+
+    References:
+        Hockney, 1994, The communication challenge for MPP (latency and bandwidth from times of messages of many sizes).
+    """
+    _checks.one_of("axis_name", axis_name, mesh.axis_names)
+    _checks.positive_int("repeats", repeats)
+    workers = mesh.shape[axis_name]
+    if workers < 2:
+        raise ValueError(f"axis {axis_name!r} has one device, which sends nothing: calibrate an axis of at least 2")
+    if len(set(sizes)) < 2:
+        raise ValueError(f"sizes must be at least two, for a line, got {list(sizes)}")
+    for kind in kinds:
+        _checks.one_of("kind", kind, KINDS)
+    fits = {kind: fit(_points(mesh, axis_name, kind, sorted(set(sizes)), repeats, longest)) for kind in kinds}
+    names = METHODS if methods is None else tuple(methods)
+    return Calibration(workers, fits, profile_compression(names) if names else None)
+
+
+def _points(mesh: Mesh, axis: str, kind: str, sizes: Sequence[int], repeats: int, longest: float) -> list[Point]:
+    points: list[Point] = []
+    for size in sizes:
+        run, sent = _program(mesh, axis, kind, size)
+        run(1)
+        once, more = [], []
+        for _ in range(repeats):
+            once.append(_timed(lambda: run(1)))
+            more.append(_timed(lambda: run(1 + _MORE)))
+        each = _slowest(mesh, [max((b - a) / _MORE, 1e-7) for a, b in zip(once, more, strict=True)])
+        points.append(Point(sent, statistics.median(each), min(each), max(each)))
+        if points[-1].seconds > longest and len(points) > 1:
+            break
+    return points
+
+
+def _program(mesh: Mesh, axis: str, kind: str, size: int) -> tuple[Callable[[int], Any], int]:
+    """``run(count)``: so many collectives, each after the last; and the bytes that one device sends in one."""
+    workers = mesh.shape[axis]
+    operand, sent = _entries(kind, size, workers)
+    sharding = NamedSharding(mesh, PartitionSpec(axis))
+
+    @functools.partial(jax.jit, out_shardings=sharding)
+    def start() -> Array:
+        return jnp.ones((workers * operand,), jnp.float32)
+
+    once = functools.partial(_once, kind, axis, workers)
+
+    def body(count: Array, x: Array) -> Array:
+        return lax.fori_loop(0, count, lambda _, x: once(x), x)
+
+    mapped = jax.jit(
+        jax.shard_map(
+            body, mesh=mesh, in_specs=(PartitionSpec(), PartitionSpec(axis)), out_specs=PartitionSpec(axis), check_vma=False
+        )
+    )
+    x = jax.block_until_ready(start())
+    return lambda count: jax.block_until_ready(mapped(np.int32(count), x)), sent
+
+
+def _entries(kind: str, size: int, workers: int) -> tuple[int, int]:
+    """Float32 entries of an operand of which one device sends about ``size`` bytes, and how many bytes that is."""
+    share = {
+        "all-reduce": 2 * (workers - 1) / workers,
+        "all-gather": workers - 1,
+        "all-to-all": (workers - 1) / workers,
+        "collective-permute": 1.0,
+    }[kind]
+    entries = max(1, round(size / (4 * share * workers))) * workers
+    return entries, round(4 * entries * share)
+
+
+def _once(kind: str, axis: str, workers: int, x: Array) -> Array:
+    """One collective, whose result has the shape of its operand."""
+    if kind == "all-reduce":
+        return lax.psum(x, axis) / workers
+    if kind == "all-gather":
+        # All of it must arrive before a part is taken.
+        return lax.optimization_barrier(lax.all_gather(x, axis))[workers - 1]
+    if kind == "all-to-all":
+        return lax.all_to_all(x.reshape(workers, -1), axis, 0, 0).reshape(-1)
+    return lax.ppermute(x, axis, [(i, (i + 1) % workers) for i in range(workers)])
+
+
+def _timed(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _slowest(mesh: Mesh, seconds: Sequence[float]) -> list[float]:
+    """The largest of all devices' processes, entry by entry, the same in every process."""
+    every = PartitionSpec(mesh.axis_names)
+    sharding = NamedSharding(mesh, every)
+    own = np.asarray(seconds, np.float32)[None]
+    shape = (mesh.size, own.shape[1])
+    rows = jax.make_array_from_callback(shape, sharding, lambda index: np.broadcast_to(own, (1, own.shape[1])))
+    largest = jax.shard_map(
+        lambda row: lax.pmax(row, mesh.axis_names), mesh=mesh, in_specs=every, out_specs=PartitionSpec(), check_vma=False
+    )
+    found = jax.jit(largest)(rows)
+    return [float(t) for t in np.asarray(found.addressable_data(0))[0]]
+
+
+def _like(kind: str) -> str:
+    """A reduce-scatter is as an all-to-all: each device sends every other its part."""
+    return "all-to-all" if kind == "reduce-scatter" else kind

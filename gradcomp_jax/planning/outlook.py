@@ -1,0 +1,159 @@
+"""A plan as a whole: the verdict in words, break-even rates, and how it changes with workers and with the link."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gradcomp_jax.planning.calibrate import Calibration
+from gradcomp_jax.planning.links import Cluster, Link
+from gradcomp_jax.planning.predict import (
+    BASELINES,
+
+    Prediction,
+    Verdict,
+    break_even,
+    predict,
+    should_compress,
+    speed_up,
+)
+from gradcomp_jax.planning.traffic import COUNTS
+from gradcomp_jax.planning.workload import Device, Workload
+
+_SHOWN = 3  # methods in a picture, beside the baselines
+_DECADES = 2  # of rates on each side of the link's own
+
+
+@dataclasses.dataclass(frozen=True)
+class Outlook:
+    """What a plan says.
+
+    Attributes:
+        workload: that was asked about.
+        cluster: likewise.
+        verdict: on this cluster.
+        break_even: bytes a second of the outer link above which the better dense baseline beats a method, by method.
+        by_workers: numbers of workers, and by method the speed-up over one worker (weak scaling).
+        by_rate: rates of the outer link in bytes a second, and by method the same speed-up.
+    """
+
+    workload: Workload
+    cluster: Cluster
+    verdict: Verdict
+    break_even: dict[str, float]
+    by_workers: tuple[tuple[int, ...], dict[str, tuple[float, ...]]]
+    by_rate: tuple[tuple[float, ...], dict[str, tuple[float, ...]]]
+
+    @property
+    def dense(self) -> Prediction:
+        """The better dense baseline."""
+        return next(p for p in self.verdict.ranking if p.method in BASELINES)
+
+    @property
+    def best(self) -> Prediction:
+        """The fastest method that is no baseline."""
+        return next(p for p in self.verdict.ranking if p.method not in BASELINES)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it; a method that always or never pays has no break-even, but ``"always"`` or ``"never"``."""
+        return {
+            "workload": dataclasses.asdict(self.workload),
+            "cluster": dataclasses.asdict(self.cluster),
+            "compress": self.verdict.compress,
+            "method": self.verdict.method,
+            "gain": self.verdict.gain,
+            "predictions": [
+                {
+                    **dataclasses.asdict(p),
+                    "step": p.step,
+                    "efficiency": speed_up(p, self.cluster.workers) / self.cluster.workers,
+                    "break_even": _plain(self.break_even.get(p.method)),
+                }
+                for p in self.verdict.ranking
+            ],
+            "speed_up_by_workers": {"workers": list(self.by_workers[0]), **_lists(self.by_workers[1])},
+            "speed_up_by_rate": {"bytes_per_second": list(self.by_rate[0]), **_lists(self.by_rate[1])},
+        }
+
+
+def outlook(
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    methods: Iterable[str] | None = None,
+    device: Device | None = None,
+    calibration: Calibration | None = None,
+) -> Outlook:
+    """Everything that :class:`Outlook` has, from the record of traffic.
+
+    Break-even rates and curves are by the formulas, because a calibration knows one link and one number of workers.
+
+    Args:
+        workload: of one worker.
+        cluster: what joins the workers.
+        methods: names; all by default.
+        device: see :func:`gradcomp_jax.predict`.
+        calibration: see :func:`gradcomp_jax.predict`.
+
+    Raises:
+        ValueError: as :func:`gradcomp_jax.predict`, and for a single worker.
+    """
+    if cluster.workers < 2:
+        raise ValueError("workers must be at least 2, got 1: one worker exchanges nothing")
+    verdict = should_compress(workload, cluster, methods=methods, device=device, calibration=calibration)
+    speed = device or (calibration.device if calibration else None)
+    others = [p.method for p in verdict.ranking if p.method not in BASELINES]
+    even = {name: break_even(workload, cluster, name, device=speed) for name in others}
+    shown = [*BASELINES, *others[:_SHOWN]]
+    return Outlook(
+        workload,
+        cluster,
+        verdict,
+        even,
+        _curves(workload, [_of_size(cluster, n) for n in _sizes(cluster)], shown, speed, [*_sizes(cluster)]),
+        _by_rate(workload, cluster, shown, speed),
+    )
+
+
+def _curves(
+    workload: Workload, clusters: Sequence[Cluster], names: Sequence[str], device: Device | None, at: Sequence[Any]
+) -> tuple[tuple[Any, ...], dict[str, tuple[float, ...]]]:
+    found = {
+        name: tuple(speed_up(predict(workload, one, name, device=device), one.workers) for one in clusters)
+        for name in names
+    }
+    return tuple(at), found
+
+
+def _by_rate(
+    workload: Workload, cluster: Cluster, names: Sequence[str], device: Device | None
+) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:
+    own = cluster.outer.rate if math.isfinite(cluster.outer.rate) else 1.25e9
+    rates = [own * 10 ** (k / 8) for k in range(-8 * _DECADES, 8 * _DECADES + 1)]
+    there = [dataclasses.replace(cluster, outer=Link(rate, cluster.outer.latency)) for rate in rates]
+    return _curves(workload, there, names, device, rates)
+
+
+def _sizes(cluster: Cluster) -> list[int]:
+    """Powers of two to a few times the cluster, and the cluster's own size."""
+    most = min(COUNTS[-1], max(64, 4 * cluster.workers))
+    sizes = {2**k for k in range(1, 11) if 2**k <= most} | {cluster.workers}
+    return sorted(n for n in sizes if n <= cluster.per_node or n % cluster.per_node == 0)
+
+
+def _of_size(cluster: Cluster, workers: int) -> Cluster:
+    return dataclasses.replace(cluster, workers=workers, per_node=min(cluster.per_node, workers))
+
+
+def _lists(curves: dict[str, tuple[float, ...]]) -> dict[str, list[float]]:
+    return {name: list(values) for name, values in curves.items()}
+
+
+def _plain(rate: float | None) -> float | str | None:
+    if rate is None:
+        return None
+    if rate == 0:
+        return "never"
+    return "always" if math.isinf(rate) else rate
+
+

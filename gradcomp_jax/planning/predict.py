@@ -1,0 +1,286 @@
+"""What a step takes with a method on a cluster, and whether it is worth it."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from gradcomp_jax import _checks
+from gradcomp_jax.methods.registry import METHODS
+from gradcomp_jax.planning import costs
+from gradcomp_jax.planning.calibrate import Calibration
+from gradcomp_jax.planning.links import Cluster, Link
+from gradcomp_jax.planning.traffic import Crossing, Traffic, look_up
+from gradcomp_jax.planning.workload import Device, Workload
+
+Layout = Literal["flat", "hierarchical"]
+TrafficOf = Callable[[str, Sequence[tuple[int, ...]], int], Traffic]
+
+BASELINES = ("dense", "dense_bf16")
+CLEAR = 1.05
+"""How much faster than the better dense baseline a method must be before it is worth what it does to the gradient."""
+
+_SLOWEST, _FASTEST = 1e2, 1e13  # bytes a second between which a break-even is looked for
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """A step of every worker, in seconds.
+
+    Attributes:
+        method: a name in :data:`gradcomp_jax.methods.METHODS`.
+        layout: ``flat``, one exchange of all workers; ``hierarchical``, dense within a node and this method between them.
+        compute: of the workload.
+        compress: arithmetic of the method.
+        inner: on the links within nodes.
+        outer: on the links between nodes.
+        exposed: of ``inner`` and ``outer``, what computation does not hide.
+        sent: bytes that leave a node in a step.
+        state: bytes of memory that the method keeps on each worker.
+    """
+
+    method: str
+    layout: Layout
+    compute: float
+    compress: float
+    inner: float
+    outer: float
+    exposed: float
+    sent: float
+    state: float
+
+    @property
+    def step(self) -> float:
+        """Seconds from one step to the next."""
+        return self.compute + self.compress + self.exposed
+
+
+class _Crossed(NamedTuple):
+    """Fields of a :class:`Prediction` that depend on the layout."""
+
+    inner: float
+    outer: float
+    sent: float
+    state: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Whether to compress.
+
+    Attributes:
+        compress: whether the fastest method beats the better dense one by more than :data:`CLEAR`.
+        method: what to use: that method, or the better dense one.
+        gain: step time of the better dense one over that of the fastest method.
+        ranking: all predictions, the fastest first.
+    """
+
+    compress: bool
+    method: str
+    gain: float
+    ranking: tuple[Prediction, ...]
+
+
+def predict(
+    workload: Workload,
+    cluster: Cluster,
+    method: str,
+    *,
+    device: Device | None = None,
+    calibration: Calibration | None = None,
+    layout: Layout | None = None,
+    traffic: TrafficOf = look_up,
+) -> Prediction:
+    r"""Predicts a step: computation, compression, and communication as far as computation does not hide it.
+
+    With :math:`c` the seconds of communication and :math:`o` the share of the computation that it may run beside, what is
+    exposed is :math:`\max(0, c - o \cdot compute)`; compression is never hidden.
+
+    Args:
+        workload: of one worker.
+        cluster: what joins the workers.
+        method: a name in :data:`gradcomp_jax.methods.METHODS`, with its default options.
+        device: how fast it compresses; by default that of the calibration, or one that copies a terabyte a second.
+        calibration: measured times of collectives, used for those between nodes (between workers where each is its own node)
+            in place of the formulas and the outer link's rate and latency; for as many of them as it was made with.
+        layout: by default the faster one, where a node has several workers.
+        traffic: ``traffic(method, shapes, workers)``; the record by default.
+
+    Raises:
+        ValueError: for an unknown method or layout, or a calibration for another number of workers.
+
+    References:
+        Wen et al., 2017, https://arxiv.org/abs/1705.07878, section 5.3; Lin et al., 2018, https://arxiv.org/abs/1712.01887,
+        section 5 (a light profile of one node, an analytical model of the network); collectives as in
+        :mod:`gradcomp_jax.planning.costs`.
+    """
+    if layout is None:
+        ways: list[Layout] = ["flat", "hierarchical"] if cluster.per_node > 1 else ["flat"]
+        found = [
+            predict(workload, cluster, method, device=device, calibration=calibration, layout=way, traffic=traffic)
+            for way in ways
+        ]
+        return min(found, key=lambda p: p.step)
+    _checks.one_of("method", method, METHODS)
+    _checks.one_of("layout", layout, ("flat", "hierarchical"))
+    if calibration is not None:
+        among = cluster.nodes if layout == "hierarchical" else cluster.workers
+        if calibration.workers != among:
+            raise ValueError(
+                f"the calibration is of {calibration.workers} workers, and {among} exchange here: calibrate as many, or"
+                " leave it out to use the formulas"
+            )
+    across = _hierarchical if layout == "hierarchical" else _flat
+    crossed = across(workload, cluster, method, calibration, traffic)
+    compress = 0.0
+    if cluster.workers > 1:
+        values = workload.values / (cluster.per_node if layout == "hierarchical" else 1)
+        known = device or (calibration.device if calibration else None) or Device()
+        compress = known.compression(method, round(values))
+    exposed = max(0.0, crossed.inner + crossed.outer - workload.overlap * workload.compute)
+    return Prediction(method, layout, workload.compute, compress, exposed=exposed, **crossed._asdict())
+
+
+def should_compress(
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    methods: Iterable[str] | None = None,
+    device: Device | None = None,
+    calibration: Calibration | None = None,
+    traffic: TrafficOf = look_up,
+) -> Verdict:
+    """Predicts all methods, and says whether one is worth it.
+
+    Args:
+        workload: of one worker.
+        cluster: what joins the workers.
+        methods: names; all by default. The dense baselines are always among them.
+        device: see :func:`predict`.
+        calibration: see :func:`predict`.
+        traffic: see :func:`predict`.
+
+    Raises:
+        ValueError: as :func:`predict`.
+    """
+    names = dict.fromkeys([*BASELINES, *(METHODS if methods is None else methods)])
+    found = [
+        predict(workload, cluster, name, device=device, calibration=calibration, traffic=traffic) for name in names
+    ]
+    ranking = tuple(sorted(found, key=lambda p: p.step))
+    dense = next(p for p in ranking if p.method in BASELINES)
+    best = ranking[0]
+    gain = dense.step / best.step if best.step else 1.0
+    compress = best.method not in BASELINES and gain >= CLEAR
+    return Verdict(compress, best.method if compress else dense.method, gain, ranking)
+
+
+def break_even(
+    workload: Workload,
+    cluster: Cluster,
+    method: str,
+    *,
+    baselines: Sequence[str] = BASELINES,
+    device: Device | None = None,
+    traffic: TrafficOf = look_up,
+) -> float:
+    """The rate of the outer link, bytes a second, above which the better baseline is faster than the method.
+
+    0 for a method that never is; infinity for one that always is.
+
+    Args:
+        workload: of one worker.
+        cluster: with any outer rate; its latency counts.
+        method: a name.
+        baselines: what it must beat.
+        device: see :func:`predict`.
+        traffic: see :func:`predict`.
+    """
+
+    def step(name: str, rate: float) -> float:
+        there = dataclasses.replace(cluster, outer=Link(rate, cluster.outer.latency))
+        return predict(workload, there, name, device=device, traffic=traffic).step
+
+    def wins(rate: float) -> bool:
+        return step(method, rate) < min(step(name, rate) for name in baselines)
+
+    rates = [_SLOWEST * 10 ** (k / 3) for k in range(3 * round(math.log10(_FASTEST / _SLOWEST)) + 1)]
+    last = max((k for k, rate in enumerate(rates) if wins(rate)), default=None)
+    if last is None:
+        return 0.0
+    if last == len(rates) - 1:
+        return math.inf
+    low, high = rates[last], rates[last + 1]
+    while high > 1.001 * low:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if wins(middle) else (low, middle)
+    return low
+
+
+def speed_up(prediction: Prediction, workers: int) -> float:
+    """Examples a second of all workers, over those of one worker alone: weak scaling, each worker's batch stays."""
+    return workers * prediction.compute / prediction.step if prediction.step else float(workers)
+
+
+def _flat(
+    workload: Workload, cluster: Cluster, method: str, calibration: Calibration | None, traffic: TrafficOf
+) -> _Crossed:
+    """All workers in one exchange; the devices of a node share its outer link for what leaves it."""
+    found = traffic(method, workload.shapes, cluster.workers)
+    if calibration is not None:
+        return _Crossed(0.0, _measured(calibration, found.crossings), found.sent, found.state)
+    if cluster.nodes == 1 and cluster.inner is not None:
+        return _Crossed(_modelled(found.crossings, cluster.workers, cluster.inner, cluster), 0.0, 0.0, found.state)
+    leaving = [c._replace(sent=c.sent * _leaving(c.kind, cluster)) for c in found.crossings]
+    outer = _modelled(leaving, cluster.workers, cluster.outer, cluster)
+    return _Crossed(0.0, outer, sum(c.sent for c in leaving), found.state)
+
+
+def _hierarchical(
+    workload: Workload, cluster: Cluster, method: str, calibration: Calibration | None, traffic: TrafficOf
+) -> _Crossed:
+    """A dense reduce-scatter within nodes, the method between them on a share for each device, a dense all-gather within."""
+    assert cluster.inner is not None
+    found = traffic(method, _shares(workload.shapes, cluster.per_node), cluster.nodes)
+    # The devices of a node exchange their shares at the same time, over the same link.
+    leaving = [c._replace(sent=c.sent * cluster.per_node) for c in found.crossings]
+    inner = costs.hierarchical(1, cluster.per_node, 4 * workload.values, cluster.inner, 0.0)
+    if calibration is not None:
+        outer = _measured(calibration, leaving)
+    else:
+        outer = _modelled(leaving, cluster.nodes, cluster.outer, cluster)
+    return _Crossed(inner, outer, sum(c.sent for c in leaving), found.state)
+
+
+@functools.lru_cache(maxsize=64)
+def _shares(shapes: tuple[tuple[int, ...], ...], parts: int) -> tuple[tuple[int, ...], ...]:
+    """A device's part of each tensor: so many rows of it as a matrix, its last dimension against all others."""
+    return tuple(
+        (math.ceil(math.prod(shape[:-1]) / parts), shape[-1])
+        if len(shape) > 1
+        else (math.ceil(math.prod(shape) / parts),)
+        for shape in shapes
+    )
+
+
+def _leaving(kind: str, cluster: Cluster) -> float:
+    """Bytes on a node's link for each byte that one of its devices sends.
+
+    Rings go through every node once, whatever is in it: one byte. In an all-to-all every device of a node sends over its link,
+    to all that are not in the node.
+    """
+    if kind not in ("all-to-all", "reduce-scatter"):
+        return 1.0
+    return cluster.per_node * (cluster.workers - cluster.per_node) / (cluster.workers - 1)
+
+
+def _modelled(crossings: Sequence[Crossing], workers: int, link: Link, cluster: Cluster) -> float:
+    ring = cluster.topology == "ring"
+    return sum(
+        c.count * costs.collective(c.kind, workers, c.sent / c.count, link, ring=ring) for c in crossings if c.count
+    )
+
+
+def _measured(calibration: Calibration, crossings: Sequence[Crossing]) -> float:
+    return sum(c.count * calibration.seconds(c.kind, c.sent / c.count) for c in crossings if c.count)

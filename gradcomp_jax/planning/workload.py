@@ -1,0 +1,172 @@
+"""What is trained and on what: a step's computation, its gradient, and how fast a device compresses."""
+
+import dataclasses
+import functools
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradcomp_jax import _checks
+from gradcomp_jax._typing import PyTree
+from gradcomp_jax.methods.registry import METHODS
+from gradcomp_jax.planning.traffic import recorded
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """One worker's step without an exchange.
+
+    Attributes:
+        compute: seconds of the forward pass, the backward pass and the optimizer.
+        shapes: of the gradient's tensors.
+        overlap: share of ``compute`` in which an exchange may run beside it, in [0, 1]. 0 for steps in sequence; about two
+            thirds where buckets of gradients leave during the backward pass; 1 for averages that may arrive late.
+        memory: bytes that the step's program needs, if that is known.
+    """
+
+    compute: float
+    shapes: tuple[tuple[int, ...], ...]
+    overlap: float = 0.0
+    memory: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses what is no step."""
+        if not (self.compute >= 0 and math.isfinite(self.compute)):
+            raise ValueError(f"compute must be finite and at least 0 seconds, got {self.compute}")
+        if not 0 <= self.overlap <= 1:
+            raise ValueError(f"overlap must be in [0, 1], a share of the computation, got {self.overlap}")
+        if not self.values:
+            raise ValueError("the model has no parameters: nothing would be exchanged")
+
+    @classmethod
+    def of(cls, params: PyTree, compute: float, *, overlap: float = 0.0, memory: int | None = None) -> "Workload":
+        """From a tree of arrays or ``ShapeDtypeStruct``."""
+        shapes = tuple(tuple(leaf.shape) for leaf in jax.tree.leaves(params))
+        return cls(compute, shapes, overlap, memory)
+
+    @functools.cached_property
+    def values(self) -> int:
+        """Entries of the gradient."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """How fast a device compresses.
+
+    Attributes:
+        copy_rate: bytes a second that a copy reads and writes, together.
+        copies: by method, the time of its arithmetic in copies of the gradient; of methods that are not in it, what the
+            record has, from a CPU.
+    """
+
+    copy_rate: float = 1e12
+    copies: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuses what is no device."""
+        if not self.copy_rate > 0:
+            raise ValueError(f"copy_rate must be above 0 bytes per second, got {self.copy_rate}")
+
+    def compression(self, method: str, values: int) -> float:
+        """Seconds to encode and decode as many float32 values."""
+        copies = self.copies.get(method)
+        if copies is None:
+            copies = recorded()[method]["copies"]
+        return copies * 8 * values / self.copy_rate
+
+
+def profile_step(
+    step: Callable[..., Any], args: Sequence[Any], *, params: PyTree = None, repeats: int = 5, overlap: float = 0.0
+) -> Workload:
+    """Times a step of one worker, and looks at its gradient and its memory.
+
+    Args:
+        step: of one device, without an exchange; compiled if it is not. It may donate its arguments: it gets copies.
+        args: of ``step``.
+        params: the parameters, whose shapes the gradient has; by default ``args[0].params``, or ``args[0]``.
+        repeats: timed calls, after one that is not; the median is taken.
+        overlap: see :class:`Workload`.
+
+    Raises:
+        ValueError: for ``repeats`` below 1, and a step without parameters.
+    """
+    _checks.positive_int("repeats", repeats)
+    if params is None:
+        params = getattr(args[0], "params", args[0])
+    jitted: Any = step if hasattr(step, "lower") else jax.jit(step)
+    memory = _memory(jitted, args)
+    times = [_seconds(jitted, args) for _ in range(repeats + 1)]
+    return Workload.of(params, statistics.median(times[1:]), overlap=overlap, memory=memory)
+
+
+def profile_compression(
+    methods: Iterable[str] | None = None, *, values: int = 2**22, repeats: int = 5
+) -> Device:
+    """Times methods on this device: one worker's round trip of a matrix, in copies of it, and a copy.
+
+    Rounds are interleaved. A round trip encodes, decodes and keeps what was not sent; what an owner of a share does besides is
+    not in it.
+
+    Args:
+        methods: names in :data:`gradcomp_jax.methods.METHODS`; all by default.
+        values: of the matrix, about.
+        repeats: rounds; medians are kept.
+
+    Raises:
+        ValueError: for unknown methods, and ``repeats`` below 1.
+    """
+    names = list(METHODS if methods is None else methods)
+    for name in names:
+        _checks.one_of("method", name, METHODS)
+    _checks.positive_int("repeats", repeats)
+    gradient = jnp.asarray(np.random.default_rng(0).standard_normal((max(1, values // 1024), 1024)), jnp.float32)
+    copy = jax.jit(lambda x: x * 2)
+    runs: dict[str, Callable[[], float]] = {"": lambda: _seconds(copy, (gradient,))}
+    for name in names:
+        runs[name] = _round_trip(name, gradient)
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(repeats + 1):
+        for name, run in runs.items():
+            taken = run()
+            if turn:
+                times[name].append(taken)
+    one = statistics.median(times[""])
+    copies = {name: round(statistics.median(times[name]) / one, 3) for name in names}
+    return Device(8 * gradient.size / one, copies)
+
+
+def _round_trip(name: str, gradient: jax.Array) -> Callable[[], float]:
+    tx = METHODS[name].build(axis_name=None)
+    update = jax.jit(tx.update, donate_argnums=1)
+    state = [jax.jit(tx.init)(gradient)]
+
+    def run() -> float:
+        start = time.perf_counter()
+        mean, state[0] = jax.block_until_ready(update(gradient, state[0], gradient))
+        return time.perf_counter() - start
+
+    return run
+
+
+def _seconds(run: Callable[..., Any], args: Sequence[Any]) -> float:
+    own = jax.block_until_ready(jax.tree.map(lambda a: jnp.copy(a) if isinstance(a, jax.Array) else a, tuple(args)))
+    start = time.perf_counter()
+    jax.block_until_ready(run(*own))
+    return time.perf_counter() - start
+
+
+def _memory(jitted: Any, args: Sequence[Any]) -> int | None:
+    """Bytes of arguments, results and temporaries, less what shares memory, where the compiler says it."""
+    found = jitted.lower(*args).compile().memory_analysis()
+    if found is None:
+        return None
+    return int(
+        found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes - found.alias_size_in_bytes
+    )

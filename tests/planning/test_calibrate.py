@@ -1,0 +1,101 @@
+"""Calibration on simulated devices: that it runs, agrees, and survives a file. Its times say nothing here."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import gradcomp_jax as gc
+from gradcomp_jax import planning
+from gradcomp_jax.planning import Calibration, calibrate
+from gradcomp_jax.planning.calibrate import KINDS, _entries, _once
+
+SIZES = (2**10, 2**14)
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+
+
+@pytest.fixture(scope="module")
+def found(mesh) -> Calibration:
+    return calibrate(mesh, axis_name="data", sizes=SIZES, repeats=2, methods=("dense", "terngrad"))
+
+
+def test_every_kind_is_measured(found) -> None:
+    assert found.workers == 4 and set(found.fits) == set(KINDS)
+    for kind, fitted in found.fits.items():
+        assert [p.sent for p in fitted.points] == [pytest.approx(size, rel=0.1) for size in SIZES], kind
+        assert all(0 < p.least <= p.seconds <= p.most for p in fitted.points)
+        assert found.seconds(kind, 2**12) > 0
+    assert found.seconds("reduce-scatter", 2**12) == found.seconds("all-to-all", 2**12)
+    assert set(found.device.copies) == {"dense", "terngrad"} and found.device.copy_rate > 0
+
+
+def test_a_file_holds_all_of_it(found, tmp_path) -> None:
+    found.save(tmp_path / "link.json")
+    assert Calibration.load(tmp_path / "link.json") == found
+    kept = json.loads((tmp_path / "link.json").read_text())
+    assert kept["fits"]["all-reduce"]["worst_error"] >= kept["fits"]["all-reduce"]["median_error"] >= 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_program_has_that_collective_and_sends_those_bytes(mesh, kind) -> None:
+    """What is timed is what its size says, by the audit of the compiled program."""
+    entries, sent = _entries(kind, 2**14, 4)
+    spec = jax.P("data")
+    mapped = jax.shard_map(lambda x: _once(kind, "data", 4, x), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    once = jax.jit(mapped)
+    x = jax.device_put(np.arange(4 * entries, dtype=np.float32), jax.NamedSharding(mesh, spec))
+    report = gc.wire_bytes(once.lower(x).compile())
+    assert {k: (t.count, t.sent) for k, t in report.by("kind").items()} == {kind: (1, sent)}
+    assert once(x).shape == x.shape
+
+
+def test_a_prediction_uses_it(found) -> None:
+    workload = gc.Workload(1.0, ((1024, 1024),))
+    cluster = gc.Cluster(4, gc.Link(1.0, 100.0))
+    got = gc.predict(workload, cluster, "dense", calibration=found)
+    sent = 2 * 3 / 4 * 4 * 2**20
+    assert got.outer == pytest.approx(found.seconds("all-reduce", sent), rel=1e-3)
+    assert got.compress == found.device.compression("dense", 2**20)
+    with pytest.raises(ValueError, match="the calibration is of 4 workers, and 8 exchange here"):
+        gc.predict(workload, gc.Cluster(8, gc.Link(1.0, 0.0)), "dense", calibration=found)
+
+
+def test_bad_input_is_named(mesh, tmp_path) -> None:
+    with pytest.raises(ValueError, match="axis_name must be one of 'data', got 'date'; did you mean 'data'"):
+        calibrate(mesh, axis_name="date")
+    with pytest.raises(ValueError, match="sizes must be at least two"):
+        calibrate(mesh, axis_name="data", sizes=[8, 8])
+    with pytest.raises(ValueError, match="kind must be one of"):
+        calibrate(mesh, axis_name="data", kinds=["all_reduce"])
+    with pytest.raises(ValueError, match="method must be one of"):
+        calibrate(mesh, axis_name="data", sizes=SIZES, kinds=["all-reduce"], methods=["terngard"])
+    alone = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+    with pytest.raises(ValueError, match="has one device"):
+        calibrate(alone, axis_name="data")
+    (tmp_path / "no.json").write_text("[1, 2]")
+    with pytest.raises(ValueError, match="this is no calibration"):
+        Calibration.load(tmp_path / "no.json")
+    (tmp_path / "no.json").write_text("{")
+    with pytest.raises(ValueError, match="is no JSON"):
+        Calibration.load(tmp_path / "no.json")
+    with pytest.raises(ValueError, match=r"nothing is known of all-gather: calibrate\(mesh, kinds="):
+        Calibration(2, {}).seconds("all-gather", 1.0)
+
+
+def test_the_step_of_a_user_is_profiled() -> None:
+    def step(params, batch):
+        loss, gradient = jax.value_and_grad(lambda p: ((batch @ p["w"]) ** 2).sum())(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), loss
+
+    params = {"w": np.ones((64, 32), np.float32), "b": np.ones((5,), np.float32)}
+    # Donated arguments are copies: the second call has them again.
+    found = planning.profile_step(jax.jit(step, donate_argnums=0), (params, np.ones((8, 64), np.float32)), repeats=3)
+    assert sorted(found.shapes) == [(5,), (64, 32)] and found.values == 64 * 32 + 5
+    assert found.compute > 0 and found.memory >= 4 * found.values
+    with pytest.raises(ValueError, match="repeats must be an integer of at least 1"):
+        gc.profile_step(step, (params, np.ones((8, 64), np.float32)), repeats=0)

@@ -1,0 +1,55 @@
+"""Lines through measured times."""
+
+import numpy as np
+import pytest
+
+from gradcomp_jax.planning import fit
+from gradcomp_jax.planning.fitting import Point
+
+SIZES = (1e3, 1e4, 1e5, 1e6, 1e7)
+
+
+def points(times) -> list[Point]:
+    return [Point(size, t, t, t) for size, t in zip(SIZES, times, strict=True)]
+
+
+def test_a_line_is_found_again() -> None:
+    found = fit(points([0.002 + 3e-8 * size for size in SIZES]))
+    assert found.alpha == pytest.approx(0.002) and found.beta == pytest.approx(3e-8)
+    assert max(found.errors) < 1e-9
+    assert found.seconds(1e8) == pytest.approx(0.002 + 3.0)
+    assert found.line(2e5) == pytest.approx(found.seconds(2e5))
+
+
+def test_an_outlier_does_not_bend_it() -> None:
+    """One size that took five times as long; least squares would be off by tens of percent."""
+    times = np.array([0.002 + 3e-8 * size for size in SIZES])
+    times[2] *= 5
+    found = fit(points(times))
+    assert found.alpha == pytest.approx(0.002, rel=0.1) and found.beta == pytest.approx(3e-8, rel=0.1)
+    assert found.errors[1] > 0.5 > found.errors[0]
+
+
+def test_no_term_is_negative() -> None:
+    """Times that fall with the size, and times that are all bytes, are at the edge and not beyond it."""
+    flat = fit(points([0.01, 0.0099, 0.0098, 0.0097, 0.0096]))
+    assert flat.beta == 0 and flat.alpha == pytest.approx(0.0098, rel=0.02)
+    steep = fit(points([1e-8 * size**1.02 for size in SIZES]))
+    assert steep.alpha >= 0 and steep.beta > 0
+
+
+def test_between_points_what_was_measured_counts() -> None:
+    """A window that opens: the second half of the bytes costs less."""
+    found = fit(points([0.01, 0.01, 0.02, 0.1, 0.2]))
+    assert found.seconds(1e6) == pytest.approx(0.1)
+    assert found.seconds(5.5e6) == pytest.approx(0.15)
+    assert found.seconds(10) == pytest.approx(0.01)
+    # Beyond the largest size by the last two: 0.1 s for 9e6 bytes.
+    assert found.seconds(1.9e7) == pytest.approx(0.3)
+
+
+def test_what_is_no_measurement_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least two sizes"):
+        fit([Point(1e3, 1.0, 1.0, 1.0)] * 3)
+    with pytest.raises(ValueError, match="finite and above 0"):
+        fit(points([1.0, 0.0, 1.0, 1.0, 1.0]))
