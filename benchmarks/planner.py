@@ -2,9 +2,9 @@
 
     python benchmarks/planner.py --calibrate --markdown docs/planner.md
 
-The links are those of benchmarks/network.py, emulated between real processes (root on Linux); --calibrate runs a few collectives
-over each that planner.json has not. Without it nothing is run. --record reads all methods' programs anew, and times their
-arithmetic on this machine.
+The links are those of benchmarks/network.py, emulated between real processes (root on Linux); --calibrate runs a few
+collectives over each that planner.json has not. Without it nothing is run. --record reads all methods' programs anew, and times
+their arithmetic on this machine.
 """
 
 import argparse
@@ -35,7 +35,9 @@ def main() -> None:
     add("--delays", nargs="+", default=list(DELAYS), metavar="DELAY", help="one way")
     add("--workers", nargs="+", type=int, default=[2, 4], metavar="N")
     add("--network", type=Path, default=RESULTS / "network.json", help="the measured cells (default: %(default)s)")
-    add("--json", type=Path, default=RESULTS / "planner.json", help="where calibrations are kept (default: %(default)s)")
+    add(
+        "--json", type=Path, default=RESULTS / "planner.json", help="where calibrations are kept (default: %(default)s)"
+    )
     add("--record", action="store_true", help="write gradcomp_jax/planning/record.json")
     add("--markdown", type=Path, help=f"a document with the lines {START}, {END}, {CLAIMS_START} and {CLAIMS_END}")
     options = parser.parse_args()

@@ -26,7 +26,11 @@ def checks(held: Sequence[Held]) -> list[tuple[str, bool, str]]:
             over == 0,
             f"{over} of {len(off)} above; largest {100 * worst[0]:.0f}%, {worst[2]} at {worst[1]}",
         ),
-        (f"verdict right in at least {100 * RIGHT:.0f}% of the cells", right >= RIGHT * len(held), f"{right} of {len(held)}"),
+        (
+            f"verdict right in at least {100 * RIGHT:.0f}% of the cells",
+            right >= RIGHT * len(held),
+            f"{right} of {len(held)}",
+        ),
     ]
 
 
@@ -40,7 +44,14 @@ def markdown(results: Mapping[str, Any], calibrated: Sequence[Held], by_formula:
     lines += ["By link, median error of its cells:", "", *_by_link(calibrated), ""]
     lines += ["### The same cells by the formulas, from rate and delay alone", "", *_checks(by_formula), ""]
     lines += ["By method:", "", *_by_method(by_formula), ""]
-    lines += ["### Verdicts", "", f"A method is worth it from {CLEAR}x the better dense one.", "", *_verdicts(calibrated), ""]
+    lines += [
+        "### Verdicts",
+        "",
+        f"A method is worth it from {CLEAR}x the better dense one.",
+        "",
+        *_verdicts(calibrated),
+        "",
+    ]
     lines += ["### Lines through the collectives", "", *_fits(results["links"])]
     return "\n".join(lines) + "\n"
 

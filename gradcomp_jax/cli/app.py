@@ -2,10 +2,7 @@
 
 import contextlib
 import dataclasses
-import functools
-import os
 import pathlib
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import jax
@@ -13,7 +10,8 @@ import typer
 from rich.console import Console
 
 from gradcomp_jax.cli import cluster, devices, report
-from gradcomp_jax.cli.guard import FAILED, Guard
+from gradcomp_jax.cli.guard import Guard
+from gradcomp_jax.cli.mistakes import user_errors
 from gradcomp_jax.cli.options import (
     BatchOption,
     CoordinatorOption,
@@ -40,7 +38,6 @@ from gradcomp_jax.cli.progress import Bar
 from gradcomp_jax.experiments import (
     Comparison,
     Dataset,
-    ExperimentError,
     Listener,
     RunResult,
     SettingError,
@@ -119,7 +116,7 @@ def compare_command(
     The bytes are read from the compiled programs.
     """
     console = Console()
-    with _user_errors():
+    with user_errors():
         names = _method_names(methods)
         if seeds < 1:
             raise SettingError(f"seeds must be at least 1, got {seeds}")
@@ -175,7 +172,7 @@ def train_command(
 ) -> None:
     """Train one method once, with checkpoints if wanted, in one process or as one of several."""
     console = Console()
-    with _user_errors():
+    with user_errors():
         the_task = task(dataset)
         look_up("method", method, RECIPES)
         if distributed:
@@ -230,7 +227,7 @@ def methods_command(
     ] = False,
 ) -> None:
     """List every method: what it sends and keeps, read from its program for one large matrix."""
-    with _user_errors():
+    with user_errors():
         if workers < 2:
             raise SettingError(f"workers must be at least 2, got {workers}: one worker sends nothing")
         if as_markdown:
@@ -239,15 +236,7 @@ def methods_command(
             Console().print(report.method_table(workers))
 
 
-@app.command("plan", help=plan_command.__doc__)
-@functools.wraps(plan_command)
-def _plan(*args: Any, **options: Any) -> None:
-    with _user_errors():
-        try:
-            plan_command(*args, **options)
-        except ValueError as error:
-            # The planner names values and remedies as the experiments do.
-            raise SettingError(str(error)) from error
+app.command("plan")(plan_command)
 
 
 def _method_names(text: str) -> list[str]:
@@ -335,24 +324,3 @@ def _show(console: Console, result: Comparison, written: list[pathlib.Path]) -> 
         console.print(note, style="dim", highlight=False)
     for path in written:
         console.print(f"wrote {path}", highlight=False, soft_wrap=True)
-
-
-@contextlib.contextmanager
-def _user_errors() -> Iterator[None]:
-    """Turns a mistake of the user into one sentence on stderr and exit code 2."""
-    try:
-        yield
-    except ExperimentError as error:
-        typer.echo(f"gradcomp: {_process()}{error}", err=True)
-        raise typer.Exit(2) from error
-    except cluster.ClusterError as error:
-        typer.echo(f"gradcomp: {error}", err=True)
-        # No orderly exit: it crashes in a coordination service that is half started.
-        os._exit(FAILED)
-
-
-def _process() -> str:
-    """Whose error it is, where there are several processes."""
-    if not jax.distributed.is_initialized():
-        return ""
-    return f"process {jax.process_index()}: "

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from gradcomp_jax.cli import plan_report, units
+from gradcomp_jax.cli.mistakes import user_errors
 from gradcomp_jax.experiments import SettingError
 from gradcomp_jax.experiments.errors import look_up
 from gradcomp_jax.methods import METHODS
@@ -55,14 +56,20 @@ def plan_command(
     ] = None,
 ) -> None:
     """Predict a step with every method, and say whether to compress. Nothing is run: the figures are modelled."""
-    workload = Workload.of(_shapes(params, model, source), units.seconds("--step-time", step_time), overlap=overlap)
-    outer = Link(units.rate("--link", link), units.seconds("--latency", latency))
-    inner = Link(units.rate("--inner-link", inner_link), units.seconds("--inner-latency", inner_latency))
-    cluster = Cluster(workers, outer, per_node, inner if per_node > 1 else None, topology)  # type: ignore[arg-type]
-    known = _calibration(calibration)
-    device = None if known and known.device else Device(units.rate("--memory-rate", memory_rate))
-    found = outlook(workload, cluster, methods=_names(methods), device=device, calibration=known)
-    what = model or source or f"{params} parameters"
+    with user_errors():
+        found, known = _plan(
+            _shapes(params, model, source),
+            units.seconds("--step-time", step_time),
+            overlap,
+            (workers, per_node, topology),
+            Link(units.rate("--link", link), units.seconds("--latency", latency)),
+            Link(units.rate("--inner-link", inner_link), units.seconds("--inner-latency", inner_latency)),
+            Device(units.rate("--memory-rate", memory_rate)),
+            _names(methods),
+            calibration,
+        )
+        what = model or source or f"{params} parameters"
+        written = [] if out is None else _write(found, out, what)
     console = Console()
     console.print(plan_report.title(found, what), style="bold", highlight=False)
     console.print()
@@ -71,9 +78,31 @@ def plan_command(
     console.print(plan_report.sentence(found), style="bold", highlight=False)
     for note in plan_report.notes(found, known, matrices=params is not None):
         console.print(note, style="dim", highlight=False)
-    if out is not None:
-        for path in _write(found, out, what):
-            console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+    for path in written:
+        console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+
+
+def _plan(
+    shapes: Any,
+    compute: float,
+    overlap: float,
+    layout: tuple[int, int, str],
+    outer: Link,
+    inner: Link,
+    device: Device,
+    methods: list[str] | None,
+    calibration: pathlib.Path | None,
+) -> tuple[Outlook, Calibration | None]:
+    known = _calibration(calibration)
+    workers, per_node, topology = layout
+    try:
+        cluster = Cluster(workers, outer, per_node, inner if per_node > 1 else None, topology)  # type: ignore[arg-type]
+        workload = Workload.of(shapes, compute, overlap=overlap)
+        speed = None if known and known.device else device
+        return outlook(workload, cluster, methods=methods, device=speed, calibration=known), known
+    except ValueError as error:
+        # The planner names values and remedies as the experiments do.
+        raise SettingError(str(error)) from error
 
 
 def _shapes(params: str | None, model: str | None, source: str | None) -> Any:
@@ -88,7 +117,7 @@ def _shapes(params: str | None, model: str | None, source: str | None) -> Any:
     assert params is not None
     count = units.count("--params", params)
     whole, rest = divmod(count, _WIDTH * _WIDTH)
-    shapes = [(_WIDTH, _WIDTH)] * whole
+    shapes: list[tuple[int, ...]] = [(_WIDTH, _WIDTH)] * whole
     if rest >= _WIDTH:
         shapes.append((rest // _WIDTH, _WIDTH))
     if rest % _WIDTH:
@@ -128,7 +157,7 @@ def _calibration(path: pathlib.Path | None) -> Calibration | None:
         return None
     try:
         return Calibration.load(path)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise SettingError(f"cannot read {path}: {error}") from error
 
 

@@ -10,9 +10,8 @@ from gradcomp_jax.planning import Calibration, speed_up
 from gradcomp_jax.planning.outlook import Outlook
 from gradcomp_jax.planning.predict import CLEAR
 
-_ALL = (
-    "method", "step", "compute", "compress", "inner", "outer", "exposed", "x dense", "efficiency", "sent", "state", "loses above",
-)
+_TIMES = ("step", "compute", "compress", "inner", "outer", "exposed")
+_ALL = ("method", *_TIMES, "x dense", "efficiency", "sent", "state", "loses above")
 # What 80 characters hold; the JSON has everything.
 _SOME = ("method", "step", "compress", "inner", "outer", "x dense", "loses above")
 _WIDE = 120
@@ -35,7 +34,7 @@ def rows(found: Outlook) -> list[dict[str, str]]:
     return [
         {
             "method": p.method + (" *" if p.layout == "hierarchical" else ""),
-            **{part: units.show_seconds(getattr(p, part)) for part in _ALL[1:7]},
+            **{part: units.show_seconds(getattr(p, part)) for part in _TIMES},
             "x dense": f"{dense / p.step:.2f}x",
             "efficiency": f"{100 * speed_up(p, found.cluster.workers) / found.cluster.workers:.0f}%",
             "sent": units.show_bytes(p.sent),
@@ -62,7 +61,9 @@ def sentence(found: Outlook) -> str:
     """The verdict."""
     dense, best, verdict = found.dense, found.best, found.verdict
     if verdict.compress:
-        own = f"{best.method} takes {units.show_seconds(best.step)} a step, {verdict.gain:.2f}x as fast as {dense.method}"
+        own = (
+            f"{best.method} takes {units.show_seconds(best.step)} a step, {verdict.gain:.2f}x as fast as {dense.method}"
+        )
         return f"Compress: {own}, which wins {_above(found.break_even[best.method])}."
     gain = dense.step / best.step
     there = f"{dense.method} takes {units.show_seconds(dense.step)} a step"
@@ -75,9 +76,13 @@ def sentence(found: Outlook) -> str:
 
 def notes(found: Outlook, calibration: Calibration | None, *, matrices: bool) -> list[str]:
     """What a reader has to know of the figures."""
-    lines = ["modelled: collectives by latency and bandwidth, bytes as the methods' programs send them, defaults throughout."]
+    lines = [
+        "modelled: collectives by latency and bandwidth, bytes as the methods' programs send them, defaults throughout."
+    ]
     if calibration is None:
-        lines.append("compress: copies of the gradient, as measured on a CPU, at --memory-rate; calibrate for your device.")
+        lines.append(
+            "compress: copies of the gradient, as measured on a CPU, at --memory-rate; calibrate for your device."
+        )
     else:
         worst = max(fit.errors[1] for fit in calibration.fits.values())
         lines.append(f"outer: measured collectives; the lines through them are off by {100 * worst:.0f}% at most.")
@@ -85,7 +90,9 @@ def notes(found: Outlook, calibration: Calibration | None, *, matrices: bool) ->
         lines.append("*: dense within a node, the method between nodes (gc.hierarchical); the others in one exchange.")
     if matrices:
         lines.append("parameters taken as matrices of 1024 x 1024: PowerSGD's bytes depend on it (--model, --from).")
-    lines.append("sent: bytes that leave a node in a step. loses above: the rate from which the better dense one is faster.")
+    lines.append(
+        "sent: bytes that leave a node in a step. loses above: the rate from which the better dense one is faster."
+    )
     return lines
 
 

@@ -1,7 +1,7 @@
 """The methods that can be compared, each as an optax chain that takes per-device gradients.
 
-Every recipe trains with the same learning rate and momentum. What differs is how the gradient
-crosses the axis and, for DGC, where the momentum lives.
+Recipes train with the same momentum and learning rate, but for the few whose updates have another length
+(``registered.RATES``). What differs is how the gradient crosses the axis and, for DGC, where the momentum lives.
 """
 
 import dataclasses

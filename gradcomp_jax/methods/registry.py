@@ -18,8 +18,8 @@ from gradcomp_jax.methods.eden import eden
 from gradcomp_jax.methods.ef21 import ef21
 from gradcomp_jax.methods.ef_sign_sgd import ef_sign_sgd
 from gradcomp_jax.methods.fp8 import fp8
-from gradcomp_jax.methods.lowered import lowered_bytes, state_bytes
 from gradcomp_jax.methods.gradient_dropping import gradient_dropping
+from gradcomp_jax.methods.lowered import lowered_bytes, state_bytes
 from gradcomp_jax.methods.one_bit_adam import one_bit_adam
 from gradcomp_jax.methods.one_bit_sgd import one_bit_sgd
 from gradcomp_jax.methods.powersgd import powersgd

@@ -164,8 +164,8 @@ def _points(mesh: Mesh, axis: str, kind: str, sizes: Sequence[int], repeats: int
         run(1)
         once, more = [], []
         for _ in range(repeats):
-            once.append(_timed(lambda: run(1)))
-            more.append(_timed(lambda: run(1 + _MORE)))
+            once.append(_timed(run, 1))
+            more.append(_timed(run, 1 + _MORE))
         each = _slowest(mesh, [max((b - a) / _MORE, 1e-7) for a, b in zip(once, more, strict=True)])
         points.append(Point(sent, statistics.median(each), min(each), max(each)))
         if points[-1].seconds > longest and len(points) > 1:
@@ -190,7 +190,11 @@ def _program(mesh: Mesh, axis: str, kind: str, size: int) -> tuple[Callable[[int
 
     mapped = jax.jit(
         jax.shard_map(
-            body, mesh=mesh, in_specs=(PartitionSpec(), PartitionSpec(axis)), out_specs=PartitionSpec(axis), check_vma=False
+            body,
+            mesh=mesh,
+            in_specs=(PartitionSpec(), PartitionSpec(axis)),
+            out_specs=PartitionSpec(axis),
+            check_vma=False,
         )
     )
     x = jax.block_until_ready(start())
@@ -221,9 +225,9 @@ def _once(kind: str, axis: str, workers: int, x: Array) -> Array:
     return lax.ppermute(x, axis, [(i, (i + 1) % workers) for i in range(workers)])
 
 
-def _timed(run: Callable[[], Any]) -> float:
+def _timed(run: Callable[[int], Any], count: int) -> float:
     start = time.perf_counter()
-    run()
+    run(count)
     return time.perf_counter() - start
 
 
@@ -235,7 +239,11 @@ def _slowest(mesh: Mesh, seconds: Sequence[float]) -> list[float]:
     shape = (mesh.size, own.shape[1])
     rows = jax.make_array_from_callback(shape, sharding, lambda index: np.broadcast_to(own, (1, own.shape[1])))
     largest = jax.shard_map(
-        lambda row: lax.pmax(row, mesh.axis_names), mesh=mesh, in_specs=every, out_specs=PartitionSpec(), check_vma=False
+        lambda row: lax.pmax(row, mesh.axis_names),
+        mesh=mesh,
+        in_specs=every,
+        out_specs=PartitionSpec(),
+        check_vma=False,
     )
     found = jax.jit(largest)(rows)
     return [float(t) for t in np.asarray(found.addressable_data(0))[0]]

@@ -118,5 +118,6 @@ def collective(kind: str, workers: int, sent: float, link: Link, *, ring: bool =
         return ring_reduce_scatter(workers, sent * workers / n, link)
     if kind == "collective-permute":
         return link.seconds(sent)
-    raise ValueError(f"no formula for {kind!r}: there are all-reduce, all-gather, reduce-scatter, all-to-all and"
-                     " collective-permute")
+    raise ValueError(
+        f"no formula for {kind!r}: there are all-reduce, all-gather, reduce-scatter, all-to-all and collective-permute"
+    )

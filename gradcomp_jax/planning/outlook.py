@@ -9,7 +9,6 @@ from gradcomp_jax.planning.calibrate import Calibration
 from gradcomp_jax.planning.links import Cluster, Link
 from gradcomp_jax.planning.predict import (
     BASELINES,
-
     Prediction,
     Verdict,
     break_even,
@@ -155,5 +154,3 @@ def _plain(rate: float | None) -> float | str | None:
     if rate == 0:
         return "never"
     return "always" if math.isinf(rate) else rate
-
-

@@ -278,9 +278,9 @@ def _leaving(kind: str, cluster: Cluster) -> float:
 def _modelled(crossings: Sequence[Crossing], workers: int, link: Link, cluster: Cluster) -> float:
     ring = cluster.topology == "ring"
     return sum(
-        c.count * costs.collective(c.kind, workers, c.sent / c.count, link, ring=ring) for c in crossings if c.count
+        c.launches * costs.collective(c.kind, workers, c.sent / c.launches, link, ring=ring) for c in crossings if c.launches
     )
 
 
 def _measured(calibration: Calibration, crossings: Sequence[Crossing]) -> float:
-    return sum(c.count * calibration.seconds(c.kind, c.sent / c.count) for c in crossings if c.count)
+    return sum(c.launches * calibration.seconds(c.kind, c.sent / c.launches) for c in crossings if c.launches)

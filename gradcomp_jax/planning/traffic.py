@@ -33,7 +33,7 @@ class Crossing(NamedTuple):
     """Collectives of one kind in a step. Attributes: kind, how many, and the bytes that one device sends in all of them."""
 
     kind: str
-    count: float
+    launches: int
     sent: float
 
 
@@ -100,7 +100,7 @@ def look_up(method: str, shapes: tuple[tuple[int, ...], ...], workers: int) -> T
     if dense:
         # Few values ride along with a payload, as they did in the record; many have a sum of their own.
         rides = coded and dense <= _RIDES
-        extra = kept["vector"] if rides else [["all-reduce", 1, 8 * (among - 1) / among]]
+        extra: Any = kept["vector"] if rides else [("all-reduce", 1, 8 * (among - 1) / among)]
         crossings = _joined(crossings, [Crossing(kind, count, sent * dense) for kind, count, sent in extra])
     # Whoever only gathers sends its own payload to each of the others; otherwise each sends the others their share.
     gathers = not any(c.kind == "all-to-all" for c in crossings)
@@ -137,8 +137,8 @@ def _recorded(name: str, counts: Sequence[int]) -> dict[str, Any]:
         alone, both = read(make, [matrix], n), read(make, [matrix, vector], n)
         found[str(n)] = {
             "state": _round(alone.state / math.prod(_SHAPE)),
-            "crossings": [[c.kind, c.count, _round(c.sent / unit)] for c in alone.crossings],
-            "vector": [[c.kind, c.count, _round(c.sent / _SMALL)] for c in _less(both.crossings, alone.crossings)],
+            "crossings": [[c.kind, c.launches, _round(c.sent / unit)] for c in alone.crossings],
+            "vector": [[c.kind, c.launches, _round(c.sent / _SMALL)] for c in _less(both.crossings, alone.crossings)],
         }
     return {"rank": rank, "workers": found}
 
@@ -162,7 +162,7 @@ def _joined(crossings: Sequence[Crossing], more: Sequence[Crossing]) -> list[Cro
     found = {c.kind: c for c in crossings}
     for c in more:
         own = found.get(c.kind, Crossing(c.kind, 0, 0.0))
-        found[c.kind] = Crossing(c.kind, own.count + (c.count if c.kind not in found else 0), own.sent + c.sent)
+        found[c.kind] = Crossing(c.kind, own.launches + (c.launches if c.kind not in found else 0), own.sent + c.sent)
     return list(found.values())
 
 
@@ -171,7 +171,7 @@ def _less(both: Sequence[Crossing], alone: Sequence[Crossing]) -> list[Crossing]
     before = {c.kind: c for c in alone}
     none = Crossing("", 0, 0.0)
     more = [(c, before.get(c.kind, none)) for c in both]
-    return [Crossing(c.kind, c.count - b.count, c.sent - b.sent) for c, b in more if c.sent > b.sent]
+    return [Crossing(c.kind, c.launches - b.launches, c.sent - b.sent) for c, b in more if c.sent > b.sent]
 
 
 def _round(value: float) -> float:

@@ -106,9 +106,7 @@ def profile_step(
     return Workload.of(params, statistics.median(times[1:]), overlap=overlap, memory=memory)
 
 
-def profile_compression(
-    methods: Iterable[str] | None = None, *, values: int = 2**22, repeats: int = 5
-) -> Device:
+def profile_compression(methods: Iterable[str] | None = None, *, values: int = 2**22, repeats: int = 5) -> Device:
     """Times methods on this device: one worker's round trip of a matrix, in copies of it, and a copy.
 
     Rounds are interleaved. A round trip encodes, decodes and keeps what was not sent; what an owner of a share does besides is
@@ -149,7 +147,7 @@ def _round_trip(name: str, gradient: jax.Array) -> Callable[[], float]:
 
     def run() -> float:
         start = time.perf_counter()
-        mean, state[0] = jax.block_until_ready(update(gradient, state[0], gradient))
+        _, state[0] = jax.block_until_ready(update(gradient, state[0], gradient))
         return time.perf_counter() - start
 
     return run

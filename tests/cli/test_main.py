@@ -43,7 +43,7 @@ def test_other_flags_of_xla_are_kept(monkeypatch):
     ]
 
 
-@pytest.mark.parametrize("module", ["typer", "rich", "matplotlib"])
+@pytest.mark.parametrize("module", ["typer", "rich", "matplotlib", "quantiphy"])
 def test_a_missing_extra_is_one_sentence_and_exit_code_2(monkeypatch, capsys, module):
     found = gradcomp_jax.cli._is_installed
     monkeypatch.setattr(gradcomp_jax.cli, "_is_installed", lambda name: name != module and found(name))

@@ -46,7 +46,9 @@ def test_the_program_has_that_collective_and_sends_those_bytes(mesh, kind) -> No
     """What is timed is what its size says, by the audit of the compiled program."""
     entries, sent = _entries(kind, 2**14, 4)
     spec = jax.P("data")
-    mapped = jax.shard_map(lambda x: _once(kind, "data", 4, x), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    mapped = jax.shard_map(
+        lambda x: _once(kind, "data", 4, x), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+    )
     once = jax.jit(mapped)
     x = jax.device_put(np.arange(4 * entries, dtype=np.float32), jax.NamedSharding(mesh, spec))
     report = gc.wire_bytes(once.lower(x).compile())

@@ -15,7 +15,7 @@ PARAMS = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in SHAPES]
 @pytest.mark.parametrize("workers", [2, 8])
 @pytest.mark.parametrize("name", METHODS)
 def test_the_record_is_what_programs_send(name: str, workers: int) -> None:
-    """Of the matrix itself to six figures: whoever changes a payload writes the record anew (benchmarks/planner.py --record)."""
+    """Of the matrix itself to six figures: who changes a payload writes the record anew (benchmarks/planner.py --record)."""
     fresh = traffic.make_record([name], [workers])[name]
     kept = traffic.recorded()[name]
     assert kept["workers"][str(workers)] == fresh["workers"][str(workers)] and kept["rank"] == fresh["rank"]
@@ -28,7 +28,7 @@ def test_it_holds_for_other_tensors(name: str) -> None:
     found = traffic.look_up(name, SHAPES, workers)
     assert found.sent == pytest.approx(exact.sent, rel=0.05)
     assert found.state == pytest.approx(exact.state, rel=0.05, abs=4096)
-    assert sum(c.count for c in found.crossings) == sum(c.count for c in exact.crossings)
+    assert sum(c.launches for c in found.crossings) == sum(c.launches for c in exact.crossings)
 
 
 @pytest.mark.parametrize("workers", [3, 6, 24])
@@ -50,7 +50,7 @@ def test_what_goes_dense_is_counted() -> None:
 
 def test_one_worker_sends_nothing_and_there_is_a_most() -> None:
     assert traffic.look_up("dgc", SHAPES, 1).sent == 0 == traffic.read(METHODS["dgc"].build, PARAMS, 1).sent
-    with pytest.raises(ValueError, match="workers must be at most 1024 for the record, got 2048: use traffic.read"):
+    with pytest.raises(ValueError, match="workers must be at most 1024 for the record, got 2048"):
         traffic.look_up("dgc", SHAPES, 2048)
     with pytest.raises(ValueError, match="did you mean 'terngrad'"):
         traffic.look_up("terngard", SHAPES, 4)

@@ -1,0 +1,100 @@
+"""``gradcomp plan``."""
+
+import json
+
+import jax
+import pytest
+
+from gradcomp_jax.methods import METHODS
+
+pytest.importorskip("quantiphy")
+
+ISSUE = ("--params", "25.6M", "--step-time", "180ms", "--workers", "64", "--per-node", "8", "--link", "10Gbit")
+
+
+def rows(text: str) -> list[list[str]]:
+    """Cells of the table's lines, the method first."""
+    lines = [line.split() for line in text.splitlines()]
+    return [line for line in lines if line and line[0] in METHODS]
+
+
+def test_a_table_and_a_verdict(gradcomp) -> None:
+    result = gradcomp("plan", *ISSUE)
+    assert result.exit_code == 0, result.stderr
+    assert (
+        "25.6M parameters: 25,600,000 values, 180 ms a step; 64 workers, 8 to a node, 10 Gbit/s, 50 us" in result.stdout
+    )
+    assert sorted(row[0] for row in rows(result.stdout)) == sorted(METHODS)
+    assert "Compress: " in result.stdout and " which wins above " in result.stdout
+    assert "modelled" in result.stdout
+
+
+def test_a_fast_link_is_told_not_to(gradcomp) -> None:
+    fast = ("--link", "100GB/s", "--latency", "5us", "--memory-rate", "500GB/s")
+    result = gradcomp("plan", "--model", "resnet50", "--step-time", "180ms", "--workers", "8", *fast)
+    assert result.exit_code == 0, result.stderr
+    assert "Do not compress: dense" in result.stdout
+
+
+def test_the_figures_are_written(gradcomp, tmp_path) -> None:
+    result = gradcomp("plan", "--model", "alexnet", "--workers", "16", "--methods", "dgc,ef-sign-sgd", "--out", "made")
+    assert result.exit_code == 0, result.stderr
+    kept = json.loads((tmp_path / "made" / "plan.json").read_text())
+    assert {p["method"] for p in kept["predictions"]} == {"dense", "dense_bf16", "dgc", "ef_sign_sgd"}
+    steps = [p["step"] for p in kept["predictions"]]
+    assert steps == sorted(steps)
+    assert (tmp_path / "made" / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_parameters_of_your_own(gradcomp, tmp_path, monkeypatch) -> None:
+    (tmp_path / "their_model.py").write_text(
+        "import jax.numpy as jnp\ndef make():\n    return {'w': jnp.zeros((2048, 512)), 'b': jnp.zeros(7)}\nworse = 'no tree'\n"
+    )
+    monkeypatch.delitem(__import__("sys").modules, "their_model", raising=False)
+    result = gradcomp("plan", "--from", "their_model:make")
+    assert result.exit_code == 0, result.stderr
+    assert "1,048,583 values" in result.stdout
+    result = gradcomp("plan", "--from", "their_model:worse")
+    assert result.exit_code == 2 and "must be a tree of arrays or of their shapes" in result.stderr
+    result = gradcomp("plan", "--from", "their_model:nothing")
+    assert result.exit_code == 2 and "has no attribute 'nothing'" in result.stderr
+
+
+def test_a_calibration_takes_the_place_of_the_link(gradcomp, tmp_path) -> None:
+    import gradcomp_jax as gc
+
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    found = gc.calibrate(mesh, axis_name="data", sizes=(2**10, 2**14), repeats=1, methods=())
+    found.save(tmp_path / "link.json")
+    result = gradcomp("plan", "--params", "5M", "--workers", "4", "--calibration", "link.json")
+    assert result.exit_code == 0, result.stderr
+    assert "outer: measured collectives" in result.stdout
+    result = gradcomp("plan", "--params", "5M", "--workers", "8", "--calibration", "link.json")
+    assert result.exit_code == 2 and "the calibration is of 4 workers, and 8 exchange here" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "say what is trained with one of --params, --model and --from"),
+        (("--params", "5M", "--model", "vgg16"), "one of --params, --model and --from, got --params and --model"),
+        (("--model", "vgg61"), "unknown model 'vgg61'; did you mean 'vgg16'"),
+        (("--params", "five"), "--params must be a number, such as 25.6M"),
+        (("--params", "5M", "--link", "10"), "--link must be a number with bit/s or B/s"),
+        (("--params", "5M", "--latency", "-1ms"), "--latency must be at least 0"),
+        (("--params", "5M", "--workers", "60", "--per-node", "8"), "60 workers do not fill nodes of 8: take 56 or 64"),
+        (("--params", "5M", "--workers", "1"), "workers must be at least 2"),
+        (("--params", "5M", "--workers", "4096"), "workers must be at most 1024"),
+        (("--params", "5M", "--overlap", "2"), "overlap must be in [0, 1]"),
+        (("--params", "5M", "--topology", "star"), "topology must be one of"),
+        (("--params", "5M", "--methods", "terngard"), "did you mean 'terngrad'"),
+        (("--params", "5M", "--from", "x"), "one of --params, --model and --from, got --params and --from"),
+        (("--from", "nowhere"), "--from must be MODULE:NAME"),
+        (("--params", "5M", "--calibration", "none.json"), "cannot read none.json"),
+    ],
+)
+def test_nonsense_is_one_clear_sentence(gradcomp, words, message) -> None:
+    result = gradcomp("plan", *words)
+    assert result.exit_code == 2
+    assert message in result.stderr and len(result.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in result.stderr

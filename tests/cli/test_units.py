@@ -1,0 +1,48 @@
+"""Quantities as people write them."""
+
+import pytest
+
+pytest.importorskip("quantiphy")
+
+from gradcomp_jax.cli import units
+from gradcomp_jax.experiments import SettingError
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [("10Gbit", 1.25e9), ("10 Gbit/s", 1.25e9), ("25Gbps", 3.125e9), ("1.25GB/s", 1.25e9), ("100Mbit", 12.5e6)],
+)
+def test_rates_are_bytes_a_second(text, want) -> None:
+    assert units.rate("--link", text) == pytest.approx(want)
+
+
+@pytest.mark.parametrize(
+    ("text", "want"), [("180ms", 0.18), ("50us", 50e-6), ("50 us", 50e-6), ("0", 0), ("1.5s", 1.5)]
+)
+def test_times_are_seconds(text, want) -> None:
+    assert units.seconds("--latency", text) == pytest.approx(want)
+
+
+@pytest.mark.parametrize(
+    ("text", "want"), [("25.6M", 25_600_000), ("8B", 8 * 10**9), ("25557032", 25_557_032), ("70b", 7e10)]
+)
+def test_counts_are_whole(text, want) -> None:
+    assert units.count("--params", text) == want
+
+
+@pytest.mark.parametrize("text", ["10", "ten", "10GHz", "-1Gbit", "0bit", "infbit", "", "10 Gbit of it"])
+def test_what_is_no_rate_is_one_sentence(text) -> None:
+    with pytest.raises(SettingError, match=r"^--link must be (a number with bit/s or B/s, such as 10Gbit|above 0)"):
+        units.rate("--link", text)
+
+
+@pytest.mark.parametrize("text", ["5", "-3ms", "5 parsecs", "1min", "soon"])
+def test_what_is_no_time_is_one_sentence(text) -> None:
+    with pytest.raises(SettingError, match=r"^--latency must be (a number with s, ms, us or ns|at least 0)"):
+        units.seconds("--latency", text)
+
+
+def test_they_are_shown_as_people_write_them() -> None:
+    assert units.show_rate(3.9e8) == "3.12 Gbit/s"
+    assert units.show_seconds(0.18) == "180 ms" and units.show_seconds(0) == "0"
+    assert units.show_bytes(97.5e6) == "97.5 MB"
