@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -34,6 +34,8 @@ class Workers(Team):
     """Workers that run stretches of steps."""
 
     program = "benchmarks.world.worker"
+    # XLA:CPU has as many threads for programs as a process has cores: with one, an exchange that waits would hold up the steps.
+    variables: ClassVar[dict[str, str]] = {"PJRT_NPROC": "4"}
 
     def stretch(self, first: int, count: int, parts: int) -> list[float]:
         """Seconds of each part of a stretch: so many steps, one after the other, without a pause between parts.

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks import lab
 
@@ -40,13 +40,14 @@ class Team:
     """
 
     program = "benchmarks.sweep.worker"
+    variables: ClassVar[dict[str, str]] = {}
 
     def __init__(self, model: str, workers: int, net: lab.Network | None) -> None:
         self.workers = workers
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._processes: list[subprocess.Popen] = []
         coordinator = f"127.0.0.1:{_free_port()}" if net is None else net.coordinator
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", **self.variables}
         for index in range(workers):
             argv = [sys.executable, "-m", self.program, coordinator, str(workers), str(index), model]
             start: Callable[..., subprocess.Popen] = subprocess.Popen

@@ -31,16 +31,16 @@ class Strategy:
     outer: bool = False
 
 
-def _delayed(exchange: Exchange) -> dict[str, Strategy]:
-    return {f"delayed {exchange}, t = p = {t}": Strategy(exchange, t, t) for t in (1, 4, 8, 20)}
+def _delayed(exchange: Exchange, *steps: int) -> dict[str, Strategy]:
+    return {f"delayed {exchange}, t = p = {t}": Strategy(exchange, t, t) for t in steps}
 
 
 STRATEGIES = {
     "synchronous dense": Strategy("dense"),
     "synchronous dgc": Strategy("dgc"),
-    **_delayed("dense"),
-    **_delayed("int8"),
-    **_delayed("dgc"),
+    **_delayed("dense", 1, 4, 8, 20),
+    **_delayed("int8", 8, 20),
+    **_delayed("dgc", 8, 20),
     "diloco dense, H = 20": Strategy("dense", every=20, outer=True),
     "diloco int8, H = 20": Strategy("int8", every=20, outer=True),
 }

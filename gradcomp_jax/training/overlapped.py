@@ -125,6 +125,9 @@ def make_overlapped_step(
     resized, and go on with either. Exchanges take their turns, each after the one before, so a step waits once they
     take longer than ``every`` steps.
 
+    XLA:CPU has as many threads for programs as a process may use cores. On one core an exchange that waits for the network
+    holds the only one, and nothing overlaps: set the environment variable ``PJRT_NPROC=4`` before JAX starts.
+
     Args:
         loss: as for :func:`make_train_step`.
         method: an exchange that needs no parameters.
