@@ -278,7 +278,9 @@ def _leaving(kind: str, cluster: Cluster) -> float:
 def _modelled(crossings: Sequence[Crossing], workers: int, link: Link, cluster: Cluster) -> float:
     ring = cluster.topology == "ring"
     return sum(
-        c.launches * costs.collective(c.kind, workers, c.sent / c.launches, link, ring=ring) for c in crossings if c.launches
+        c.launches * costs.collective(c.kind, workers, c.sent / c.launches, link, ring=ring)
+        for c in crossings
+        if c.launches
     )
 
 
