@@ -4,6 +4,7 @@ import pathlib
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
 
 from gradcomp_jax.cli import units
 from gradcomp_jax.cli.colours import COLOURS
@@ -27,6 +28,8 @@ def draw(found: Outlook, what: str) -> Figure:
         left.plot(workers, values, marker="o", markersize=4, color=COLOURS[number], label=name)
     left.set_xscale("log", base=2)
     left.set_yscale("log", base=2)
+    for axis in (left.xaxis, left.yaxis):
+        axis.set_major_formatter(ScalarFormatter())
     left.axvline(cluster.workers, color="#DDDDDD", zorder=0)
     link = f"{units.show_rate(cluster.outer.rate)}, {units.show_seconds(cluster.outer.latency)}"
     left.set(xlabel="workers", ylabel="speed-up over one worker", title=f"By workers, at {link}")

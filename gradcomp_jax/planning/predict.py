@@ -234,6 +234,9 @@ def _flat(
         return _Crossed(_modelled(found.crossings, cluster.workers, cluster.inner, cluster), 0.0, 0.0, found.state)
     leaving = [c._replace(sent=c.sent * _leaving(c.kind, cluster)) for c in found.crossings]
     outer = _modelled(leaving, cluster.workers, cluster.outer, cluster)
+    if cluster.inner is not None:
+        # Rings and pairs have links of both kinds in them: the slower one holds them up.
+        outer = max(outer, _modelled(found.crossings, cluster.workers, cluster.inner, cluster))
     return _Crossed(0.0, outer, sum(c.sent for c in leaving), found.state)
 
 

@@ -3,9 +3,12 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh, AxisType
 
+import gradcomp_jax as gc
 from gradcomp_jax.methods import METHODS
 from gradcomp_jax.planning import MODELS, traffic
+from gradcomp_jax.planning.predict import _shares
 
 # A few layers of different kinds: the record is of one matrix, and padding and small tensors must not spoil it.
 SHAPES = ((3, 3, 128, 256), (256,), (2048, 1000), (1000,), (512, 2048), (64, 3))
@@ -61,3 +64,21 @@ def test_models_of_hundreds_of_tensors_are_quick_to_look_up() -> None:
     found = traffic.look_up("block_quantized", shapes, 64)
     values = sum(leaf.size for leaf in MODELS["llama-8b"]().values())
     assert found.sent == pytest.approx(2 * 63 / 64 * values * 65 / 64, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["dense_bf16", "terngrad", "dgc", "block_quantized", "powersgd", "ef_sign_sgd"])
+def test_a_nodes_devices_send_their_shares(name: str) -> None:
+    """Between 8 nodes of 4 devices, each device sends what the record has for a quarter of every tensor's rows."""
+    nodes, per_node = 8, 4
+    tx = gc.hierarchical(METHODS[name].build(axis_name="nodes"), axis_name="nodes", inner_axis_name="devices")
+    mesh = AbstractMesh((nodes, per_node), ("nodes", "devices"), axis_types=(AxisType.Auto,) * 2)
+
+    def update(stacked, params):
+        return tx.update(jax.tree.map(lambda g: g[0], stacked), tx.init(params), params)[0]
+
+    by_worker = jax.P(("nodes", "devices"))
+    mapped = jax.shard_map(update, mesh=mesh, in_specs=(by_worker, jax.P()), out_specs=jax.P())
+    stacked = [jax.ShapeDtypeStruct((nodes * per_node, *p.shape), p.dtype) for p in PARAMS]
+    lowered = jax.jit(mapped).trace(stacked, PARAMS).lower(lowering_platforms=("cpu",))
+    between = gc.wire_bytes(lowered.as_text(dialect="hlo"), branch=-1).by("group_size")[nodes]
+    assert traffic.look_up(name, _shares(SHAPES, per_node), nodes).sent == pytest.approx(between.sent, rel=0.05)
