@@ -117,6 +117,7 @@ def _to_target(group: Sequence[Row], training: Row) -> list[str]:
     total = len(training["losses"]["dense f32"])
     lines = [f"Seconds to a training loss of {target:.3f} nats, which dense f32 has after 70% of {total} steps"]
     lines[0] += " (composed: measured steps x measured seconds a step; no warm-up of density):"
+    group = sorted(group, key=lambda c: (c["delay_s"], -(c["rate"] or float("inf"))))
     columns = [f"{rate_name(c['rate'])}, {delay_name(c['delay_s'])}" for c in group]
     lines += ["", *_head("method | steps", columns, numbers=2)]
     for name, losses in training["losses"].items():
