@@ -50,21 +50,30 @@ def main() -> None:
             parser.error(f"links cannot be shaped here: {missing}")
         rates, delays = [parse_rate(r) for r in options.rates], [parse_delay(d) for d in options.delays]
         links.measure(options.json, rates, delays, options.workers)
-    if not options.json.exists():
-        parser.error(f"there is no {options.json}: run with --calibrate first")
-    results, cells = json.loads(options.json.read_text()), json.loads(options.network.read_text())["cells"]
+    command = "python " + " ".join([os.path.relpath(sys.argv[0]), *sys.argv[1:]])
+    found = "\n".join(claims.table()) + "\n"
+    print(found)
+    texts = [(found, CLAIMS_START, CLAIMS_END)]
+    if options.json.exists():
+        texts.append((validation(options.json, options.network, command), START, END))
+    else:
+        print(f"Predictions are held against measured cells once there is {options.json}: run with --calibrate.")
+    if options.markdown is not None:
+        document = options.markdown.read_text()
+        for text, start, end in texts:
+            document = insert(document, text, start, end)
+        options.markdown.write_text(document)
+
+
+def validation(calibrations: Path, network: Path, command: str) -> str:
+    """Prints the checks; returns the tables."""
+    results, cells = json.loads(calibrations.read_text()), json.loads(network.read_text())["cells"]
     calibrated = held_out(cells, results["links"], formulas=False)
     by_formula = held_out(cells, results["links"], formulas=True)
     for title, held in (("calibrated", calibrated), ("formulas", by_formula)):
         for claim, holds, numbers in report.checks(held):
             print(f"{title}: {claim}: {'pass' if holds else 'FAIL'}, {numbers}")
-    print("\n" + "\n".join(claims.table()))
-    if options.markdown is not None:
-        command = "python " + " ".join([os.path.relpath(sys.argv[0]), *sys.argv[1:]])
-        text = insert(
-            options.markdown.read_text(), report.markdown(results, calibrated, by_formula, command), START, END
-        )
-        options.markdown.write_text(insert(text, "\n".join(claims.table()) + "\n", CLAIMS_START, CLAIMS_END))
+    return report.markdown(results, calibrated, by_formula, command)
 
 
 def write_record() -> None:
