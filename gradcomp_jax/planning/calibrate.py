@@ -23,8 +23,8 @@ from gradcomp_jax.planning.fitting import Fit, Point, fit
 from gradcomp_jax.planning.workload import Device, profile_compression
 
 KINDS = ("all-reduce", "all-gather", "all-to-all", "collective-permute")
-SIZES = tuple(2**k for k in range(10, 27, 4))
-"""Bytes that one device sends: 1 KiB to 64 MiB."""
+SIZES = tuple(2**k for k in range(10, 26, 3))
+"""Bytes that one device sends: 1 KiB to 32 MiB."""
 
 _MORE = 2  # repetitions within a program, beyond the first
 
@@ -114,7 +114,7 @@ def calibrate(
     kinds: Sequence[str] = KINDS,
     sizes: Sequence[int] = SIZES,
     repeats: int = 3,
-    longest: float = 2.0,
+    longest: float = 1.0,
     methods: Iterable[str] | None = None,
 ) -> Calibration:
     """Measures what collectives take along an axis, with a few of them, and how fast a device compresses.
@@ -129,7 +129,8 @@ def calibrate(
         kinds: of :data:`KINDS`.
         sizes: bytes that one device sends in a collective, ascending.
         repeats: of each measurement; medians are kept.
-        longest: seconds; a size that takes longer is the last one. Larger ones go on as the last two.
+        longest: seconds; sizes that would take longer, by the one before, are left out, beyond the first two. Larger ones go on
+            as the last two.
         methods: whose arithmetic to time, see :func:`gradcomp_jax.planning.profile_compression`: all by default, which takes
             about half a minute; ``()`` for none.
 
@@ -160,6 +161,8 @@ def calibrate(
 def _points(mesh: Mesh, axis: str, kind: str, sizes: Sequence[int], repeats: int, longest: float) -> list[Point]:
     points: list[Point] = []
     for size in sizes:
+        if len(points) > 1 and points[-1].seconds * size / points[-1].sent > longest:
+            break
         run, sent = _program(mesh, axis, kind, size)
         run(1)
         once, more = [], []
@@ -168,8 +171,6 @@ def _points(mesh: Mesh, axis: str, kind: str, sizes: Sequence[int], repeats: int
             more.append(_timed(run, 1 + _MORE))
         each = _slowest(mesh, [max((b - a) / _MORE, 1e-7) for a, b in zip(once, more, strict=True)])
         points.append(Point(sent, statistics.median(each), min(each), max(each)))
-        if points[-1].seconds > longest and len(points) > 1:
-            break
     return points
 
 
