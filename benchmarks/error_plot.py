@@ -7,20 +7,14 @@ from typing import Any
 import numpy as np
 from error_subjects import Code
 
+from gradcomp_jax.cli.colours import COLOURS
+
 PUBLISHED = {1: 0.571, 2: 0.133, 3: 0.036, 4: 0.0096}
 """Error of unbiased DRIVE and EDEN by bits: Vargaftik et al., 2022, https://arxiv.org/abs/2108.08842."""
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, a grey and a purple. Hollow markers are unbiased codes.
-_BLUE, _RED, _GREEN, _PINK, _ORANGE, _SKY, _GREY, _PURPLE = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#6F6F6F",
-    "#5B2A86",
-)
+_BLUE, _RED, _GREEN, _PINK, _ORANGE, _SKY = COLOURS[:6]
+_GREY, _PURPLE = "#6F6F6F", "#5B2A86"
 _STYLES: dict[str, tuple[str, str, bool]] = {
     "bfloat16": ("black", "s", True),
     "float8": ("black", "P", True),

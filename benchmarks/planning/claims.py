@@ -8,9 +8,9 @@ from gradcomp_jax.planning.links import Cluster
 from gradcomp_jax.planning.traffic import Crossing, Traffic
 
 MIB = 2**20
-# What the papers send for AlexNet, whose dense gradient is 232.56 MiB.
+# Of AlexNet: what the DGC paper says that a node sends, and the dense gradient, 232.56 MiB.
 DGC_PAYLOAD = 0.39 * MIB
-PCI_LATENCY, PCI_RATE = 5e-6, 12e9
+VALUES = Workload.of(alexnet(), 0.0).values
 ETHERNET_LATENCY = 50e-6
 
 
@@ -30,7 +30,7 @@ class Claim:
 
 
 def _dense(nodes: int, gbit: float) -> Callable[[float], float]:
-    return lambda node: _step(node, nodes, gbit, [Crossing("all-reduce", 1, 2 * (nodes - 1) / nodes * 232.56 * MIB)])
+    return lambda node: _step(node, nodes, gbit, [Crossing("all-reduce", 1, 2 * (nodes - 1) / nodes * 4 * VALUES)])
 
 
 def _dgc(nodes: int, gbit: float) -> Callable[[float], float]:
@@ -40,8 +40,7 @@ def _dgc(nodes: int, gbit: float) -> Callable[[float], float]:
 
 def _terngrad(nodes: int, gbit: float, workers: int) -> Callable[[float], float]:
     """2 bits a value to the server; back the sum of ternary values on a shared scale, of 2N + 1 levels."""
-    values = 232.56 * MIB / 4
-    share = (nodes - 1) / nodes * values / 8
+    share = (nodes - 1) / nodes * VALUES / 8
     back = (2 * workers).bit_length()
     crossings = [Crossing("all-to-all", 1, 2 * share), Crossing("all-gather", 1, back * share)]
     return lambda node: _step(node, nodes, gbit, crossings)

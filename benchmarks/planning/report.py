@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.planning.validate import Held
-from benchmarks.sweep.bounds import CLEAR
+from benchmarks.sweep.bounds import CLEAR, choose
 from benchmarks.sweep.links import delay_name, rate_name
 
 MEDIAN, WORST, RIGHT = 0.15, 0.35, 0.95
@@ -81,8 +81,6 @@ def _by_link(held: Sequence[Held]) -> list[str]:
 
 
 def _verdicts(held: Sequence[Held]) -> list[str]:
-    from benchmarks.planning.validate import choose
-
     lines = ["| cell | plan | measured | plan's choice / fastest | |", "|---|---|---|---:|---|"]
     for one in held:
         ratio = one.measured[one.choice] / min(one.measured.values())

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 import gradcomp_jax as gc
-from benchmarks.sweep.bounds import CLEAR
+from benchmarks.sweep.bounds import choose
 from benchmarks.sweep.methods import BASELINES, METHODS, transformation
 from benchmarks.sweep.tasks import TASKS
 from gradcomp_jax.planning import Calibration, Device, Link, Workload, traffic
@@ -47,13 +47,6 @@ class Held:
         """Whether it says rightly to compress or not to, and chooses the best method or one close to it."""
         agreed = (self.choice in BASELINES) == (choose(self.measured) in BASELINES)
         return agreed and self.measured[self.choice] <= NEAR * min(self.measured.values())
-
-
-def choose(times: Mapping[str, float]) -> str:
-    """The fastest method, or the better dense one where that is not clearly slower."""
-    best = min(times, key=times.__getitem__)
-    dense = min(BASELINES, key=times.__getitem__)
-    return best if best not in BASELINES and times[dense] / times[best] >= CLEAR else dense
 
 
 def held_out(cells: Sequence[Mapping[str, Any]], links: Sequence[Mapping[str, Any]], *, formulas: bool) -> list[Held]:

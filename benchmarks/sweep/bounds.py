@@ -3,15 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+from gradcomp_jax.planning.predict import CLEAR
+
 SEGMENT = 1448
 """Payload bytes of a full TCP segment: 1,500 less 20 of IPv4, 20 of TCP and 12 of its time stamps."""
 HEADER = 14 + 52
 """Bytes around it, the Ethernet header included."""
 BEAT = 2_000
 """Bytes a second for what is not the exchange: the coordination service's heartbeats and polls."""
-
-CLEAR = 1.05
-"""How much faster than the better dense baseline a method must be before it is worth what it does to the gradient."""
 
 
 def bound_s(computation_s: float, sent: int, rate: float | None) -> float:
@@ -53,16 +52,21 @@ def target_loss(losses: list[float], window: int = 10) -> float:
     return sum(part) / len(part)
 
 
+def choose(times: Mapping[str, float]) -> str:
+    """The fastest method, or the better dense one where it is not clearly slower; the fastest where there is no dense one."""
+    best = min(times, key=times.__getitem__)
+    dense = min((name for name in times if name.startswith("dense")), key=times.__getitem__, default=best)
+    return dense if times[dense] < CLEAR * times[best] else best
+
+
 def verdict(cell: Mapping[str, Any]) -> str:
     """The fastest method, and by how much it beats the better of the dense baselines."""
     times = {name: m["step_s"] for name, m in cell["methods"].items()}
-    best = min(times, key=times.__getitem__)
+    best, chosen = min(times, key=times.__getitem__), choose(times)
     dense = min((name for name in times if name.startswith("dense")), key=times.__getitem__, default=None)
     if dense is None:
         return best
     gain = times[dense] / times[best]
-    if best == dense:
-        return f"{dense}: do not compress"
-    if gain < CLEAR:
-        return f"{dense}: do not compress ({best} {gain:.2f}x)"
+    if chosen == dense:
+        return f"{dense}: do not compress" + (f" ({best} {gain:.2f}x)" if best != dense else "")
     return f"{best}, {gain:.2f}x the better dense one"

@@ -47,7 +47,7 @@ class Team:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._processes: list[subprocess.Popen] = []
         coordinator = f"127.0.0.1:{_free_port()}" if net is None else net.coordinator
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", **self.variables}
+        environment = {**self.variables, **os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
         for index in range(workers):
             argv = [sys.executable, "-m", self.program, coordinator, str(workers), str(index), model]
             start: Callable[..., subprocess.Popen] = subprocess.Popen

@@ -56,19 +56,20 @@ def plan_command(
     ] = None,
 ) -> None:
     """Predict a step with every method, and say whether to compress. Nothing is run: the figures are modelled."""
+    what = model or source or f"{params} parameters"
     with user_errors():
-        found, known = _plan(
-            _shapes(params, model, source),
-            units.seconds("--step-time", step_time),
-            overlap,
-            (workers, per_node, topology),
-            Link(units.rate("--link", link), units.seconds("--latency", latency)),
-            Link(units.rate("--inner-link", inner_link), units.seconds("--inner-latency", inner_latency)),
-            Device(units.rate("--memory-rate", memory_rate)),
-            _names(methods),
-            calibration,
-        )
-        what = model or source or f"{params} parameters"
+        known = _calibration(calibration)
+        device = None if known and known.device else Device(units.rate("--memory-rate", memory_rate))
+        try:
+            outer = Link(units.rate("--link", link), units.seconds("--latency", latency))
+            inner = Link(units.rate("--inner-link", inner_link), units.seconds("--inner-latency", inner_latency))
+            cluster = Cluster(workers, outer, per_node, inner if per_node > 1 else None, topology)  # type: ignore[arg-type]
+            compute = units.seconds("--step-time", step_time)
+            workload = Workload.of(_shapes(params, model, source), compute, overlap=overlap)
+            found = outlook(workload, cluster, methods=_names(methods), device=device, calibration=known)
+        except ValueError as error:
+            # The planner names values and remedies as the experiments do.
+            raise SettingError(str(error)) from error
         written = [] if out is None else _write(found, out, what)
     console = Console()
     console.print(plan_report.title(found, what), style="bold", highlight=False)
@@ -80,29 +81,6 @@ def plan_command(
         console.print(note, style="dim", highlight=False)
     for path in written:
         console.print(f"wrote {path}", highlight=False, soft_wrap=True)
-
-
-def _plan(
-    shapes: Any,
-    compute: float,
-    overlap: float,
-    layout: tuple[int, int, str],
-    outer: Link,
-    inner: Link,
-    device: Device,
-    methods: list[str] | None,
-    calibration: pathlib.Path | None,
-) -> tuple[Outlook, Calibration | None]:
-    known = _calibration(calibration)
-    workers, per_node, topology = layout
-    try:
-        cluster = Cluster(workers, outer, per_node, inner if per_node > 1 else None, topology)  # type: ignore[arg-type]
-        workload = Workload.of(shapes, compute, overlap=overlap)
-        speed = None if known and known.device else device
-        return outlook(workload, cluster, methods=methods, device=speed, calibration=known), known
-    except ValueError as error:
-        # The planner names values and remedies as the experiments do.
-        raise SettingError(str(error)) from error
 
 
 def _shapes(params: str | None, model: str | None, source: str | None) -> Any:

@@ -11,7 +11,7 @@ from gradcomp_jax.memory import Memory
 from gradcomp_jax.memory.momentum import MomentumCorrection
 
 # Entries up to which what goes dense joins a payload on its way: beyond, the copies cost more than a collective's latency.
-_MOST_RIDING = 2**18
+MOST_RIDING = 2**18
 
 Kind = Literal["auto", "gather", "two_phase", "sum", "doubling", "reduce_scatter"]
 Remainder = Literal["put_back", "server", "drop"]
@@ -203,4 +203,4 @@ def rides_along(asked: Route, route: Route, compressor: Compressor, rows: int) -
     and the same sums, without a collective of their own. Over a slow link that saves the latency of one.
     """
     dense = isinstance(compressor, Dense) and compressor.lossless
-    return dense and asked.kind == "auto" and route.kind == "sum" and rows <= _MOST_RIDING
+    return dense and asked.kind == "auto" and route.kind == "sum" and rows <= MOST_RIDING

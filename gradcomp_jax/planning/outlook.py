@@ -95,10 +95,15 @@ def outlook(
         calibration: see :func:`gradcomp_jax.predict`.
 
     Raises:
-        ValueError: as :func:`gradcomp_jax.predict`, and for a single worker.
+        ValueError: as :func:`gradcomp_jax.predict`, for a single worker, and for no methods but the baselines.
     """
     if cluster.workers < 2:
         raise ValueError("workers must be at least 2, got 1: one worker exchanges nothing")
+    methods = None if methods is None else tuple(methods)
+    if methods is not None and set(methods) <= set(BASELINES):
+        raise ValueError(
+            f"methods must name one to compare with {' and '.join(BASELINES)}, got {', '.join(methods) or 'none'}"
+        )
     verdict = should_compress(workload, cluster, methods=methods, device=device, calibration=calibration)
     speed = device or (calibration.device if calibration else None)
     others = [p.method for p in verdict.ranking if p.method not in BASELINES]

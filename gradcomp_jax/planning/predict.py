@@ -102,8 +102,9 @@ def predict(
         cluster: what joins the workers.
         method: a name in :data:`gradcomp_jax.methods.METHODS`, with its default options.
         device: how fast it compresses; by default that of the calibration, or one that copies a terabyte a second.
-        calibration: measured times of collectives, used for those between nodes (between workers where each is its own node)
-            in place of the formulas and the outer link's rate and latency; for as many of them as it was made with.
+        calibration: measured times of collectives in place of the formulas and the outer link's rate and latency: of as many
+            workers as exchange, or, made along the axis of the nodes of a mesh with another for the devices of each, between
+            nodes. Then devices of a node shared the link while it was made, as they do in the exchange.
         layout: by default the faster one, where a node has several workers.
         traffic: ``traffic(method, shapes, workers)``; the record by default.
 
@@ -117,6 +118,11 @@ def predict(
     """
     if layout is None:
         ways: list[Layout] = ["flat", "hierarchical"] if cluster.per_node > 1 else ["flat"]
+        if calibration is not None and cluster.per_node > 1 and calibration.workers == cluster.nodes:
+            # It is of the exchange between nodes, and knows nothing of one among all workers.
+            ways = ["hierarchical"]
+        elif calibration is not None:
+            ways = ["flat"]
         found = [
             predict(workload, cluster, method, device=device, calibration=calibration, layout=way, traffic=traffic)
             for way in ways
@@ -250,7 +256,7 @@ def _hierarchical(
     leaving = [c._replace(sent=c.sent * cluster.per_node) for c in found.crossings]
     inner = costs.hierarchical(1, cluster.per_node, 4 * workload.values, cluster.inner, 0.0)
     if calibration is not None:
-        outer = _measured(calibration, leaving)
+        outer = _measured(calibration, found.crossings)
     else:
         outer = _modelled(leaving, cluster.nodes, cluster.outer, cluster)
     return _Crossed(inner, outer, sum(c.sent for c in leaving), found.state)

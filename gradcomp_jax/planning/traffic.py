@@ -14,6 +14,7 @@ import optax
 
 from gradcomp_jax import _checks
 from gradcomp_jax._typing import PyTree
+from gradcomp_jax.collectives.routes import MOST_RIDING
 from gradcomp_jax.methods.lowered import lowered_bytes, state_bytes
 from gradcomp_jax.methods.registry import METHODS
 
@@ -25,8 +26,6 @@ _SHAPE = (4096, 1024)
 _OTHER = (2048, 2048)
 # Tensors below a row of entries are not worth a code of their own.
 _SMALL = 1024
-# Entries up to which what goes dense rides in a payload, see collectives/routes.py.
-_RIDES = 2**18
 
 
 class Crossing(NamedTuple):
@@ -99,7 +98,7 @@ def look_up(method: str, shapes: tuple[tuple[int, ...], ...], workers: int) -> T
     crossings = [Crossing(kind, count, sent * coded) for kind, count, sent in kept["crossings"]] if coded else []
     if dense:
         # Few values ride along with a payload, as they did in the record; many have a sum of their own.
-        rides = coded and dense <= _RIDES
+        rides = coded and dense <= MOST_RIDING
         extra: Any = kept["vector"] if rides else [("all-reduce", 1, 8 * (among - 1) / among)]
         crossings = _joined(crossings, [Crossing(kind, count, sent * dense) for kind, count, sent in extra])
     # Whoever only gathers sends its own payload to each of the others; otherwise each sends the others their share.

@@ -37,6 +37,8 @@ class Workload:
 
     def __post_init__(self) -> None:
         """Refuses what is no step."""
+        # Lists are welcome; what is looked up by shapes needs them hashable.
+        object.__setattr__(self, "shapes", tuple(tuple(shape) for shape in self.shapes))
         if not (self.compute >= 0 and math.isfinite(self.compute)):
             raise ValueError(f"compute must be finite and at least 0 seconds, got {self.compute}")
         if not 0 <= self.overlap <= 1:
@@ -101,9 +103,9 @@ def profile_step(
     if params is None:
         params = getattr(args[0], "params", args[0])
     jitted: Any = step if hasattr(step, "lower") else jax.jit(step)
-    memory = _memory(jitted, args)
-    times = [_seconds(jitted, args) for _ in range(repeats + 1)]
-    return Workload.of(params, statistics.median(times[1:]), overlap=overlap, memory=memory)
+    compiled = jitted.lower(*args).compile()
+    times = [_seconds(compiled, args) for _ in range(repeats + 1)]
+    return Workload.of(params, statistics.median(times[1:]), overlap=overlap, memory=_memory(compiled))
 
 
 def profile_compression(methods: Iterable[str] | None = None, *, values: int = 2**22, repeats: int = 5) -> Device:
@@ -160,9 +162,9 @@ def _seconds(run: Callable[..., Any], args: Sequence[Any]) -> float:
     return time.perf_counter() - start
 
 
-def _memory(jitted: Any, args: Sequence[Any]) -> int | None:
+def _memory(compiled: jax.stages.Compiled) -> int | None:
     """Bytes of arguments, results and temporaries, less what shares memory, where the compiler says it."""
-    found = jitted.lower(*args).compile().memory_analysis()
+    found = compiled.memory_analysis()
     if found is None:
         return None
     return int(

@@ -69,6 +69,10 @@ def test_a_calibration_takes_the_place_of_the_link(gradcomp, tmp_path) -> None:
     result = gradcomp("plan", "--params", "5M", "--workers", "4", "--calibration", "link.json")
     assert result.exit_code == 0, result.stderr
     assert "outer: measured collectives" in result.stdout
+    # Of as many nodes: every method is hierarchical, each device with its share.
+    result = gradcomp("plan", "--params", "5M", "--workers", "8", "--per-node", "2", "--calibration", "link.json")
+    assert result.exit_code == 0, result.stderr
+    assert all(row[1] == "*" for row in rows(result.stdout))
     result = gradcomp("plan", "--params", "5M", "--workers", "8", "--calibration", "link.json")
     assert result.exit_code == 2 and "the calibration is of 4 workers, and 8 exchange here" in result.stderr
 
@@ -88,6 +92,8 @@ def test_a_calibration_takes_the_place_of_the_link(gradcomp, tmp_path) -> None:
         (("--params", "5M", "--overlap", "2"), "overlap must be in [0, 1]"),
         (("--params", "5M", "--topology", "star"), "topology must be one of"),
         (("--params", "5M", "--methods", "terngard"), "did you mean 'terngrad'"),
+        (("--params", "5M", "--methods", "dense"), "methods must name one to compare with dense and dense_bf16"),
+        (("--params", "5M", "--methods", ","), "methods must name one to compare with dense and dense_bf16, got none"),
         (("--params", "5M", "--from", "x"), "one of --params, --model and --from, got --params and --from"),
         (("--from", "nowhere"), "--from must be MODULE:NAME"),
         (("--params", "5M", "--calibration", "none.json"), "cannot read none.json"),
