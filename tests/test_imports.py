@@ -22,6 +22,7 @@ LAYERS = {
     "_typing": 0,
     "_compat": 0,
     "_checks": 0,
+    "_errors": 0,
     "_mapped": 0,
     "_specs": 0,
     "per_device": 0,

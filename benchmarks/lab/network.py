@@ -31,7 +31,8 @@ class Network:
 
     Without a delay the links are pairs of virtual Ethernets on a bridge, shaped by ``tc tbf``; with one they are tun
     devices, and a program passes the packets on (:mod:`.switch`). A worker's address is the same either way, and open
-    connections outlive a change.
+    connections outlive a change, and with them what TCP has found: the most that a link could hold before it lost a segment. Go
+    from links that hold more to links that hold less, or start new processes.
 
     The rate holds for each direction of each worker's link. A message between two workers is on its way for ``delay_s``.
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import lab
-from benchmarks.sweep.links import delay_name, rate_name
+from benchmarks.sweep.links import delay_name, in_order, rate_name
 from benchmarks.sweep.team import Team
 
 KINDS = ("all-reduce", "all-gather", "all-to-all")
+LONGEST = 4.0  # seconds of one collective
 
 
 def measure(path: Path, rates: Sequence[float | None], delays: Sequence[float], workers: Sequence[int]) -> None:
@@ -18,7 +19,7 @@ def measure(path: Path, rates: Sequence[float | None], delays: Sequence[float], 
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"links": []}
     for n in workers:
         done = {(c["rate"], c["delay_s"]) for c in results["links"] if c["workers"] == n}
-        wanted = [(rate, delay) for delay in delays for rate in rates if (rate, delay) not in done]
+        wanted = [link for link in in_order(rates, delays) if link not in done]
         if not wanted:
             continue
         with lab.Network(n) as net, Team("tiny", n, net) as team:
@@ -26,7 +27,7 @@ def measure(path: Path, rates: Sequence[float | None], delays: Sequence[float], 
             for rate, delay in wanted:
                 net.shape(rate, delay)
                 start = time.monotonic()
-                found = team.order("calibrate", {"kinds": KINDS})[0]
+                found = team.order("calibrate", {"kinds": KINDS, "longest": LONGEST})[0]
                 results["links"].append({"workers": n, "rate": rate, "delay_s": delay, "calibration": found})
                 path.write_text(json.dumps(results, indent=1) + "\n")
                 lines = ", ".join(

@@ -9,8 +9,8 @@ from typing import NoReturn
 
 import jax
 
+from gradcomp_jax._errors import SettingError
 from gradcomp_jax.cli.witness import Witness
-from gradcomp_jax.experiments import SettingError
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 _START_TIMEOUT_S = 300

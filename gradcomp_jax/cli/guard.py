@@ -11,11 +11,9 @@ from typing import Self
 import jax
 import typer
 
-from gradcomp_jax.cli.witness import Witness
-from gradcomp_jax.experiments import ExperimentError, Listener, Past, RunResult
-
-FAILED = 1
-"""Exit code of a process that lost the others."""
+from gradcomp_jax._errors import ExperimentError
+from gradcomp_jax.cli.witness import FAILED, Witness
+from gradcomp_jax.experiments import Listener, Past, RunResult
 
 
 class Guard(Listener):

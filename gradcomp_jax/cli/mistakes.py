@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import jax
 import typer
 
+from gradcomp_jax._errors import ExperimentError
 from gradcomp_jax.cli import cluster
-from gradcomp_jax.cli.guard import FAILED
-from gradcomp_jax.experiments import ExperimentError
+from gradcomp_jax.cli.witness import FAILED
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import quantiphy
 
-from gradcomp_jax.experiments import SettingError
+from gradcomp_jax._errors import SettingError
 
 _BITS = {"bit": 1, "bits": 1, "bit/s": 1, "bits/s": 1, "bps": 1, "b": 1, "b/s": 1}
 _BYTES = {"byte": 8, "bytes": 8, "byte/s": 8, "bytes/s": 8, "Bps": 8, "B": 8, "B/s": 8}

@@ -13,6 +13,9 @@ if not os.read(0, 1):
     sys.stderr.write(sys.argv[1] + chr(10))
 """
 
+FAILED = 1
+"""Exit code of a process that lost the others."""
+
 
 class Witness:
     """A process that prints a sentence to stderr if this one ends before it is dismissed.

@@ -3,6 +3,12 @@
 Nothing here prints or parses arguments: the command line does.
 """
 
+from gradcomp_jax._errors import (
+    ExperimentError,
+    MissingDataError,
+    SettingError,
+    UnknownNameError,
+)
 from gradcomp_jax.experiments.compare import (
     Comparison,
     MethodResult,
@@ -11,12 +17,6 @@ from gradcomp_jax.experiments.compare import (
     summarize,
 )
 from gradcomp_jax.experiments.datasets import Dataset, load
-from gradcomp_jax.experiments.errors import (
-    ExperimentError,
-    MissingDataError,
-    SettingError,
-    UnknownNameError,
-)
 from gradcomp_jax.experiments.resume import train_with_checkpoints
 from gradcomp_jax.experiments.run import (
     Listener,

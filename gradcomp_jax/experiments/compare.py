@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from gradcomp_jax._errors import SettingError, look_up
 from gradcomp_jax.experiments import recipes
 from gradcomp_jax.experiments.datasets import Dataset
-from gradcomp_jax.experiments.errors import SettingError, look_up
 from gradcomp_jax.experiments.machine import machine, versions
 from gradcomp_jax.experiments.run import Listener, RunResult, StepTime, Trainer, Wire
 from gradcomp_jax.experiments.settings import Settings

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gradcomp_jax.experiments.errors import MissingDataError, SettingError, look_up
+from gradcomp_jax._errors import MissingDataError, SettingError, look_up
 
 _SPLIT_SEED = 2017
 

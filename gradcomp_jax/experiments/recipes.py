@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import optax
 
 from gradcomp_jax import collectives
+from gradcomp_jax._errors import SettingError, look_up
 from gradcomp_jax.compressors import block_quantized, ternary, topk
 from gradcomp_jax.compressors import dense as dense_code
-from gradcomp_jax.experiments.errors import SettingError, look_up
 from gradcomp_jax.experiments.models import CLASSIFIER
 from gradcomp_jax.experiments.registered import (
     Transformation,

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from gradcomp_jax.experiments.errors import SettingError
+from gradcomp_jax._errors import SettingError
 from gradcomp_jax.experiments.run import Listener, Past, RunResult, Trainer
 from gradcomp_jax.experiments.shared_folder import check_shared
 from gradcomp_jax.training import restore_checkpoint, save_checkpoint

@@ -11,11 +11,11 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from gradcomp_jax._errors import SettingError
 from gradcomp_jax.audit import wire_bytes
 from gradcomp_jax.consistency import consolidate, mean_wire_bytes
 from gradcomp_jax.experiments import models, recipes
 from gradcomp_jax.experiments.datasets import Dataset, load
-from gradcomp_jax.experiments.errors import SettingError
 from gradcomp_jax.experiments.settings import Settings
 from gradcomp_jax.experiments.tasks import Task, task
 from gradcomp_jax.training import init_state, make_train_step

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from gradcomp_jax.experiments.errors import SettingError
+from gradcomp_jax._errors import SettingError
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from gradcomp_jax.experiments.errors import SettingError
+from gradcomp_jax._errors import SettingError
 
 # A network file system may show a new file on other machines only after a while.
 _PATIENCE_S = 5.0

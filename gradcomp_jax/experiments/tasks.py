@@ -7,8 +7,8 @@ The clipping threshold lets about nine in ten local gradients pass as they are.
 
 import dataclasses
 
+from gradcomp_jax._errors import look_up
 from gradcomp_jax.experiments import models
-from gradcomp_jax.experiments.errors import look_up
 from gradcomp_jax.experiments.settings import Settings
 
 

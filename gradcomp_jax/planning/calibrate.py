@@ -128,9 +128,9 @@ def calibrate(
         axis_name: along which gradients are exchanged; along the others, every line of devices does the same at once.
         kinds: of :data:`KINDS`.
         sizes: bytes that one device sends in a collective, ascending.
-        repeats: of each measurement; medians are kept.
-        longest: seconds; sizes that would take longer, by the one before, are left out, beyond the first two. Larger ones go on
-            as the last two.
+        repeats: of each measurement, fewer where they would take more than three times ``longest`` in all; medians are kept.
+        longest: seconds; sizes that would take longer, by the line through the two before, are left out. Larger ones go on as
+            the last two.
         methods: whose arithmetic to time, see :func:`gradcomp_jax.planning.profile_compression`: all by default, which takes
             about half a minute; ``()`` for none.
 
@@ -161,7 +161,7 @@ def calibrate(
 def _points(mesh: Mesh, axis: str, kind: str, sizes: Sequence[int], repeats: int, longest: float) -> list[Point]:
     points: list[Point] = []
     for size in sizes:
-        if len(points) > 1 and points[-1].seconds * size / points[-1].sent > longest:
+        if len(points) > 1 and fit(points).seconds(size) > longest:
             break
         run, sent = _program(mesh, axis, kind, size)
         run(1)
@@ -169,6 +169,9 @@ def _points(mesh: Mesh, axis: str, kind: str, sizes: Sequence[int], repeats: int
         for _ in range(repeats):
             once.append(_timed(run, 1))
             more.append(_timed(run, 1 + _MORE))
+            # Slow ones vary little; all processes must agree on how many there are.
+            if _slowest(mesh, [sum(once) + sum(more)])[0] > 3 * longest:
+                break
         each = _slowest(mesh, [max((b - a) / _MORE, 1e-7) for a, b in zip(once, more, strict=True)])
         points.append(Point(sent, statistics.median(each), min(each), max(each)))
     return points

@@ -1,15 +1,12 @@
 """A line through measured times, which outliers do not bend."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-
-_ROUNDS = 50
-# Huber's constant for relative errors: what is off by more than this counts less and less.
-_OUTLIER = 0.1
 
 
 class Point(NamedTuple):
@@ -19,6 +16,11 @@ class Point(NamedTuple):
     seconds: float
     least: float
     most: float
+
+    @property
+    def known(self) -> float:
+        """The time, or how far the repetitions lie apart where that is more."""
+        return max(self.seconds, self.most - self.least)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +55,13 @@ class Fit:
 
     @property
     def errors(self) -> tuple[float, float]:
-        """Of the line, relative to what was measured: the median and the largest."""
-        off = [abs(self.line(p.sent) / p.seconds - 1) for p in self.points]
-        return float(np.median(off)), max(off)
+        """Of the line: the median and the largest, relative to the larger of it, the time and the spread of repetitions."""
+        return float(np.median(self.each)), max(self.each)
+
+    @property
+    def each(self) -> list[float]:
+        """The error at each point."""
+        return [abs(self.line(p.sent) - p.seconds) / max(self.line(p.sent), p.known) for p in self.points]
 
     def _slope(self) -> float:
         """Seconds a byte beyond the largest size: that of the last two sizes, which have the widest windows."""
@@ -66,44 +72,34 @@ class Fit:
 
 
 def fit(points: Sequence[Point]) -> Fit:
-    """The line with the least sum of Huber's losses of the relative errors; neither term is below 0.
+    """The line with the least sum of relative errors; neither term is below 0.
 
-    Relative, because sizes span orders of magnitude; reweighted least squares, as many rounds as it takes.
+    Relative, because sizes span orders of magnitude: to the larger of line and time, so that one message which took next to
+    nothing does not pull the line down to itself, and to no less than the spread of a size's repetitions. The sum of absolute
+    errors is least on a line through two of the points, as in least absolute deviations, so all of those are tried.
 
     Raises:
         ValueError: for fewer than two different sizes, or times that are not above 0.
 
     References:
-        Huber, 1964, Robust Estimation of a Location Parameter.
+        Bloomfield and Steiger, 1983, Least Absolute Deviations (the line through two points, and what outliers do to it).
     """
     ordered = tuple(sorted(points))
     if len({p.sent for p in ordered}) < 2:
         raise ValueError("a line needs points of at least two sizes")
     if any(not (p.seconds > 0 and math.isfinite(p.seconds)) for p in ordered):
         raise ValueError("times must be finite and above 0")
-    sizes, times = np.array([p.sent for p in ordered]), np.array([p.seconds for p in ordered])
-    weights = np.ones(len(ordered))
-    alpha, beta = 0.0, 0.0
-    for _ in range(_ROUNDS):
-        before = alpha, beta
-        alpha, beta = _least_squares(sizes, times, weights)
-        off = np.abs((alpha + beta * sizes) / times - 1)
-        weights = np.minimum(1.0, _OUTLIER / np.maximum(off, 1e-12))
-        if np.allclose((alpha, beta), before, rtol=1e-9, atol=0):
-            break
-    return Fit(alpha, beta, ordered)
+    return min((Fit(alpha, beta, ordered) for alpha, beta in _lines(ordered)), key=lambda line: sum(line.each))
 
 
-def _least_squares(sizes: np.ndarray, times: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-    """Minimizes the weighted sum of squared relative errors with both terms at least 0."""
-    scale = np.sqrt(weights) / times
-    columns = np.stack([scale, scale * sizes], axis=1)
-    wanted = np.sqrt(weights)
-    # The columns differ by orders of magnitude: each to length one first.
-    length = np.linalg.norm(columns, axis=0)
-    found = np.linalg.lstsq(columns / length, wanted, rcond=None)[0] / length
-    if found.min() >= 0:
-        return float(found[0]), float(found[1])
-    alone = [max(0.0, float(c @ wanted / (c @ c))) for c in columns.T]
-    losses = [float(np.sum((columns[:, i] * alone[i] - wanted) ** 2)) for i in (0, 1)]
-    return (alone[0], 0.0) if losses[0] <= losses[1] else (0.0, alone[1])
+def _lines(points: Sequence[Point]) -> Iterator[tuple[float, float]]:
+    """Through any two points, and with either term 0 through any one."""
+    for p in points:
+        yield p.seconds, 0.0
+        yield 0.0, p.seconds / p.sent
+    for p, q in itertools.combinations(points, 2):
+        if q.sent > p.sent:
+            beta = (q.seconds - p.seconds) / (q.sent - p.sent)
+            alpha = p.seconds - beta * p.sent
+            if alpha >= 0 and beta >= 0:
+                yield alpha, beta

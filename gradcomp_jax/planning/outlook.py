@@ -11,7 +11,7 @@ from gradcomp_jax.planning.predict import (
     BASELINES,
     Prediction,
     Verdict,
-    break_even,
+    break_evens,
     predict,
     should_compress,
     speed_up,
@@ -107,7 +107,7 @@ def outlook(
     verdict = should_compress(workload, cluster, methods=methods, device=device, calibration=calibration)
     speed = device or (calibration.device if calibration else None)
     others = [p.method for p in verdict.ranking if p.method not in BASELINES]
-    even = {name: break_even(workload, cluster, name, device=speed) for name in others}
+    even = break_evens(workload, cluster, others, device=speed)
     shown = [*BASELINES, *others[:_SHOWN]]
     return Outlook(
         workload,

@@ -203,16 +203,38 @@ def break_even(
         device: see :func:`predict`.
         traffic: see :func:`predict`.
     """
+    return break_evens(workload, cluster, [method], baselines=baselines, device=device, traffic=traffic)[method]
+
+
+def break_evens(
+    workload: Workload,
+    cluster: Cluster,
+    methods: Iterable[str],
+    *,
+    baselines: Sequence[str] = BASELINES,
+    device: Device | None = None,
+    traffic: TrafficOf = look_up,
+) -> dict[str, float]:
+    """:func:`break_even` of several methods."""
 
     def step(name: str, rate: float) -> float:
         there = dataclasses.replace(cluster, outer=Link(rate, cluster.outer.latency))
         return predict(workload, there, name, device=device, traffic=traffic).step
 
-    def wins(rate: float) -> bool:
-        return step(method, rate) < min(step(name, rate) for name in baselines)
+    @functools.cache
+    def dense(rate: float) -> float:
+        return min(step(name, rate) for name in baselines)
 
+    def wins(method: str, rate: float) -> bool:
+        return step(method, rate) < dense(rate)
+
+    return {method: _last_win(functools.partial(wins, method)) for method in methods}
+
+
+def _last_win(wins: Callable[[float], bool]) -> float:
+    """The highest rate at which it does; 0 where it never does, infinity where it always does."""
     rates = [_SLOWEST * 10 ** (k / 3) for k in range(3 * round(math.log10(_FASTEST / _SLOWEST)) + 1)]
-    last = max((k for k, rate in enumerate(rates) if wins(rate)), default=None)
+    last = next((k for k in reversed(range(len(rates))) if wins(rates[k])), None)
     if last is None:
         return 0.0
     if last == len(rates) - 1:

@@ -126,7 +126,7 @@ def test_compare_writes_table_picture_and_figures(compared):
 
 def test_groups_of_methods_expand_and_repeat_nothing():
     pytest.importorskip("typer")
-    from gradcomp_jax.cli.app import _method_names
+    from gradcomp_jax.cli.compare import _method_names
 
     assert _method_names("all") == list(ALL)
     assert _method_names("ablations") == list(ABLATIONS)

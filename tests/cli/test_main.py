@@ -57,6 +57,20 @@ def test_a_missing_extra_is_one_sentence_and_exit_code_2(monkeypatch, capsys, mo
     assert "pip install 'gradcomp-jax[cli]'" in line
 
 
+def test_a_plan_imports_nothing_that_trains_or_draws():
+    # It is asked many times with other figures, and is to answer in less than two seconds.
+    pytest.importorskip("typer")
+    code = (
+        "import atexit, sys\nfrom gradcomp_jax.cli import main\n"
+        "unused = ('gradcomp_jax.experiments', 'flax', 'matplotlib', 'orbax')\n"
+        "atexit.register(lambda: print('imported:', [name for name in unused if name in sys.modules]))\n"
+        "main()"
+    )
+    result = run("plan", "--model", "resnet50", code=code)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "imported: []"
+
+
 def test_missing_scikit_learn_is_one_sentence_and_exit_code_2(tmp_path):
     pytest.importorskip("typer")
     code = (

@@ -6,8 +6,8 @@ import struct
 import numpy as np
 import pytest
 
+from gradcomp_jax._errors import MissingDataError, SettingError, UnknownNameError
 from gradcomp_jax.experiments import datasets
-from gradcomp_jax.experiments.errors import MissingDataError, SettingError, UnknownNameError
 
 FASHION = datasets.SOURCES["fashion-mnist"]
 

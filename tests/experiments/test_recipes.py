@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 
+from gradcomp_jax._errors import SettingError, UnknownNameError
 from gradcomp_jax.experiments import recipes
-from gradcomp_jax.experiments.errors import SettingError, UnknownNameError
 from gradcomp_jax.experiments.tasks import TASKS
 
 SETTINGS = TASKS["fashion-mnist"].settings

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from gradcomp_jax._errors import SettingError
 from gradcomp_jax.experiments import Listener, Trainer, train, train_with_checkpoints
-from gradcomp_jax.experiments.errors import SettingError
 from gradcomp_jax.experiments.replicas import LOOSE
 
 pytestmark = pytest.mark.xdist_group("experiments")

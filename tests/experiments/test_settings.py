@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from gradcomp_jax.experiments.errors import SettingError
+from gradcomp_jax._errors import SettingError
 from gradcomp_jax.experiments.settings import split_batch
 from gradcomp_jax.experiments.tasks import TASKS
 

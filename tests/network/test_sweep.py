@@ -50,6 +50,15 @@ def test_cells_of_one_team_follow_each_other() -> None:
     assert [cell.rate for cell in found[:2]] == [None, 1e8]
 
 
+def test_a_link_does_not_follow_one_that_holds_much_less() -> None:
+    rates, delays = [links.parse_rate(r) for r in links.RATES], [links.parse_delay(d) for d in links.DELAYS]
+    found = links.in_order(rates, delays)
+    assert set(found) == {(rate, delay) for rate in rates for delay in delays}
+    held = [delay * (rate or 1e15) for rate, delay in found]
+    assert held == sorted(held, reverse=True)
+    assert found[-4:] == [(None, 0.0), (1e9, 0.0), (1e8, 0.0), (2e7, 0.0)]
+
+
 def test_bound_is_the_longer_of_the_two() -> None:
     assert bounds.bound_s(2.0, 10**9, None) == 2.0
     assert bounds.bound_s(2.0, 10**9, 1e9) == 8.0

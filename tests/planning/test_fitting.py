@@ -53,3 +53,17 @@ def test_what_is_no_measurement_is_refused() -> None:
         fit([Point(1e3, 1.0, 1.0, 1.0)] * 3)
     with pytest.raises(ValueError, match="finite and above 0"):
         fit(points([1.0, 0.0, 1.0, 1.0, 1.0]))
+
+
+def test_a_message_that_took_next_to_nothing_does_not_bend_it() -> None:
+    # Seen on a link whose shaper lets the first bytes through at once.
+    found = fit([Point(s, t, t, t) for s, t in ((1024, 3e-5), (8192, 3.6e-3), (65536, 0.042), (524288, 0.427))])
+    # Bytes a second of the three others: 2.3, 1.6 and 1.2 million.
+    assert 1.2e6 <= 1 / found.beta <= 2.3e6
+    assert found.errors[0] < 0.3 < found.errors[1] <= 1
+
+
+def test_what_is_within_the_noise_counts_less() -> None:
+    quiet = [Point(size, 1e-3 + 1e-8 * size, *[1e-3 + 1e-8 * size] * 2) for size in (2**13, 2**16, 2**19, 2**22)]
+    noisy = fit([Point(2**10, 2e-4, 1e-4, 2e-2), *quiet])
+    assert abs(noisy.alpha / 1e-3 - 1) < 0.02

@@ -1,4 +1,4 @@
-"""Errors that a user of the experiments can cause, and can mend by reading the message."""
+"""Errors that a user of the commands can cause, and can mend by reading the message."""
 
 import difflib
 from collections.abc import Mapping

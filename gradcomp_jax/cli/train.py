@@ -1,0 +1,127 @@
+"""``gradcomp train``: one method, once."""
+
+import contextlib
+import pathlib
+from typing import Annotated
+
+import jax
+import typer
+from rich.console import Console
+
+from gradcomp_jax._errors import SettingError, look_up
+from gradcomp_jax.cli import cluster, devices, runs
+from gradcomp_jax.cli.guard import Guard
+from gradcomp_jax.cli.mistakes import user_errors
+from gradcomp_jax.cli.options import (
+    BatchOption,
+    CoordinatorOption,
+    DataDirOption,
+    DatasetOption,
+    DelayOption,
+    DensityOption,
+    DistributedOption,
+    EpochsOption,
+    EveryOption,
+    HeartbeatOption,
+    MarkdownOption,
+    MomentumOption,
+    OutOption,
+    ProcessesOption,
+    ProcessOption,
+    RateOption,
+    RealOption,
+    StepTimeoutOption,
+)
+from gradcomp_jax.cli.progress import Bar
+from gradcomp_jax.experiments import (
+    Listener,
+    RunResult,
+    Trainer,
+    count_baselines,
+    summarize,
+    task,
+    train_with_checkpoints,
+)
+from gradcomp_jax.experiments.recipes import RECIPES
+
+
+def train_command(
+    context: typer.Context,
+    method: Annotated[str, typer.Option(help=f"One of: {runs.METHODS}.")] = "dgc",
+    dataset: DatasetOption = "digits",
+    seed: Annotated[int, typer.Option(help="Of the parameters and of the order.")] = 0,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Devices that share every batch: 8, or with --distributed all there are.", show_default=False
+        ),
+    ] = None,
+    epochs: EpochsOption = None,
+    batch: BatchOption = None,
+    learning_rate: RateOption = None,
+    momentum: MomentumOption = None,
+    density: DensityOption = None,
+    delay: DelayOption = None,
+    every: EveryOption = None,
+    checkpoint: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="Save every epoch in this folder, and go on from what is there."),
+    ] = None,
+    data_dir: DataDirOption = None,
+    real_devices: RealOption = False,
+    distributed: DistributedOption = False,
+    coordinator: CoordinatorOption = None,
+    process_id: ProcessOption = None,
+    processes: ProcessesOption = None,
+    heartbeat_timeout: HeartbeatOption = 60,
+    step_timeout: StepTimeoutOption = 300,
+    out: OutOption = runs.OUT,
+    markdown: MarkdownOption = None,
+) -> None:
+    """Train one method once, with checkpoints if wanted, in one process or as one of several."""
+    console = Console()
+    with user_errors():
+        the_task = task(dataset)
+        look_up("method", method, RECIPES)
+        if distributed:
+            place = cluster.find_place(coordinator, process_id, processes)
+            cluster.join(place, heartbeat_timeout=heartbeat_timeout)
+        elif not (coordinator is None and process_id is None and processes is None):
+            raise SettingError("--coordinator, --process-id and --processes need --distributed")
+        if workers is None:
+            workers = jax.device_count() if distributed else runs.WORKERS
+        settings = runs.make_settings(the_task, workers, epochs, batch, learning_rate, momentum, density, delay, every)
+        if not (real_devices or distributed):
+            devices.simulate(workers)
+        data = runs.load_data(dataset, data_dir, settings)
+        # The results are the same in every process: one of them says what they are.
+        first = not distributed or jax.process_index() == 0
+        if first:
+            runs.make_folder(out)
+        with contextlib.ExitStack() as stack:
+            listener: Listener = stack.enter_context(Bar(Console(stderr=True), runs=1)) if first else Listener()
+            if distributed:
+                remedy = _restart(checkpoint)
+                listener = stack.enter_context(Guard(listener, step_timeout=step_timeout, remedy=remedy))
+            trainer = Trainer(method, the_task, data, settings, listener=listener)
+            baselines = count_baselines(the_task, data, settings, known=[trainer], listener=listener)
+            run = _train(trainer, seed, checkpoint, listener)
+        if not first:
+            return
+        result = summarize([run], baselines)
+        command = context.obj or "gradcomp train"
+        written = runs.write(result, out, f"train-{method}-{dataset}", command, markdown)
+    runs.show(console, result, written)
+
+
+def _train(trainer: Trainer, seed: int, checkpoint: pathlib.Path | None, listener: Listener) -> RunResult:
+    if checkpoint is None:
+        return trainer.run(seed, listener=listener)
+    return train_with_checkpoints(trainer, seed, checkpoint, listener=listener)
+
+
+def _restart(checkpoint: pathlib.Path | None) -> str:
+    """What to do when one process of several is lost."""
+    if checkpoint is None:
+        return "start all processes again (with --checkpoint FOLDER a run goes on from the last epoch saved)"
+    return f"start all processes again with --checkpoint {checkpoint}, to go on from the last epoch saved"
