@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.planning.validate import Held
 from benchmarks.sweep.bounds import CLEAR, choose
-from benchmarks.sweep.links import delay_name, rate_name
+from benchmarks.sweep.links import as_read, delay_name, rate_name
 
 MEDIAN, WORST, RIGHT = 0.15, 0.35, 0.95
 """What is asked of the errors of predicted steps, and of the share of right verdicts."""
@@ -94,7 +94,7 @@ def _fits(links: Sequence[Mapping[str, Any]]) -> list[str]:
         "| workers | link | collective | latency, ms | MB/s sent | error of the line: median, largest |",
         "|---:|---|---|---:|---:|---:|",
     ]
-    for one in links:
+    for one in sorted(links, key=lambda c: (c["workers"], as_read(c))):
         where = f"{rate_name(one['rate'])}, {delay_name(one['delay_s'])}"
         for kind, fit in one["calibration"]["fits"].items():
             rate = f"{1e-6 / fit['beta_s_per_byte']:.3g}" if fit["beta_s_per_byte"] else "-"

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax
 
 import gradcomp_jax as gc
 from benchmarks.sweep.bounds import choose
+from benchmarks.sweep.links import as_read
 from benchmarks.sweep.methods import BASELINES, METHODS, transformation
 from benchmarks.sweep.tasks import TASKS
 from gradcomp_jax.planning import Calibration, Device, Link, Workload, traffic
@@ -60,25 +62,46 @@ def held_out(cells: Sequence[Mapping[str, Any]], links: Sequence[Mapping[str, An
     """
     known = {(c["workers"], c["rate"], c["delay_s"]): Calibration.from_dict(c["calibration"]) for c in links}
     found = []
-    for cell in cells:
+    for cell in sorted(cells, key=lambda c: (c["model"], c["workers"], as_read(c))):
         link = (cell["workers"], cell["rate"], cell["delay_s"])
         if link in known:
             base = known[cell["workers"], None, 0.0]
-            predicted = {n: _predict(cell, n, known[link], base if formulas else None) for n in cell["methods"]}
+            without = _Without.of([c for c in cells if (c["model"], c["workers"]) == (cell["model"], cell["workers"])])
+            predicted = {n: _predict(cell, n, without, known[link], base if formulas else None) for n in cell["methods"]}
             measured = {n: m["step_s"] for n, m in cell["methods"].items()}
             found.append(Held(cell["key"], measured, predicted))
     return found
 
 
-def _predict(cell: Mapping[str, Any], name: str, calibration: Calibration, base: Calibration | None) -> float:
-    """A step: what it takes alone, as was measured once for the model, and the exchange."""
-    alone = {n: m["alone_s"] for n, m in cell["methods"].items()}
-    compute = alone["dense f32"]
+@dataclasses.dataclass(frozen=True)
+class _Without:
+    """What a model's step takes on so many workers at once without an exchange, whatever the links.
+
+    Attributes:
+        compute: seconds of a step without a method: the median over the times at which it was timed.
+        alone: seconds with a method's local round trip: the least, because the difference of two is what is asked.
+    """
+
+    compute: float
+    alone: dict[str, float]
+
+    @classmethod
+    def of(cls, cells: Sequence[Mapping[str, Any]]) -> "_Without":
+        names = cells[0]["methods"]
+        alone = {n: min(c["methods"][n]["alone_s"] for c in cells) for n in names}
+        return cls(statistics.median(c["nothing_s"] for c in cells), alone)
+
+
+def _predict(
+    cell: Mapping[str, Any], name: str, without: _Without, calibration: Calibration, base: Calibration | None
+) -> float:
+    """A step: what it takes without an exchange, and the exchange."""
+    compute, alone = without.compute, without.alone
     method, n = METHODS[name].name, cell["workers"]
     crossing = _traffic(cell["model"], n, name)
     workload = Workload(compute, _shapes(cell["model"]))
     # One worker's round trip; seconds, as copies at one copy a second.
-    device = Device(8 * workload.values, {method: max(0.0, alone[name] - compute)})
+    device = Device(8 * workload.values, {method: max(0.0, alone[name] - alone["dense f32"])})
     outer = Link(math.inf, 0.0)
     if base is not None:
         outer = _nominal(cell, base)

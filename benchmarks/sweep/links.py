@@ -3,7 +3,8 @@
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 UNITS = {"gbit": 1e9, "mbit": 1e6, "kbit": 1e3, "bit": 1.0}
 RATES = ("unshaped", "1Gbit", "100Mbit", "20Mbit")
@@ -68,6 +69,11 @@ def rate_name(rate: float | None) -> str:
 
 def delay_name(delay_s: float) -> str:
     return f"{1000 * delay_s:g} ms"
+
+
+def as_read(kept: Mapping[str, Any]) -> tuple[float, float]:
+    """Sorts what was kept of links as a table has it, whatever the order in which they were measured."""
+    return kept["delay_s"], -(kept["rate"] or float("inf"))
 
 
 def cells(

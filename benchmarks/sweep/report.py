@@ -5,7 +5,7 @@ from typing import Any
 
 from .bounds import steps_to, target_loss, verdict
 from .checks import checks
-from .links import delay_name, rate_name
+from .links import as_read, delay_name, rate_name
 from .tasks import TASKS
 
 START, END = "<!-- network-tables -->", "<!-- /network-tables -->"
@@ -14,9 +14,9 @@ Row = Mapping[str, Any]
 
 def markdown(results: Mapping[str, Any], command: str) -> str:
     """Everything between the markers."""
-    cells = results["cells"]
+    cells = sorted(results["cells"], key=as_read)
     lines = [f"`{command}`", "", _setting(results), "", *check_lines(cells), ""]
-    for model, workers in dict.fromkeys((c["model"], c["workers"]) for c in cells):
+    for model, workers in sorted({(c["model"], c["workers"]) for c in cells}, reverse=True):
         group = [c for c in cells if (c["model"], c["workers"]) == (model, workers)]
         first = group[0]
         lines += [f"## {TASKS[model].summary[0].upper()}{TASKS[model].summary[1:]}: {workers} workers", ""]
@@ -66,7 +66,8 @@ def _bytes(group: Sequence[Row]) -> list[str]:
         ratios = [f(r["counted"] / r["sent"] for r in rows if r["counted"] is not None) for f in (_least, _most)]
         counted = "not counted" if ratios[0] is None else f"{ratios[0]:.3f} .. {ratios[1]:.3f}"
         kinds = ", ".join(f"{count} {kind}" for kind, count in rows[0]["collectives"].items())
-        lines.append(f"| {name} | {rows[0]['sent']:,} | {kinds} | {counted} | {rows[0]['alone_s']:.3f} |")
+        alone = " .. ".join(f"{s:.3f}" for s in sorted({f(r["alone_s"] for r in rows) for f in (min, max)}))
+        lines.append(f"| {name} | {rows[0]['sent']:,} | {kinds} | {counted} | {alone} |")
     times = [c["nothing_s"] for c in group]
     lines.append(f"| no exchange | 0 | | | {min(times):.3f} .. {max(times):.3f} |")
     return lines
@@ -117,7 +118,6 @@ def _to_target(group: Sequence[Row], training: Row) -> list[str]:
     total = len(training["losses"]["dense f32"])
     lines = [f"Seconds to a training loss of {target:.3f} nats, which dense f32 has after 70% of {total} steps"]
     lines[0] += " (composed: measured steps x measured seconds a step; no warm-up of density):"
-    group = sorted(group, key=lambda c: (c["delay_s"], -(c["rate"] or float("inf"))))
     columns = [f"{rate_name(c['rate'])}, {delay_name(c['delay_s'])}" for c in group]
     lines += ["", *_head("method | steps", columns, numbers=2)]
     for name, losses in training["losses"].items():
