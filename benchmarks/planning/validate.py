@@ -67,7 +67,9 @@ def held_out(cells: Sequence[Mapping[str, Any]], links: Sequence[Mapping[str, An
         if link in known:
             base = known[cell["workers"], None, 0.0]
             without = _Without.of([c for c in cells if (c["model"], c["workers"]) == (cell["model"], cell["workers"])])
-            predicted = {n: _predict(cell, n, without, known[link], base if formulas else None) for n in cell["methods"]}
+            predicted = {
+                n: _predict(cell, n, without, known[link], base if formulas else None) for n in cell["methods"]
+            }
             measured = {n: m["step_s"] for n, m in cell["methods"].items()}
             found.append(Held(cell["key"], measured, predicted))
     return found

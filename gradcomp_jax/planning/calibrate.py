@@ -132,7 +132,7 @@ def calibrate(
         longest: seconds; sizes that would take longer, by the line through the two before, are left out. Larger ones go on as
             the last two.
         methods: whose arithmetic to time, see :func:`gradcomp_jax.planning.profile_compression`: all by default, which takes
-            about half a minute; ``()`` for none.
+            about a minute; ``()`` for none.
 
     Returns:
         Times and lines by kind.

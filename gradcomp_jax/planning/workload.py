@@ -108,7 +108,7 @@ def profile_step(
     return Workload.of(params, statistics.median(times[1:]), overlap=overlap, memory=_memory(compiled))
 
 
-def profile_compression(methods: Iterable[str] | None = None, *, values: int = 2**22, repeats: int = 5) -> Device:
+def profile_compression(methods: Iterable[str] | None = None, *, values: int = 2**24, repeats: int = 5) -> Device:
     """Times methods on this device: one worker's round trip of a matrix, in copies of it, and a copy.
 
     Rounds are interleaved. A round trip encodes, decodes and keeps what was not sent; what an owner of a share does besides is
@@ -116,7 +116,8 @@ def profile_compression(methods: Iterable[str] | None = None, *, values: int = 2
 
     Args:
         methods: names in :data:`gradcomp_jax.methods.METHODS`; all by default.
-        values: of the matrix, about.
+        values: of the matrix, about. Fewer fit into caches, and into memory that the process keeps: a copy is then faster than
+            any in a train step, and methods look slow beside it.
         repeats: rounds; medians are kept.
 
     Raises:
