@@ -1,7 +1,4 @@
-"""The command and its parts, each of which is imported when it is called.
-
-A plan takes two seconds, of which the import of all that trains would take half of one more.
-"""
+"""The command and its parts, each of which is imported when it is called: a plan does not wait for all that trains."""
 
 import importlib
 from typing import Annotated, Any
@@ -19,8 +16,9 @@ class _OnDemand(TyperGroup):
         return list(_COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        del ctx
         if cmd_name not in _COMMANDS:
+            # Typer suggests from what is there.
+            self.commands = {name: self.get_command(ctx, name) for name in _COMMANDS}
             return None
         module = importlib.import_module(f"gradcomp_jax.cli.{cmd_name}")
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -165,3 +165,10 @@ def test_methods_of_one_worker_are_refused(gradcomp):
     result = gradcomp("methods", "--workers", "1")
     assert result.exit_code == 2
     assert "workers must be at least 2, got 1" in result.stderr
+
+
+def test_a_command_that_is_close_to_one_is_suggested(gradcomp):
+    result = gradcomp("plann")
+    assert result.exit_code == 2
+    assert "No such command 'plann'" in result.stderr
+    assert "'plan'" in result.stderr
