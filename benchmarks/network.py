@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import lab
 from benchmarks.sweep import links, plot, report
+from benchmarks.sweep.measure import MOST
 from benchmarks.sweep.methods import METHODS
 from benchmarks.sweep.run import Sweep, load, pending
 from benchmarks.sweep.tasks import TASKS
@@ -28,6 +29,7 @@ QUICK = {
     "models": ["conv"],
     "methods": ["dense f32", "dense bf16", "block int4", "dgc"],
     "rounds": 2,
+    "seconds": 10.0,
 }
 FULL = {
     "rates": list(links.RATES),
@@ -35,7 +37,8 @@ FULL = {
     "workers": [2, 4],
     "models": ["conv", "lstm"],
     "methods": list(METHODS),
-    "rounds": 3,
+    "rounds": 2,
+    "seconds": 60.0,
 }
 
 
@@ -48,7 +51,8 @@ def arguments() -> argparse.Namespace:
     add("--workers", nargs="+", type=int, metavar="N")
     add("--models", nargs="+", choices=list(TASKS))
     add("--methods", nargs="+", choices=list(METHODS))
-    add("--rounds", type=int, help="timed steps of each method in a cell")
+    add("--rounds", type=int, help="timed steps of each method in a cell, at least")
+    add("--seconds", type=float, help=f"for which a cell's rounds go on, up to {MOST} of them")
     add("--train", action="store_true", help="also count the steps to a target loss, with the most workers")
     add("--json", type=Path, help="where the results are kept, cell by cell")
     add("--resume", action="store_true", help="measure only the cells that the JSON file has not")
@@ -65,8 +69,8 @@ def arguments() -> argparse.Namespace:
         parser.error(str(error))
     if options.resume and options.json is None:
         parser.error("--resume needs --json")
-    if min(options.workers) < 2 or options.rounds < 2:
-        parser.error("--workers and --rounds are 2 or more")
+    if min(options.workers) < 2 or not 2 <= options.rounds <= MOST:
+        parser.error(f"--workers is 2 or more, and --rounds is 2 to {MOST}")
     return options
 
 
@@ -84,7 +88,9 @@ def main() -> None:
     if options.train:
         most = max(options.workers)
         train = [(m, most) for m in options.models if not (options.resume and m in results["training"])]
-    Sweep(results, options.json, options.methods, rounds=options.rounds, shaped=missing is None).run(cells, train)
+    shaped = missing is None
+    sweep = Sweep(results, options.json, options.methods, rounds=options.rounds, seconds=options.seconds, shaped=shaped)
+    sweep.run(cells, train)
     print("\n" + "\n".join(report.check_lines(results["cells"])) + "\n")
     for cell in results["cells"]:
         print(f"{cell['key']}: {report.verdict(cell)}")

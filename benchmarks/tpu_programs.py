@@ -42,7 +42,7 @@ class Topology:
 
     def mesh(self) -> Mesh:
         """All chips along one axis, or those of each slice along the second of two."""
-        devices = _devices(self)
+        devices = compiler_devices(self.name, self.slices)
         if self.slices == 1:
             return Mesh(np.array(devices), self.axes)
         ordered = sorted(devices, key=lambda d: (d.slice_index, d.id))
@@ -63,13 +63,16 @@ def available() -> bool:
 
 
 @functools.cache
-def _devices(topology: Topology) -> list[Any]:
+def compiler_devices(name: str, slices: int = 1) -> list[Any]:
+    """The chips of a topology as the compiler describes them, which nobody has to have."""
     from jax.experimental import topologies
 
     # Without it libtpu asks a metadata server for the machine's place in a pod and waits for an answer.
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
-    several = {} if topology.slices == 1 else {"num_slices": topology.slices}
-    return list(topologies.get_topology_desc(platform="tpu", topology_name=topology.name, **several).devices)
+    # Without it a second process is refused the library: there might be a chip that only one can hold.
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
+    several = {} if slices == 1 else {"num_slices": slices}
+    return list(topologies.get_topology_desc(platform="tpu", topology_name=name, **several).devices)
 
 
 WIDTH, HIDDEN, BLOCKS, CLASSES = 512, 1024, 1, 256

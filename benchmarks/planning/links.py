@@ -11,7 +11,8 @@ from benchmarks.sweep.links import delay_name, in_order, rate_name
 from benchmarks.sweep.team import Team
 
 KINDS = ("all-reduce", "all-gather", "all-to-all")
-LONGEST = 4.0  # seconds of one collective
+LONGEST = 4.0  # seconds of one collective, and of a size's repeats
+REPEATS = 5
 
 
 def measure(path: Path, rates: Sequence[float | None], delays: Sequence[float], workers: Sequence[int]) -> None:
@@ -27,7 +28,7 @@ def measure(path: Path, rates: Sequence[float | None], delays: Sequence[float], 
             for rate, delay in wanted:
                 net.shape(rate, delay)
                 start = time.monotonic()
-                found = team.order("calibrate", {"kinds": KINDS, "longest": LONGEST})[0]
+                found = team.order("calibrate", {"kinds": KINDS, "longest": LONGEST, "repeats": REPEATS})[0]
                 results["links"].append({"workers": n, "rate": rate, "delay_s": delay, "calibration": found})
                 path.write_text(json.dumps(results, indent=1) + "\n")
                 lines = ", ".join(

@@ -1,6 +1,7 @@
 """One cell: rounds of interleaved steps, and what the interfaces counted meanwhile."""
 
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ from .team import Team
 
 LONG_S = 5.0
 """Beyond this, by bytes over rate, a step is taken twice and without one to warm up: it has the time to settle."""
+
+MOST = 9
+"""Timed rounds of a cell whose steps are short."""
 
 Counts = tuple[int, int]
 """Of one worker: bytes that its interfaces have sent, and segments that its TCP has sent once more."""
@@ -54,6 +58,7 @@ def measure(
     clock: Clock,
     *,
     rounds: int,
+    seconds: float,
 ) -> dict[str, Any]:
     """What a step takes in this cell with every method of ``facts``, and without an exchange.
 
@@ -64,14 +69,18 @@ def measure(
         facts: by method, what its program says.
         alone: of :func:`compression`.
         clock: of the team.
-        rounds: timed steps of each method.
+        rounds: timed steps of each method, at least.
+        seconds: for which rounds go on, up to :data:`MOST`: short steps vary the most.
     """
     if net is not None:
         net.shape(cell.rate, cell.delay_s)
     long = {name: 8 * f["sent"] / (cell.rate or 1e15) > LONG_S for name, f in facts.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in (NOTHING, *facts)}
+    taken: dict[str, list[float]] = {name: [] for name in (NOTHING, *facts)}
     counted: dict[str, list[list[Counts]]] = {name: [] for name in facts}
-    for turn in range(rounds + 1):
+    start = time.monotonic()
+    for turn in range(MOST + 1):
+        if turn > rounds and time.monotonic() - start > seconds:
+            break
         for name in (NOTHING, *facts):
             if long.get(name) and not 1 <= turn <= 2:
                 continue
@@ -79,12 +88,12 @@ def measure(
             step = team.step(name, clock.next(), alone=name == NOTHING)
             if turn == 0:
                 continue
-            seconds[name].append(step.seconds)
+            taken[name].append(step.seconds)
             if name != NOTHING:
                 after = _counts(net)
                 counted[name].append([(b[0] - a[0], b[1] - a[1]) for a, b in zip(before, after, strict=True)])
     team.release()
-    nothing = statistics.median(seconds[NOTHING])
+    nothing = statistics.median(taken[NOTHING])
     return {
         "key": cell.key,
         "model": cell.model,
@@ -94,8 +103,8 @@ def measure(
         "values": team.facts["values"],
         "source": team.facts["source"],
         "nothing_s": nothing,
-        "nothing_range_s": [min(seconds[NOTHING]), max(seconds[NOTHING])],
-        "methods": {name: _row(cell, facts[name], seconds[name], counted[name], alone[name]) for name in facts},
+        "nothing_range_s": [min(taken[NOTHING]), max(taken[NOTHING])],
+        "methods": {name: _row(cell, facts[name], taken[name], counted[name], alone[name]) for name in facts},
     }
 
 

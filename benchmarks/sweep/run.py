@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks import lab
 
 from .links import Cell
-from .measure import Clock, compression, measure
+from .measure import MOST, Clock, compression, measure
 from .methods import NOTHING
 from .tasks import TASKS
 from .team import Team
@@ -39,12 +39,23 @@ class Sweep:
         results: is added to.
         path: of the JSON file, or ``None``.
         names: of the methods.
-        rounds: timed steps of each method in a cell.
+        rounds: timed steps of each method in a cell, at least.
+        seconds: for which a cell's rounds go on, see :func:`measure`.
         shaped: whether there are namespaces.
     """
 
-    def __init__(self, results: Results, path: Path | None, names: Sequence[str], *, rounds: int, shaped: bool) -> None:
-        self._results, self._path, self._names, self._rounds, self._shaped = results, path, names, rounds, shaped
+    def __init__(
+        self,
+        results: Results,
+        path: Path | None,
+        names: Sequence[str],
+        *,
+        rounds: int,
+        seconds: float,
+        shaped: bool,
+    ) -> None:
+        self._results, self._path, self._names, self._shaped = results, path, names, shaped
+        self._rounds, self._seconds = rounds, seconds
         self._started = time.monotonic()
 
     def run(self, cells: Sequence[Cell], train: Sequence[tuple[str, int]]) -> None:
@@ -73,7 +84,7 @@ class Sweep:
         alone = compression(team, self._names, clock)
         for index, cell in enumerate(cells):
             start = time.monotonic()
-            found = measure(cell, team, net, facts, alone, clock, rounds=self._rounds)
+            found = measure(cell, team, net, facts, alone, clock, rounds=self._rounds, seconds=self._seconds)
             kept = [c for c in self._results["cells"] if c["key"] != cell.key]
             self._results["cells"] = [*kept, found]
             self._save()
@@ -84,11 +95,11 @@ class Sweep:
             self._say(f"  {cell.key}: {took:.0f} s; {times} s; this group needs about {left / 60:.1f} min more")
 
     def _guess(self, cell: Cell, found: Results, facts: dict[str, Any]) -> float:
-        rounds = self._rounds + 1
         wire = sum(8 * f["sent"] / cell.rate for f in facts.values()) if cell.rate else 0.0
         # A collective of N workers takes about four delays for each of its rounds.
         waits = 4 * cell.delay_s * sum(sum(f["collectives"].values()) for f in facts.values()) * (cell.workers - 1)
-        return rounds * (wire + waits + (len(facts) + 1) * found["nothing_s"] * 1.3)
+        once = wire + waits + (len(facts) + 1) * found["nothing_s"] * 1.3
+        return once * (1 + min(MOST, max(self._rounds, 1 + self._seconds / once)))
 
     def _train(self, team: Team, model: str) -> None:
         losses = {}

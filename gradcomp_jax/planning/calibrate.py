@@ -23,8 +23,8 @@ from gradcomp_jax.planning.fitting import Fit, Point, fit
 from gradcomp_jax.planning.workload import Device, profile_compression
 
 KINDS = ("all-reduce", "all-gather", "all-to-all", "collective-permute")
-SIZES = tuple(2**k for k in range(10, 26, 3))
-"""Bytes that one device sends: 1 KiB to 32 MiB."""
+SIZES = tuple(2**k for k in (10, 13, 16, *range(18, 26)))
+"""Bytes that one device sends: 1 KiB to 32 MiB, from 256 KiB on twice as many each: there windows open and protocols change."""
 
 _MORE = 2  # repetitions within a program, beyond the first
 
@@ -128,7 +128,7 @@ def calibrate(
         axis_name: along which gradients are exchanged; along the others, every line of devices does the same at once.
         kinds: of :data:`KINDS`.
         sizes: bytes that one device sends in a collective, ascending.
-        repeats: of each measurement, fewer where they would take more than three times ``longest`` in all; medians are kept.
+        repeats: of each measurement, none after those that have taken ``longest`` in all; medians are kept.
         longest: seconds; sizes that would take longer, by the line through the two before, are left out. Larger ones go on as
             the last two.
         methods: whose arithmetic to time, see :func:`gradcomp_jax.planning.profile_compression`: all by default, which takes
@@ -170,7 +170,7 @@ def _points(mesh: Mesh, axis: str, kind: str, sizes: Sequence[int], repeats: int
             once.append(_timed(run, 1))
             more.append(_timed(run, 1 + _MORE))
             # Slow ones vary little; all processes must agree on how many there are.
-            if _slowest(mesh, [sum(once) + sum(more)])[0] > 3 * longest:
+            if _slowest(mesh, [sum(once) + sum(more)])[0] > longest:
                 break
         each = _slowest(mesh, [max((b - a) / _MORE, 1e-7) for a, b in zip(once, more, strict=True)])
         points.append(Point(sent, statistics.median(each), min(each), max(each)))

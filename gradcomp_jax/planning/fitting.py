@@ -64,11 +64,16 @@ class Fit:
         return [abs(self.line(p.sent) - p.seconds) / max(self.line(p.sent), p.known) for p in self.points]
 
     def _slope(self) -> float:
-        """Seconds a byte beyond the largest size: that of the last two sizes, which have the widest windows."""
+        """Seconds a byte beyond the largest size: that of the last two sizes, which have the widest windows.
+
+        No more than from the first size to the last: where a protocol changes between the last two, they lie apart by more
+        than what they send, and two messages take no longer than twice as long as one.
+        """
         if len(self.points) < 2:
             return self.beta
-        before, last = self.points[-2:]
-        return max(0.0, (last.seconds - before.seconds) / (last.sent - before.sent))
+        first, before, last = self.points[0], *self.points[-2:]
+        rises = ((last.seconds - p.seconds) / (last.sent - p.sent) for p in (first, before))
+        return max(0.0, min(rises))
 
 
 def fit(points: Sequence[Point]) -> Fit:

@@ -67,3 +67,9 @@ def test_what_is_within_the_noise_counts_less() -> None:
     quiet = [Point(size, 1e-3 + 1e-8 * size, *[1e-3 + 1e-8 * size] * 2) for size in (2**13, 2**16, 2**19, 2**22)]
     noisy = fit([Point(2**10, 2e-4, 1e-4, 2e-2), *quiet])
     assert abs(noisy.alpha / 1e-3 - 1) < 0.02
+
+
+def test_a_protocol_that_changes_at_the_last_size_is_not_taken_for_a_rate() -> None:
+    """From some size on an exchange no longer sends and receives at once; more bytes still take no more than their share."""
+    found = fit([Point(s, t, t, t) for s, t in ((1e3, 1e-3), (1e6, 1.0), (2e6, 2.0), (4e6, 8.0))])
+    assert found.seconds(8e6) == pytest.approx(16.0, rel=1e-2)

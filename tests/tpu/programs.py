@@ -6,8 +6,6 @@ from benchmarks import tpu_programs as tpu
 
 needs_compiler = [
     pytest.mark.tpu,
-    # One process at a time may hold the compiler.
-    pytest.mark.xdist_group("tpu"),
     pytest.mark.skipif(not tpu.available(), reason="libtpu is not installed: pip install '.[tpu]'"),
 ]
 
@@ -20,7 +18,10 @@ QUICK = ("dense", "dgc", "terngrad", "block_quantized")
 def methods(topology: str) -> list:
     """Every registered method on a topology; all but a few are slow."""
     quick = QUICK if topology in (ONE_SLICE[0], SLICED) else ()
-    return [
-        pytest.param(name, topology, marks=() if name in quick else pytest.mark.slow, id=f"{name}-{topology}")
-        for name in tpu.METHODS
-    ]
+
+    def case(name: str):
+        # A program is compiled once for all tests of it.
+        marks = [pytest.mark.xdist_group(f"{name} {topology}")] + ([] if name in quick else [pytest.mark.slow])
+        return pytest.param(name, topology, marks=marks, id=f"{name}-{topology}")
+
+    return [case(name) for name in tpu.METHODS]

@@ -1,8 +1,5 @@
 """The real TPU compiler, without a TPU: memory passes of the hot path. Needs libtpu (the extra ``tpu``)."""
 
-import importlib.util
-import os
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,14 +7,11 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import gradcomp_jax as gc
+from benchmarks import tpu_programs as tpu
 
-pytestmark = [
-    pytest.mark.tpu,
-    pytest.mark.xdist_group("tpu"),
-    pytest.mark.skipif(
-        importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed: pip install '.[tpu]'"
-    ),
-]
+from .programs import needs_compiler
+
+pytestmark = needs_compiler
 
 # 2**25 entries. An array below 128 MiB may be moved through VMEM, which the compiler's count adds to the passes over HBM.
 SHAPE = (2**15, 1024)
@@ -26,11 +20,7 @@ GRADIENT = 4 * SHAPE[0] * SHAPE[1]
 
 @pytest.fixture(scope="module")
 def one_device() -> NamedSharding:
-    from jax.experimental import topologies
-
-    # Without it libtpu asks a metadata server for the machine's place in a pod and waits for an answer.
-    os.environ["TPU_SKIP_MDS_QUERY"] = "1"
-    devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+    devices = tpu.compiler_devices("v5e:2x2")
     return NamedSharding(Mesh(np.array(devices[:1]), ("one",)), PartitionSpec())
 
 
