@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from benchmarks import lab
-from benchmarks.sweep import bounds, checks, links, methods, report, run, tasks
+from benchmarks.sweep import bounds, checks, links, measure, methods, report, run, tasks
+from benchmarks.sweep.team import Step
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -87,6 +88,34 @@ def test_steps_to_a_target() -> None:
     # The dense run reaches its own target, and not before the end of the window that it was taken from.
     target = bounds.target_loss(losses, window=2)
     assert bounds.steps_to(losses, target, window=2) == 7
+
+
+class Pretended:
+    """Workers whose every step takes as long as they are told."""
+
+    workers = 2
+
+    def __init__(self, seconds: float) -> None:
+        self._step = Step(seconds, 0.0)
+        self.facts = {"values": 10, "source": "none"}
+
+    def step(self, name: str, number: int, *, alone: bool = False) -> Step:
+        return self._step
+
+    def release(self) -> None: ...
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(0.0, 3), (1e6, measure.MOST)])
+def test_rounds_go_on_while_there_is_time(seconds: float, steps: int) -> None:
+    fact = {"sent": 10, "received": 10, "collectives": {"all-reduce": 1}}
+    # Of the second, the bytes alone take more than five seconds.
+    facts = {"dgc": fact, "dense f32": fact | {"sent": 10**9}}
+    link = links.Cell("lstm", 2, 1e6, 0.0)
+    found = measure.measure(
+        link, Pretended(0.5), None, facts, {"dgc": 0.1, "dense f32": 0.1}, measure.Clock(), rounds=3, seconds=seconds
+    )
+    assert {name: row["steps"] for name, row in found["methods"].items()} == {"dgc": steps, "dense f32": 2}
+    assert found["nothing_s"] == 0.5
 
 
 def cell(rate: float | None = 1e8, *, values: int = 13_000_000, **step_s: float) -> dict:
