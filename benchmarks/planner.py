@@ -3,8 +3,8 @@
     python benchmarks/planner.py --calibrate --markdown docs/planner.md
 
 The links are those of benchmarks/network.py, emulated between real processes (root on Linux); --calibrate runs a few
-collectives over each that planner.json has not. Without it nothing is run. --record reads all methods' programs anew, and times
-their arithmetic on this machine.
+collectives over each that planner.json has not, with pauses as long as the measured models compute. Without it nothing is
+run. --record reads all methods' programs anew, and times their arithmetic on this machine.
 """
 
 import argparse
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import lab
 from benchmarks.planning import claims, links, report
-from benchmarks.planning.validate import held_out
+from benchmarks.planning.validate import compute_times, held_out
 from benchmarks.sweep.links import DELAYS, RATES, parse_delay, parse_rate
 from benchmarks.sweep.report import insert
 from gradcomp_jax.planning import profile_compression, traffic
@@ -49,7 +49,8 @@ def main() -> None:
         if missing is not None:
             parser.error(f"links cannot be shaped here: {missing}")
         rates, delays = [parse_rate(r) for r in options.rates], [parse_delay(d) for d in options.delays]
-        links.measure(options.json, rates, delays, options.workers)
+        computing = compute_times(json.loads(options.network.read_text())["cells"])
+        links.measure(options.json, rates, delays, {k: t for k, t in computing.items() if k[1] in options.workers})
     command = "python " + " ".join([os.path.relpath(sys.argv[0]), *sys.argv[1:]])
     found = "\n".join(claims.table()) + "\n"
     print(found)

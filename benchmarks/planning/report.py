@@ -91,13 +91,16 @@ def _verdicts(held: Sequence[Held]) -> list[str]:
 
 def _fits(links: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [
-        "| workers | link | collective | latency, ms | MB/s sent | error of the line: median, largest |",
-        "|---:|---|---|---:|---:|---:|",
+        "| workers | link | pauses, ms | collective | latency, ms | MB/s sent | error of the line: median, largest |",
+        "|---:|---|---:|---|---:|---:|---:|",
     ]
-    for one in sorted(links, key=lambda c: (c["workers"], as_read(c))):
+    for one in sorted(links, key=lambda c: (c["workers"], as_read(c), c["pause_s"])):
         where = f"{rate_name(one['rate'])}, {delay_name(one['delay_s'])}"
         for kind, fit in one["calibration"]["fits"].items():
             rate = f"{1e-6 / fit['beta_s_per_byte']:.3g}" if fit["beta_s_per_byte"] else "-"
             off = f"{100 * fit['median_error']:.0f}%, {100 * fit['worst_error']:.0f}%"
-            lines.append(f"| {one['workers']} | {where} | {kind} | {1e3 * fit['alpha_s']:.3g} | {rate} | {off} |")
+            pause = f"{1e3 * one['pause_s']:.0f}"
+            lines.append(
+                f"| {one['workers']} | {where} | {pause} | {kind} | {1e3 * fit['alpha_s']:.3g} | {rate} | {off} |"
+            )
     return lines

@@ -60,13 +60,19 @@ def held_out(cells: Sequence[Mapping[str, Any]], links: Sequence[Mapping[str, An
         formulas: use the link's rate and delay and the formulas of collectives in place of its calibration; a link without
             a rate or a delay has those of the calibrated link without both.
     """
-    known = {(c["workers"], c["rate"], c["delay_s"]): Calibration.from_dict(c["calibration"]) for c in links}
-    found = []
+    known = {
+        (c["model"], c["workers"], c["rate"], c["delay_s"]): Calibration.from_dict(c["calibration"]) for c in links
+    }
+    computing, found = compute_times(cells), []
     for cell in sorted(cells, key=lambda c: (c["model"], c["workers"], as_read(c))):
-        link = (cell["workers"], cell["rate"], cell["delay_s"])
+        team = (cell["model"], cell["workers"])
+        link = (*team, cell["rate"], cell["delay_s"])
         if link in known:
-            base = known[cell["workers"], None, 0.0]
-            without = _Without.of([c for c in cells if (c["model"], c["workers"]) == (cell["model"], cell["workers"])])
+            base = known[*team, None, 0.0]
+            alike = [c for c in cells if (c["model"], c["workers"]) == team]
+            # The least, because the difference of two is what is asked.
+            alone = {n: min(c["methods"][n]["alone_s"] for c in alike) for n in cell["methods"]}
+            without = _Without(computing[team], alone)
             predicted = {
                 n: _predict(cell, n, without, known[link], base if formulas else None) for n in cell["methods"]
             }
@@ -75,23 +81,25 @@ def held_out(cells: Sequence[Mapping[str, Any]], links: Sequence[Mapping[str, An
     return found
 
 
+def compute_times(cells: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], float]:
+    """Seconds of a step without a method, by model and workers: the median over the times at which it was timed."""
+    times: dict[tuple[str, int], list[float]] = {}
+    for c in cells:
+        times.setdefault((c["model"], c["workers"]), []).append(c["nothing_s"])
+    return {team: statistics.median(found) for team, found in times.items()}
+
+
 @dataclasses.dataclass(frozen=True)
 class _Without:
     """What a model's step takes on so many workers at once without an exchange, whatever the links.
 
     Attributes:
-        compute: seconds of a step without a method: the median over the times at which it was timed.
-        alone: seconds with a method's local round trip: the least, because the difference of two is what is asked.
+        compute: seconds of a step without a method.
+        alone: seconds with a method's local round trip.
     """
 
     compute: float
     alone: dict[str, float]
-
-    @classmethod
-    def of(cls, cells: Sequence[Mapping[str, Any]]) -> "_Without":
-        names = cells[0]["methods"]
-        alone = {n: min(c["methods"][n]["alone_s"] for c in cells) for n in names}
-        return cls(statistics.median(c["nothing_s"] for c in cells), alone)
 
 
 def _predict(

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -25,8 +26,6 @@ from gradcomp_jax.planning.workload import Device, profile_compression
 KINDS = ("all-reduce", "all-gather", "all-to-all", "collective-permute")
 SIZES = tuple(2**k for k in (10, 13, 16, *range(18, 26)))
 """Bytes that one device sends: 1 KiB to 32 MiB, from 256 KiB on twice as many each: there windows open and protocols change."""
-
-_MORE = 2  # repetitions within a program, beyond the first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,22 +114,25 @@ def calibrate(
     sizes: Sequence[int] = SIZES,
     repeats: int = 3,
     longest: float = 1.0,
+    pause: float = 0.1,
     methods: Iterable[str] | None = None,
 ) -> Calibration:
     """Measures what collectives take along an axis, with a few of them, and how fast a device compresses.
 
-    A program runs a collective once, and three times in a row; half of the difference is what one takes when the last has
-    ended, free of what it takes to start a program and of workers that do not start together. All processes take the slowest
-    worker's times, so they all have the same calibration. Every process of ``mesh`` must call it.
+    All devices pause, as a step computes between two exchanges; then they run a program without the collective, and at once
+    the same program with it: the difference is the collective's. Without pauses a collective meets in the links' queues what
+    the last one has left there, and TCP's windows never close again. What one worker waits for another, that one has less to
+    wait: the mean over all processes counts, and all have the same calibration. Every process of ``mesh`` must call it.
 
     Args:
         mesh: of all devices.
         axis_name: along which gradients are exchanged; along the others, every line of devices does the same at once.
         kinds: of :data:`KINDS`.
         sizes: bytes that one device sends in a collective, ascending.
-        repeats: of each measurement, none after those that have taken ``longest`` in all; medians are kept.
-        longest: seconds; sizes that would take longer, by the line through the two before, are left out. Larger ones go on as
-            the last two.
+        repeats: of each measurement, fewer where they would take longer than ``longest`` in all; medians are kept.
+        longest: seconds; sizes that would take longer, by the two before, are left out.
+        pause: seconds before each collective. Best the computation of your step: a connection that has been silent for longer
+            than its timeout, some 200 ms and a round trip, starts slowly again, which over long links is most of what it takes.
         methods: whose arithmetic to time, see :func:`gradcomp_jax.planning.profile_compression`: all by default, which takes
             about a minute; ``()`` for none.
 
@@ -138,14 +140,16 @@ def calibrate(
         Times and lines by kind.
 
     Raises:
-        ValueError: for an axis that the mesh does not have, or of one device; for fewer than two sizes, unknown kinds, or
-            ``repeats`` below 1.
+        ValueError: for an axis that the mesh does not have, or of one device; for fewer than two sizes, unknown kinds,
+            ``repeats`` below 1, or a pause below 0.
 
     References:
         Hockney, 1994, The communication challenge for MPP (latency and bandwidth from times of messages of many sizes).
     """
     _checks.one_of("axis_name", axis_name, mesh.axis_names)
     _checks.positive_int("repeats", repeats)
+    if not (pause >= 0 and math.isfinite(pause)):
+        raise ValueError(f"pause must be seconds of at least 0, got {pause}")
     workers = mesh.shape[axis_name]
     if workers < 2:
         raise ValueError(f"axis {axis_name!r} has one device, which sends nothing: calibrate an axis of at least 2")
@@ -153,26 +157,31 @@ def calibrate(
         raise ValueError(f"sizes must be at least two, for a line, got {list(sizes)}")
     for kind in kinds:
         _checks.one_of("kind", kind, KINDS)
-    fits = {kind: fit(_points(mesh, axis_name, kind, sorted(set(sizes)), repeats, longest)) for kind in kinds}
+    each = functools.partial(_points, mesh, axis_name, sorted(set(sizes)), repeats, longest, pause)
+    fits = {kind: fit(each(kind)) for kind in kinds}
     names = METHODS if methods is None else tuple(methods)
     return Calibration(workers, fits, profile_compression(names) if names else None)
 
 
-def _points(mesh: Mesh, axis: str, kind: str, sizes: Sequence[int], repeats: int, longest: float) -> list[Point]:
+def _points(
+    mesh: Mesh, axis: str, sizes: Sequence[int], repeats: int, longest: float, pause: float, kind: str
+) -> list[Point]:
     points: list[Point] = []
     for size in sizes:
-        if len(points) > 1 and fit(points).seconds(size) > longest:
+        # By what all have found before: all processes must agree on what they run.
+        expected = fit(points).seconds(size) if len(points) > 1 else 0.0
+        if expected > longest:
             break
+        count = repeats if pause + expected == 0 else min(repeats, max(1, round(longest / (pause + expected))))
         run, sent = _program(mesh, axis, kind, size)
+        # It compiles, and what the network keeps from a step to the next is there.
         run(1)
-        once, more = [], []
-        for _ in range(repeats):
-            once.append(_timed(run, 1))
-            more.append(_timed(run, 1 + _MORE))
-            # Slow ones vary little; all processes must agree on how many there are.
-            if _slowest(mesh, [sum(once) + sum(more)])[0] > longest:
-                break
-        each = _slowest(mesh, [max((b - a) / _MORE, 1e-7) for a, b in zip(once, more, strict=True)])
+        taken = []
+        for _ in range(count):
+            time.sleep(pause)
+            without = _timed(run, 0)
+            taken.append(_timed(run, 1) - without)
+        each = [max(t, 1e-7) for t in _mean(mesh, taken)]
         points.append(Point(sent, statistics.median(each), min(each), max(each)))
     return points
 
@@ -235,21 +244,21 @@ def _timed(run: Callable[[int], Any], count: int) -> float:
     return time.perf_counter() - start
 
 
-def _slowest(mesh: Mesh, seconds: Sequence[float]) -> list[float]:
-    """The largest of all devices' processes, entry by entry, the same in every process."""
+def _mean(mesh: Mesh, seconds: Sequence[float]) -> list[float]:
+    """Of all devices' processes, entry by entry, the same in every process."""
     every = PartitionSpec(mesh.axis_names)
     sharding = NamedSharding(mesh, every)
     own = np.asarray(seconds, np.float32)[None]
     shape = (mesh.size, own.shape[1])
     rows = jax.make_array_from_callback(shape, sharding, lambda index: np.broadcast_to(own, (1, own.shape[1])))
-    largest = jax.shard_map(
-        lambda row: lax.pmax(row, mesh.axis_names),
+    mean = jax.shard_map(
+        lambda row: lax.pmean(row, mesh.axis_names),
         mesh=mesh,
         in_specs=every,
         out_specs=PartitionSpec(),
         check_vma=False,
     )
-    found = jax.jit(largest)(rows)
+    found = jax.jit(mean)(rows)
     return [float(t) for t in np.asarray(found.addressable_data(0))[0]]
 
 
