@@ -120,9 +120,9 @@ def calibrate(
     """Measures what collectives take along an axis, with a few of them, and how fast a device compresses.
 
     All devices pause, as a step computes between two exchanges; then they run a program without the collective, and at once
-    the same program with it: the difference is the collective's. Without pauses a collective meets in the links' queues what
-    the last one has left there, and TCP's windows never close again. What one worker waits for another, that one has less to
-    wait: the mean over all processes counts, and all have the same calibration. Every process of ``mesh`` must call it.
+    the same program with it: the difference is the collective's. Without pauses it meets in the links' queues what the last one
+    has left there. What one worker waits for another, that one has less to wait: the mean over all processes counts, and
+    all have the same calibration. Every process of ``mesh`` must call it.
 
     Args:
         mesh: of all devices.
@@ -131,8 +131,8 @@ def calibrate(
         sizes: bytes that one device sends in a collective, ascending.
         repeats: of each measurement, fewer where they would take longer than ``longest`` in all; medians are kept.
         longest: seconds; sizes that would take longer, by the two before, are left out.
-        pause: seconds before each collective. Best the computation of your step: a connection that has been silent for longer
-            than its timeout, some 200 ms and a round trip, starts slowly again, which over long links is most of what it takes.
+        pause: seconds before each collective. Best as long as your step computes: TCP, where ``tcp_slow_start_after_idle`` is on,
+            starts slowly again on a connection that has been silent for longer than its timeout, some 200 ms and a round trip.
         methods: whose arithmetic to time, see :func:`gradcomp_jax.planning.profile_compression`: all by default, which takes
             about a minute; ``()`` for none.
 

@@ -1,6 +1,8 @@
 """Calibration on simulated devices: that it runs, agrees, and survives a file. Its times say nothing here."""
 
+import importlib
 import json
+import types
 
 import jax
 import numpy as np
@@ -32,6 +34,18 @@ def test_every_kind_is_measured(found) -> None:
         assert found.seconds(kind, 2**12) > 0
     assert found.seconds("reduce-scatter", 2**12) == found.seconds("all-to-all", 2**12)
     assert set(found.device.copies) == {"dense", "terngrad"} and found.device.copy_rate > 0
+
+
+@pytest.mark.parametrize(("longest", "times"), [(1e3, 3), (0.4, 2), (1e-3, 1)])
+def test_a_pause_before_each_collective_and_fewer_where_they_take_long(mesh, monkeypatch, longest, times) -> None:
+    paused: list[float] = []
+    # The clock stands still, so every collective takes the least time there is, whatever this machine is doing.
+    clock = types.SimpleNamespace(sleep=paused.append, perf_counter=lambda: 0.0)
+    monkeypatch.setattr(importlib.import_module("gradcomp_jax.planning.calibrate"), "time", clock)
+    calibrate(
+        mesh, axis_name="data", kinds=["all-reduce"], sizes=SIZES, repeats=3, longest=longest, pause=0.2, methods=()
+    )
+    assert paused == [0.2] * times * len(SIZES)
 
 
 def test_a_file_holds_all_of_it(found, tmp_path) -> None:
@@ -87,6 +101,8 @@ def test_bad_input_is_named(mesh, tmp_path) -> None:
         calibrate(mesh, axis_name="data", kinds=["all_reduce"])
     with pytest.raises(ValueError, match="method must be one of"):
         calibrate(mesh, axis_name="data", sizes=SIZES, kinds=["all-reduce"], methods=["terngard"])
+    with pytest.raises(ValueError, match="pause must be seconds of at least 0, got -1"):
+        calibrate(mesh, axis_name="data", pause=-1)
     alone = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
     with pytest.raises(ValueError, match="has one device"):
         calibrate(alone, axis_name="data")
