@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.planning.validate import Held
+from benchmarks.planning.validate import NEAR, Held
 from benchmarks.sweep.bounds import CLEAR, choose
 from benchmarks.sweep.links import as_read, delay_name, rate_name
 
@@ -17,6 +17,7 @@ def checks(held: Sequence[Held]) -> list[tuple[str, bool, str]]:
     off = sorted(abs(e) for one in held for e in one.errors.values())
     worst = max(((abs(e), one.key, n) for one in held for n, e in one.errors.items()), default=(0.0, "", ""))
     right = sum(one.right for one in held)
+    near = sum(one.slower <= NEAR for one in held)
     middle = statistics.median(off)
     over = sum(e > WORST for e in off)
     return [
@@ -30,6 +31,11 @@ def checks(held: Sequence[Held]) -> list[tuple[str, bool, str]]:
             f"verdict right in at least {100 * RIGHT:.0f}% of the cells",
             right >= RIGHT * len(held),
             f"{right} of {len(held)}",
+        ),
+        (
+            f"plan's choice at most {100 * (NEAR - 1):.0f}% slower than the fastest in as many",
+            near >= RIGHT * len(held),
+            f"{near} of {len(held)}",
         ),
     ]
 
@@ -83,9 +89,8 @@ def _by_link(held: Sequence[Held]) -> list[str]:
 def _verdicts(held: Sequence[Held]) -> list[str]:
     lines = ["| cell | plan | measured | plan's choice / fastest | |", "|---|---|---|---:|---|"]
     for one in held:
-        ratio = one.measured[one.choice] / min(one.measured.values())
         words = "right" if one.right else "**wrong**"
-        lines.append(f"| {one.key} | {one.choice} | {choose(one.measured)} | {ratio:.2f} | {words} |")
+        lines.append(f"| {one.key} | {one.choice} | {choose(one.measured)} | {one.slower:.2f} | {words} |")
     return lines
 
 

@@ -1,11 +1,17 @@
 """The planner's page: its example runs, and the claims are what the benchmark prints."""
 
+import json
 from pathlib import Path
 
-from benchmarks.planning import claims
+import pytest
+
+from benchmarks.planning import claims, report
+from benchmarks.planning.validate import held_out
 from tests.docs.test_method_pages import python_blocks, run
 
-PAGE = (Path(__file__).parents[2] / "docs" / "planner.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "planner.md").read_text(encoding="utf-8")
+RESULTS = DOCS / "results"
 
 
 def test_the_example_runs() -> None:
@@ -15,3 +21,13 @@ def test_the_example_runs() -> None:
 
 def test_the_claims_are_those_of_the_benchmark() -> None:
     assert "\n".join(claims.table()) in PAGE
+
+
+@pytest.mark.slow
+def test_the_errors_and_verdicts_are_those_of_the_benchmark() -> None:
+    """Of the programs as they are now: who changes what a method sends writes the page again."""
+    results, cells = (json.loads((RESULTS / name).read_text()) for name in ("planner.json", "network.json"))
+    held, formulas = (held_out(cells["cells"], results["links"], formulas=f) for f in (False, True))
+    # Without the line of the command.
+    found = report.markdown(results, held, formulas, "").splitlines()[1:]
+    assert "\n".join(found).strip() in PAGE
