@@ -131,8 +131,8 @@ def calibrate(
         sizes: bytes that one device sends in a collective, ascending.
         repeats: of each measurement, fewer where they would take longer than ``longest`` in all; medians are kept.
         longest: seconds; sizes that would take longer, by the two before, are left out.
-        pause: seconds before each collective. Best as long as your step computes: where ``tcp_slow_start_after_idle`` is on, TCP
-            starts slowly again on a connection that has been silent for longer than its timeout, some 200 ms and a round trip.
+        pause: seconds before each collective. Best as long as your step computes: TCP, unless ``tcp_slow_start_after_idle`` is
+            off, starts slowly again on a connection that has been silent for longer than some 200 ms and a round trip.
         methods: whose arithmetic to time, see :func:`gradcomp_jax.planning.profile_compression`: all by default, which takes
             about a minute; ``()`` for none.
 
