@@ -149,7 +149,7 @@ def calibrate(
     _checks.one_of("axis_name", axis_name, mesh.axis_names)
     _checks.positive_int("repeats", repeats)
     if not (pause >= 0 and math.isfinite(pause)):
-        raise ValueError(f"pause must be seconds of at least 0, got {pause}")
+        raise ValueError(f"pause must be seconds of at least 0, got {pause}: give what your step computes for, or 0")
     workers = mesh.shape[axis_name]
     if workers < 2:
         raise ValueError(f"axis {axis_name!r} has one device, which sends nothing: calibrate an axis of at least 2")
@@ -172,7 +172,7 @@ def _points(
         expected = fit(points).seconds(size) if len(points) > 1 else 0.0
         if expected > longest:
             break
-        count = repeats if pause + expected == 0 else min(repeats, max(1, round(longest / (pause + expected))))
+        count = max(1, round(min(repeats, longest / max(pause + expected, 1e-9))))
         run, sent = _program(mesh, axis, kind, size)
         # It compiles, and what the network keeps from a step to the next is there.
         run(1)

@@ -1,7 +1,6 @@
 """A line through measured times, which outliers do not bend."""
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,19 +42,16 @@ class Fit:
         return self.alpha + self.beta * sent
 
     def seconds(self, sent: float) -> float:
-        """Seconds: between two measured sizes by a straight line through both, beyond the largest at the rate of the last.
+        """Seconds: between two measured sizes by a straight line through both, beyond them along the fitted line.
 
-        Few networks are a line over six orders of magnitude: windows open, and protocols change with the size. But what a
-        single size took is no rule: a segment that is lost costs a timeout, and some collectives now send and receive at once
-        and now do not. So a size's seconds a byte, beyond the time of the smallest, are the median of its own and its two
-        neighbours'; and as two messages take no longer than twice as long as one, the largest takes no more than its share of
-        the one before, nor do those beyond it.
+        Few networks are a line over six orders of magnitude: windows open, and protocols change with the size.
         """
-        sizes, times = [p.sent for p in self.points], self._steady
-        if sent <= sizes[-1]:
-            return float(np.interp(sent, sizes, times))
-        rise = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
-        return times[-1] + min(max(0.0, rise), times[-1] / sizes[-1]) * (sent - sizes[-1])
+        first, last = self.points[0], self.points[-1]
+        if sent <= first.sent:
+            return first.seconds
+        if sent >= last.sent:
+            return last.seconds + self._slope() * (sent - last.sent)
+        return float(np.interp(sent, [p.sent for p in self.points], [p.seconds for p in self.points]))
 
     @property
     def errors(self) -> tuple[float, float]:
@@ -67,15 +63,17 @@ class Fit:
         """The error at each point."""
         return [abs(self.line(p.sent) - p.seconds) / max(self.line(p.sent), p.known) for p in self.points]
 
-    @functools.cached_property
-    def _steady(self) -> list[float]:
-        """Seconds at each size, single outliers left out."""
-        first, *others = self.points
-        each = [(p.seconds - first.seconds) / (p.sent - first.sent) for p in others]
-        kept = [float(np.median(each[i - 1 : i + 2])) if 0 < i < len(each) - 1 else each[i] for i in range(len(each))]
-        times = [first.seconds, *(first.seconds + y * (p.sent - first.sent) for y, p in zip(kept, others, strict=True))]
-        before, last = self.points[-2:]
-        return [*times[:-1], min(times[-1], times[-2] * last.sent / before.sent)]
+    def _slope(self) -> float:
+        """Seconds a byte beyond the largest size: that of the last two sizes, which have the widest windows.
+
+        No more than from the first size to the last: where a protocol changes between the last two, they lie apart by more
+        than what they send, and two messages take no longer than twice as long as one.
+        """
+        if len(self.points) < 2:
+            return self.beta
+        first, before, last = self.points[0], *self.points[-2:]
+        rises = ((last.seconds - p.seconds) / (last.sent - p.sent) for p in (first, before))
+        return max(0.0, min(rises))
 
 
 def fit(points: Sequence[Point]) -> Fit:

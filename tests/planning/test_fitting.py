@@ -69,19 +69,10 @@ def test_what_is_within_the_noise_counts_less() -> None:
     assert abs(noisy.alpha / 1e-3 - 1) < 0.02
 
 
-def test_a_single_size_is_no_rule() -> None:
-    """A timeout at one size, the last or another, is not carried on to others; a rate that two sizes have is."""
-    steady = [(1e3, 1e-3), (1e6, 1.0), (2e6, 2.0), (4e6, 4.0), (8e6, 8.0)]
-    for outlier in (2, 3, 4):
-        times = [(s, 4 * t if i == outlier else t) for i, (s, t) in enumerate(steady)]
-        found = fit([Point(s, t, t, t) for s, t in times])
-        assert [found.seconds(s) for s, _ in steady] == pytest.approx([t for _, t in steady], rel=1e-2), outlier
-        assert found.seconds(1.6e7) == pytest.approx(16.0, rel=1e-2)
-    slower = fit([Point(s, t, t, t) for s, t in (*steady[:3], (4e6, 8.0), (8e6, 16.0))])
-    assert slower.seconds(2e6) == pytest.approx(2.0, rel=1e-2)
-    # Four times as long as the size before, but twice as many sizes say so: more bytes still take no more than their share.
-    assert slower.seconds(4e6) == pytest.approx(8.0, rel=1e-2)
-    assert slower.seconds(1.6e7) == pytest.approx(32.0, rel=1e-2)
+def test_a_protocol_that_changes_at_the_last_size_is_not_taken_for_a_rate() -> None:
+    """From some size on an exchange no longer sends and receives at once; more bytes still take no more than their share."""
+    found = fit([Point(s, t, t, t) for s, t in ((1e3, 1e-3), (1e6, 1.0), (2e6, 2.0), (4e6, 8.0))])
+    assert found.seconds(8e6) == pytest.approx(16.0, rel=1e-2)
 
 
 def test_a_size_that_was_measured_twice_is_one_point() -> None:
