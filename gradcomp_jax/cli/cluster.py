@@ -10,6 +10,7 @@ from typing import NoReturn
 import jax
 
 from gradcomp_jax._errors import SettingError
+from gradcomp_jax.cli.patience import keep_connections
 from gradcomp_jax.cli.witness import Witness
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
@@ -105,6 +106,8 @@ def join(place: Place, *, heartbeat_timeout: int) -> None:
         raise ClusterError(f"{failure}: {reason}") from error
     finally:
         witness.dismiss()
+    # Everybody is connected now.
+    keep_connections(heartbeat_timeout)
     if jax.process_index() != 0:
         # What libraries print belongs to the log of this process: the results are printed by process 0.
         sys.stdout.flush()

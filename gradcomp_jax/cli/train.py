@@ -73,7 +73,7 @@ def train_command(
     coordinator: CoordinatorOption = None,
     process_id: ProcessOption = None,
     processes: ProcessesOption = None,
-    heartbeat_timeout: HeartbeatOption = 60,
+    heartbeat_timeout: HeartbeatOption = 100,
     step_timeout: StepTimeoutOption = 300,
     out: OutOption = runs.OUT,
     markdown: MarkdownOption = None,
