@@ -54,14 +54,17 @@ class Delivery:
     Attributes:
         mean: rows ``[a, b)`` of the mean, float32 ``[b - a, block]``, equal on every worker.
         rounding: what this worker's share of the mean lost to rounding, times N, in rows ``[a, b)``; for ``put_back``.
-        whole: whether the owners kept something of every entry: a zero in the mean is then a number like any other.
+        returned: a payload of this worker's, in rows ``[a, b)``, cut to what comes back of an entry that is zero in the
+            mean; for ``settle``.
+        drops: whether an entry that is zero in the mean was not kept; else a zero is a number like any other.
         server: the owner's new residual.
         payload: rows ``[a, b)`` of the mean of the payloads themselves, where they were added.
     """
 
     mean: Callable[[Span], Array]
     rounding: Callable[[Span], Array] | None = None
-    whole: bool = False
+    returned: Callable[[Any, Span], Any] | None = None
+    drops: bool = False
     server: Array | None = None
     payload: Callable[[Span], Any] | None = None
 
@@ -112,13 +115,17 @@ def _own(parcel: Parcel, received: Any, workers: int, index: Array) -> _Owned:
     payload, _ = back.encode(mean, back.init(mean.shape), parcel.key, count=count, shared=shared)
     if parcel.remainder == "server":
         return _Owned(mean, back, payload, server=clear(mean - back.decode(payload, shared=shared)))
+    if parcel.remainder == "settle":
+        # What each worker takes back of an entry, it works out from its own payload and the mean alone, and so does the
+        # owner for all of them.
+        returned = parcel.compressor.reduce(parcel.compressor.clipped(received, back.smallest(payload))) / workers
+        kept = back.decode(payload)
+        return _Owned(mean, back, payload, server=mean - jnp.where(kept != 0, kept, returned))
     if parcel.remainder == "put_back":
         if back.selects:
             rounding = back.rounding(mean, payload, shared=shared)
         else:
-            decoded = clear(back.decode(payload, shared=shared))
-            # What mixes entries has no zeros of its own, only sums that cancel, or nearly.
-            rounding = mean - decoded if back.fills else jnp.where(decoded != 0, mean - decoded, 0.0)
+            rounding = mean - clear(back.decode(payload, shared=shared))
         return _Owned(mean, back, payload, jax.tree.map(lambda a: _place(a, index, workers), rounding))
     return _Owned(mean, back, payload)
 
@@ -254,10 +261,14 @@ def _deliver(parcel: Parcel, result: Any, owned: _Owned | None, workers: int) ->
                 part = _rows(kept, span)
                 return (back.decode(part, shared=shared(span)) if back.selects else part) * workers
 
+        def returned(payload: Any, span: Span) -> Any:
+            return parcel.compressor.clipped(payload, back.smallest(_rows(joined, span)))
+
         return Delivery(
             lambda span: back.decode(_rows(joined, span), shared=shared(span)),
             rounding,
-            whole=back.fills,
+            returned if parcel.remainder == "settle" else None,
+            drops=back.drops,
             server=owned.server,
         )
     if parcel.route.kind == "gather":

@@ -14,7 +14,7 @@ from gradcomp_jax.memory.momentum import MomentumCorrection
 MOST_RIDING = 2**18
 
 Kind = Literal["auto", "gather", "two_phase", "sum", "doubling", "reduce_scatter"]
-Remainder = Literal["put_back", "server", "drop"]
+Remainder = Literal["settle", "put_back", "server", "drop"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +29,12 @@ class Route:
             is. ``sum``: an all-reduce of payloads that add up. ``doubling``: recursive doubling, payloads until the dense
             sum is smaller. ``reduce_scatter``: the first of two phases, each worker keeps the mean of what it owns.
             ``auto``: decided by bytes once N is known.
-        remainder: what becomes of what a two-phase exchange's second encoding loses. ``put_back``: workers take
-            their own entries that the owner did not keep as not sent, and the owner keeps the rounding. ``server``:
-            the owner adds it to its next mean. ``drop``: nothing; for codes without a memory.
+        remainder: what becomes of what a two-phase exchange's second encoding loses. ``settle``, for selections: of an
+            entry that the owner did not keep, each worker takes back at most the smallest magnitude that the owner did
+            keep in the row, and the owner adds the rest to its next mean. ``put_back``: the owner's own memory takes what
+            rounding lost, and the workers take back, whole, what a selection did not keep; where their gradients cancel,
+            that is for ever. ``server``: the owner adds all of it to its next mean. ``drop``: nothing; for codes without
+            a memory.
         second_encoding: whether ``auto`` may choose a two-phase exchange whose second encoding loses something.
         param_specs: of ``reduce_scatter``: where the parameters lie.
     """
@@ -51,7 +54,8 @@ def two_phase(remainder: Remainder | None = None) -> Route:
     """Reduce-scatter and all-gather of payloads, the sharded parameter server.
 
     Args:
-        remainder: see :class:`Route`; by default ``put_back`` where there is a memory, else ``drop``.
+        remainder: see :class:`Route`; by default ``settle`` for selections with a memory, ``put_back`` for other codes
+            with one, else ``drop``.
     """
     if remainder is not None:
         _checks.one_of("remainder", remainder, get_args(Remainder))
@@ -120,15 +124,19 @@ def check(route: Route, compressor: Compressor, memory: Memory) -> None:
         raise ValueError(
             f"the payloads of {name} must be added, route={route.kind!r} does not; use route='auto' or 'sum'"
         )
-    if route.remainder == "put_back" and not memory.keeps:
+    if route.remainder in ("settle", "put_back") and not memory.keeps:
         raise ValueError(
-            "remainder='put_back' needs a memory to put it into; use memory=residual() or remainder='drop'"
+            f"remainder={route.remainder!r} needs a memory to put it into; use memory=residual() or remainder='drop'"
+        )
+    if route.remainder == "settle" and not compressor.back(2).drops:
+        raise ValueError(
+            f"remainder='settle' is for a downlink that leaves entries out, and that of {name} does not; use 'put_back'"
         )
     if route.remainder == "drop" and memory.keeps:
-        raise ValueError("remainder='drop' would lose what the memory exists to keep; use 'put_back' or 'server'")
+        raise ValueError("remainder='drop' would lose what the memory exists to keep; leave it out, or use 'server'")
     if route.remainder == "server" and compressor.selects and isinstance(memory, MomentumCorrection):
         raise ValueError(
-            "remainder='server' delays a momentum-corrected selection, which makes training diverge; use 'put_back'"
+            "remainder='server' delays a momentum-corrected selection, which makes training diverge; use 'settle'"
         )
 
 
@@ -136,12 +144,16 @@ def remainder_of(route: Route, compressor: Compressor, memory: Memory, workers: 
     """What happens to the loss of the second encoding; ``None`` where there is no loss."""
     if route.kind != "two_phase" or compressor.exact_back(workers):
         return None
-    return route.remainder or ("put_back" if memory.keeps else "drop")
+    if route.remainder is not None:
+        return route.remainder
+    if not memory.keeps:
+        return "drop"
+    return "settle" if compressor.back(workers).drops else "put_back"
 
 
 def keeps_server_residual(route: Route, compressor: Compressor, memory: Memory) -> bool:
-    """Whether a two-phase exchange on this route has state at the owners."""
-    return remainder_of(route, compressor, memory, 2) == "server"
+    """Whether owners have a residual of their own; whatever the number of workers, so that a state survives its change."""
+    return remainder_of(resolve(route, compressor, 1, 2), compressor, memory, 2) in ("settle", "server")
 
 
 def sent_bytes(kind: Kind, compressor: Compressor, rows: int, workers: int) -> int:
@@ -184,6 +196,9 @@ def resolve(route: Route, compressor: Compressor, rows: int, workers: int) -> Ro
         raise ValueError(f"recursive doubling needs a power of two of workers, got {workers}; use route='two_phase'")
     if route.kind != "auto":
         return route
+    if route.second_encoding and compressor.back(workers).drops:
+        # For two workers a gather is as many bytes, but a residual that owners had among more would never go out.
+        return dataclasses.replace(route, kind="two_phase")
     # On equal bytes the earlier one wins: one collective is better than two. A bfloat16 all-reduce is widened to
     # float32 by some backends, where a two-phase exchange of 16-bit words is not.
     is_dense = isinstance(compressor, Dense)

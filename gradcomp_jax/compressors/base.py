@@ -44,6 +44,11 @@ class Compressor(abc.ABC):
         return False
 
     @property
+    def drops(self) -> bool:
+        """Whether a row's entries compete for a place in the payload: those that are too small to get one are not in it."""
+        return False
+
+    @property
     def lossless(self) -> bool:
         """Whether decoding returns the rows bit for bit."""
         return False
@@ -160,6 +165,14 @@ class Compressor(abc.ABC):
     def rounding(self, rows: Array, payload: Payload, *, shared: Array | None = None) -> Payload:
         """For a selection: a payload with the same positions and what rounding took from their values."""
         raise TypeError(f"{type(self).__name__} is not a selection")
+
+    def smallest(self, payload: Payload) -> Array:
+        """The smallest magnitude in each row of a payload whose code :attr:`drops` entries: float32 ``[rows, 1]``."""
+        raise TypeError(f"{type(self).__name__} drops no entries")
+
+    def clipped(self, payload: Payload, bound: Array) -> Payload:
+        """A payload whose magnitudes are at most ``bound``, float32 ``[rows, 1]``; of a code that :attr:`drops` entries."""
+        raise TypeError(f"{type(self).__name__} drops no entries")
 
     def next_state(self, state: PyTree, mean: Payload) -> PyTree:
         """The state after the exchange, from the mean payload of all workers; of summable payloads only."""

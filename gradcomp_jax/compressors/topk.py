@@ -60,6 +60,11 @@ class TopK(Compressor):
         return True
 
     @property
+    def drops(self) -> bool:
+        """All but the largest ``k``."""
+        return True
+
+    @property
     def density(self) -> float:
         """Fraction of the entries that are sent."""
         return self.k / self.block_size
@@ -127,6 +132,14 @@ class TopK(Compressor):
         del shared
         exact = kernels.take_from_rows(rows, payload.index)
         return TopKPayload(payload.index, exact - payload.numbers())
+
+    def smallest(self, payload: TopKPayload) -> Array:
+        """Zero where a row had fewer than ``k`` entries that are not zero."""
+        return jnp.min(jnp.abs(payload.numbers()), axis=-1, keepdims=True)
+
+    def clipped(self, payload: TopKPayload, bound: Array) -> TopKPayload:
+        """The same positions, in float32."""
+        return TopKPayload(payload.index, jnp.clip(payload.numbers(), -bound, bound))
 
 
 def block_for(density: float) -> int:

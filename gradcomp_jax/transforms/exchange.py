@@ -1,5 +1,6 @@
 """The exchange: per-device gradients in, the averaged update out, what was not sent in explicit state."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
@@ -91,6 +92,10 @@ def exchange(
             are already reduced over ``axis_name``.
         NameError: when traced outside the axis.
     """
+    route = co.as_route(route)
+    if axis_name is None:
+        # One worker has no mean to encode once more, and needs no owner's residual.
+        route = dataclasses.replace(route, second_encoding=False)
     planner = planner_of(
         compressor, memory=memory, route=route, select=select, view=view, dense_compressor=dense_compressor
     )
@@ -128,7 +133,8 @@ def exchange(
         numbers = plan.buckets(buckets_of(extra))
         if len(numbers) > 1 and any(server != () for server in state.server):
             raise ValueError(
-                "an owner's residual is of one buffer of rows: with buckets use remainder='put_back', or no server residual"
+                "an owner's residual is of one buffer of rows, which buckets cut: use route='gather', or for workers whose"
+                " gradients agree route=gradcomp_jax.collectives.two_phase('put_back')"
             )
         averaged = [leaves[i] for i in plan.averaged]
         sent: list[Sent] = []

@@ -186,14 +186,14 @@ def parcel(e: Encoded, server: Any, streams: Streams, workers: int) -> co.Parcel
     route = routes.resolve(e.part.route, code, count.shape[0], workers)
     remainder = routes.remainder_of(route, code, e.part.memory, workers)
     residual = None
-    if remainder == "server":
-        residual = server.value
+    if remainder in ("settle", "server"):
         share = -(-count.shape[0] // workers)
-        if residual.shape != (share, code.block):
+        residual = server.value if is_per_device(server) else None
+        if residual is None or residual.shape != (share, code.block):
             raise ValueError(
-                f"the server residual has shape {residual.shape} on this worker, expected {(share, code.block)} for "
-                f"{workers} workers: initialise inside the axis (gradcomp_jax.init_state does), or use "
-                "gradcomp_jax.resize_workers after a change of their number"
+                f"the owners' residual has shape {None if residual is None else residual.shape} on this worker, expected "
+                f"{(share, code.block)} for {workers} workers: initialise inside the axis (gradcomp_jax.init_state does), or"
+                " use gradcomp_jax.resize_workers after a change of their number"
             )
     # Counted down from the end: no leaf's number, so the second encoding's stream is its own.
     back_key = streams.leaf(streams.own, _LAST - e.number)
@@ -243,12 +243,16 @@ def _remember(
     if code.fills and part.padded(piece):
         valid = kernels.valid_mask(part.counts(piece), code.block)
         sent, left = jnp.where(valid, sent, 0.0), left & valid
-    if delivery.rounding is not None and delivery.whole:
+    if delivery.returned is not None:
+        # Of what the owner did not keep, a part comes back; an entry of which nothing is left over has not gone out.
+        sent = sent - jnp.where(mean != 0, 0.0, code.decode(delivery.returned(e.payloads[j], span), shared=e.own[j]))
+        left &= sent != 0
+    if delivery.rounding is not None:
         sent = sent - delivery.rounding(span)
-    elif delivery.rounding is not None:
-        # Entries that no owner kept were not sent after all, and an owner that rounded one to zero has not kept it either.
-        left &= mean != 0
-        sent = jnp.where(mean != 0, sent - delivery.rounding(span), 0.0)
+        if delivery.drops:
+            # Entries that no owner kept were not sent after all.
+            left &= mean != 0
+            sent = jnp.where(mean != 0, sent, 0.0)
     target, memory, before = _target(part, piece, leaves, old, ok)
     return _keep_if(ok, part.memory.absorb(target, sent, left, memory), before, old)
 

@@ -51,6 +51,7 @@ class Dgc:
             for name, s in shapes.items()
         }
         self.v = {name: u.copy() for name, u in self.u.items()}
+        self.owners = np.zeros((sum(self.u[name].shape[1] for name in compressed), block), np.float32)
 
     def block_of(self, name: str) -> int:
         return self.block if len(self.shapes[name]) > 1 else 1
@@ -79,7 +80,7 @@ class Dgc:
             masks = np.stack([select(t, k) for t in target])
             sent = self.values(np.where(masks, target, 0), block)
             mean, effective = self.exchange(sent, k, block, route)
-            gone = (sent != 0) & ((mean != 0) | (route == "gather"))
+            gone = (sent != 0) & (effective != 0) if block > 1 else sent != 0
             start = 0
             for name in names:
                 span = slice(start, start + pushed[name].shape[1])
@@ -102,11 +103,30 @@ class Dgc:
         exact = sent.sum(axis=0, dtype=np.float32) / np.float32(self.n)
         if route == "gather":
             return exact, sent
+        if block > 1:
+            exact = exact + self.owners
         mean = self.values(np.where(select(exact, k), exact, 0).astype(np.float32), block)
-        kept = mean != 0
-        effective = np.where(kept, sent, 0).astype(np.float32)
+        if block > 1:
+            return mean, settle(sent, exact, mean, k, self.owners)
+        effective = sent.copy()
         share = -(-exact.shape[0] // self.n)
         for row in range(exact.shape[0]):
             # The row's owner answers for what rounding the mean took.
-            effective[row // share, row] -= self.n * np.where(kept[row], exact[row] - mean[row], 0)
+            effective[row // share, row] -= self.n * (exact[row] - mean[row])
         return mean, effective
+
+
+def settle(sent: np.ndarray, exact: np.ndarray, mean: np.ndarray, k: int, owners: np.ndarray) -> np.ndarray:
+    """What of each worker's entries counted as sent, ``[N, rows, block]``; the owners' new residual goes into ``owners``.
+
+    An entry that is not among the k of the mean comes back up to the smallest that is; the owner keeps the rest.
+    """
+    effective = sent.copy()
+    for row in range(exact.shape[0]):
+        places = np.sort(np.abs(mean[row][mean[row] != 0]))
+        # A row with fewer entries than places has none that found no room: what cancelled is nobody's any more.
+        bound = places[-k] if len(places) >= k else np.float32(0)
+        returned = np.clip(sent[:, row], -bound, bound) * (mean[row] == 0)
+        effective[:, row] -= returned
+        owners[row] = exact[row] - mean[row] - returned.sum(axis=0) / np.float32(len(sent))
+    return effective

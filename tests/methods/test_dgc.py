@@ -163,7 +163,7 @@ def test_local_clip_bounds_each_worker() -> None:
         ({"clip_norm": -1.0}, r"clip_norm must be finite and at least 0, got -1"),
         ({"route": "ring"}, r"route must be one of 'auto', 'gather', 'two_phase', 'sum', 'doubling', got 'ring'"),
         ({"route": "sum"}, r"route='sum' needs payloads that add up, and those of TopK do not; use route='two_phase'"),
-        ({"route": gc.collectives.two_phase("server")}, r"makes training diverge; use 'put_back'"),
+        ({"route": gc.collectives.two_phase("server")}, r"makes training diverge; use 'settle'"),
         ({"dtype": "int8"}, r"dtype must be float32 or bfloat16, got int8"),
         ({"block": 0}, r"block must be an integer of at least 1, got 0"),
     ],

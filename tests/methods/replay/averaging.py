@@ -14,8 +14,6 @@ from gradcomp_jax import kernels
 from gradcomp_jax.kernels.packing import packed_length, plane_starts
 from gradcomp_jax.kernels.random import uniform_of_planes
 
-from .quantizer_codes import CLEAR
-
 Tree = dict[str, np.ndarray]
 _LAST = 2**31 - 1
 
@@ -136,19 +134,11 @@ class Part:
             if self.remainder == "server":
                 owners = exact - decoded
             if self.remainder == "put_back":
-                # What no owner passed on was not sent; what rounding took of the rest is the owner's, for all N.
-                sent = np.where(mean != 0, sent, 0.0)
-                settled = settled & self.told_from_zero(mean)
+                # What rounding took is the owner's, for all N.
                 for row in range(self.rows):
-                    lost = np.where(mean[row] != 0, exact[row] - mean[row], 0.0)
-                    sent[row // self.share, row] -= self.n * lost
+                    sent[row // self.share, row] -= self.n * (exact[row] - mean[row])
         workers = target - sent if self.memory else kept.workers
         return self.tree(mean), Kept(workers, owners), self.tree(np.broadcast_to(settled[:, None], mean.shape))
-
-    def told_from_zero(self, mean: np.ndarray) -> np.ndarray:
-        """The rows of which no mean is nearly zero: terms of a rotation may cancel, in float32 up to rounding."""
-        near = np.abs(mean) < CLEAR * np.abs(mean).max(axis=1, keepdims=True)
-        return ~(near & self.valid & ((mean != 0) | (self.code.draws == "turns"))).any(axis=1)
 
     def tree(self, rows: np.ndarray) -> Tree:
         pieces = zip(self.leaves, self.pieces(rows), strict=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.methods.oracle import cut, rounded, rows_of, select
+from tests.methods.oracle import cut, rounded, rows_of, select, settle
 
 Rows = np.ndarray
 Tree = dict[str, np.ndarray]
@@ -55,15 +55,18 @@ class Sparse:
         choose: what a worker sends; one rule for each compressed tensor by name, or the same for all.
         wire: what becomes of the chosen values on the way.
         back: what the owner of a row makes of its exact mean; ``None`` where the mean arrives as it is.
+        settle: whether owners that pass on no more than the largest of a row keep what a worker does not take back; else
+            all that ``back`` loses goes into the owner's own memory, for all N.
         memory: ``residual``, ``estimate`` or ``none``.
         interleaved: all tensors end to end, of which row j of R has entries j, j + R, ...; else each tensor cut in rows.
     """
 
     def __init__(
-        self, shapes, workers, block, choose, wire, back=None, *, memory="residual", interleaved=False
+        self, shapes, workers, block, choose, wire, back=None, *, settle=None, memory="residual", interleaved=False
     ) -> None:
         self.shapes, self.n, self.block, self.memory = shapes, workers, block, memory
         self.choose, self.wire, self.back, self.interleaved = choose, wire, back, interleaved
+        self.settle = settle
         self.names = [name for name in sorted(shapes) if len(shapes[name]) > 1]
         self.size = {name: int(np.prod(s)) for name, s in shapes.items()}
         self.steps = 0
@@ -71,6 +74,7 @@ class Sparse:
             (workers, *self.join({name: np.zeros(shapes[name]) for name in self.names}).shape), np.float32
         )
         self.total = {name: np.zeros(s, np.float32) for name, s in shapes.items()}
+        self.owners = np.zeros(self.kept.shape[1:], np.float32)
 
     def join(self, tree: Tree) -> Rows:
         if not self.interleaved:
@@ -129,10 +133,13 @@ class Sparse:
         exact = exact / np.float32(self.n)
         if self.back is None:
             return exact, sent
-        mean = self.back(exact, self.steps)
-        counted = np.where(mean != 0, sent, 0).astype(np.float32)
+        if self.settle:
+            exact = exact + self.owners
+            mean = self.back(exact, self.steps)
+            return mean, settle(sent, exact, mean, self.settle, self.owners)
+        mean, counted = self.back(exact, self.steps), sent.copy()
         share = -(-exact.shape[0] // self.n)
         for row in range(exact.shape[0]):
-            # Rounding the mean took this from all N; its owner answers for it.
-            counted[row // share, row] -= self.n * np.where(mean[row] != 0, exact[row] - mean[row], 0)
+            # Encoding the mean took this from all N; its owner answers for it.
+            counted[row // share, row] -= self.n * (exact[row] - mean[row])
         return mean, counted
