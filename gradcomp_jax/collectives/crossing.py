@@ -13,6 +13,7 @@ from gradcomp_jax._typing import Array, AxisName
 from gradcomp_jax.collectives import fused, order, routes
 from gradcomp_jax.collectives.routes import Remainder, Route
 from gradcomp_jax.compressors import Compressor
+from gradcomp_jax.compressors.base import largest_of
 
 Span = tuple[int, int]
 
@@ -78,10 +79,11 @@ def _pad_rows(a: Array, rows: int) -> Array:
 class _Owned:
     """An owner's share between the two phases: its mean, and how that goes back, with what encoding takes from it.
 
-    ``back`` and ``payload`` are ``None`` where nothing goes back.
+    ``back`` and ``payload`` are ``None`` where nothing goes back. ``bad``: whether what goes back is unusable.
     """
 
     mean: Array
+    bad: Array
     back: Compressor | None = None
     payload: Any = None
     rounding: Any = None
@@ -93,7 +95,9 @@ def _own(parcel: Parcel, received: Any, workers: int, index: Array) -> _Owned:
     share = -(-parcel.rows // workers)
 
     def mine(a: Array) -> Array:
-        return lax.dynamic_slice_in_dim(_pad_rows(a, share * workers), index * share, share)
+        # By the owner's number: that of its first row may be more than an index holds.
+        by_owner = _pad_rows(a, share * workers).reshape(workers, share, *a.shape[1:])
+        return lax.dynamic_index_in_dim(by_owner, index, keepdims=False)
 
     shared, count = None if parcel.shared is None else mine(parcel.shared), mine(parcel.count)
     back = None if parcel.route.kind == "reduce_scatter" else parcel.compressor.back(workers)
@@ -108,10 +112,12 @@ def _own(parcel: Parcel, received: Any, workers: int, index: Array) -> _Owned:
 
     mean = clear(mean)
     if back is None:
-        return _Owned(mean)
+        return _Owned(mean, jnp.array(False))
     payload, _ = back.encode(mean, back.init(mean.shape), parcel.key, count=count, shared=shared)
+    # Every payload that came was checked by its sender; an owner's residual is in nobody's.
+    bad = ~back.finite(payload, None, largest_of(workers))
     if parcel.remainder == "server":
-        return _Owned(mean, back, payload, server=clear(mean - back.decode(payload, shared=shared)))
+        return _Owned(mean, bad, back, payload, server=clear(mean - back.decode(payload, shared=shared)))
     if parcel.remainder == "put_back":
         if back.selects:
             rounding = back.rounding(mean, payload, shared=shared)
@@ -119,15 +125,14 @@ def _own(parcel: Parcel, received: Any, workers: int, index: Array) -> _Owned:
             decoded = clear(back.decode(payload, shared=shared))
             # What mixes entries has no zeros of its own, only sums that cancel, or nearly.
             rounding = mean - decoded if back.fills else jnp.where(decoded != 0, mean - decoded, 0.0)
-        return _Owned(mean, back, payload, jax.tree.map(lambda a: _place(a, index, workers), rounding))
-    return _Owned(mean, back, payload)
+        return _Owned(mean, bad, back, payload, jax.tree.map(lambda a: _place(a, index, workers), rounding))
+    return _Owned(mean, bad, back, payload)
 
 
 def _place(a: Array, index: Array, workers: int) -> Array:
     """My share's rows among zeros for everybody else's."""
-    zeros = jnp.zeros((a.shape[0] * workers, *a.shape[1:]), a.dtype)
-    start = (index * a.shape[0],) + (jnp.zeros((), index.dtype),) * (a.ndim - 1)
-    return lax.dynamic_update_slice(zeros, a, start)
+    zeros = jnp.zeros((workers, *a.shape), a.dtype)
+    return lax.dynamic_update_index_in_dim(zeros, a, index, 0).reshape(-1, *a.shape[1:])
 
 
 class Arrived(NamedTuple):
@@ -167,6 +172,7 @@ def cross(
         for p, (leaves, treedef) in zip(by_owner, split, strict=True)
     }
     delivered |= {key: _of_share(o.mean) for key, o in owned.items() if o.back is None}
+    bad = jnp.stack([bad, *(o.bad for o in owned.values())]).any()
 
     left = [p for p in parcels if id(p) not in delivered]
     outgoing = [owned[id(p)].payload if id(p) in owned else p.payload for p in left]
