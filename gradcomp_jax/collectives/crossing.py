@@ -13,8 +13,12 @@ from gradcomp_jax._typing import Array, AxisName
 from gradcomp_jax.collectives import fused, order, routes
 from gradcomp_jax.collectives.routes import Remainder, Route
 from gradcomp_jax.compressors import Compressor
+from gradcomp_jax.compressors.base import largest_of
 
 Span = tuple[int, int]
+
+TAKEN_BACK = 0.5
+"""Of the smallest magnitude that an owner kept in a row, what a worker takes back of an entry that it did not keep."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,10 +85,11 @@ def _pad_rows(a: Array, rows: int) -> Array:
 class _Owned:
     """An owner's share between the two phases: its mean, and how that goes back, with what encoding takes from it.
 
-    ``back`` and ``payload`` are ``None`` where nothing goes back.
+    ``back`` and ``payload`` are ``None`` where nothing goes back. ``bad``: whether what goes back is unusable.
     """
 
     mean: Array
+    bad: Array
     back: Compressor | None = None
     payload: Any = None
     rounding: Any = None
@@ -96,7 +101,9 @@ def _own(parcel: Parcel, received: Any, workers: int, index: Array) -> _Owned:
     share = -(-parcel.rows // workers)
 
     def mine(a: Array) -> Array:
-        return lax.dynamic_slice_in_dim(_pad_rows(a, share * workers), index * share, share)
+        # By the owner's number: that of its first row may be more than an index holds.
+        by_owner = _pad_rows(a, share * workers).reshape(workers, share, *a.shape[1:])
+        return lax.dynamic_index_in_dim(by_owner, index, keepdims=False)
 
     shared, count = None if parcel.shared is None else mine(parcel.shared), mine(parcel.count)
     back = None if parcel.route.kind == "reduce_scatter" else parcel.compressor.back(workers)
@@ -111,30 +118,32 @@ def _own(parcel: Parcel, received: Any, workers: int, index: Array) -> _Owned:
 
     mean = clear(mean)
     if back is None:
-        return _Owned(mean)
+        return _Owned(mean, jnp.array(False))
     payload, _ = back.encode(mean, back.init(mean.shape), parcel.key, count=count, shared=shared)
+    # Every payload that came was checked by its sender; an owner's residual is in nobody's.
+    bad = ~back.finite(payload, None, largest_of(workers))
     if parcel.remainder == "server":
-        return _Owned(mean, back, payload, server=clear(mean - back.decode(payload, shared=shared)))
+        return _Owned(mean, bad, back, payload, server=clear(mean - back.decode(payload, shared=shared)))
     if parcel.remainder == "settle":
         # What each worker takes back of an entry, it works out from its own payload and the mean alone, and so does the
         # owner for all of them.
-        returned = parcel.compressor.reduce(parcel.compressor.clipped(received, back.smallest(payload))) / workers
+        bound = TAKEN_BACK * back.smallest(payload)
+        returned = parcel.compressor.reduce(parcel.compressor.clipped(received, bound)) / workers
         kept = back.decode(payload)
-        return _Owned(mean, back, payload, server=mean - jnp.where(kept != 0, kept, returned))
+        return _Owned(mean, bad, back, payload, server=mean - jnp.where(kept != 0, kept, returned))
     if parcel.remainder == "put_back":
         if back.selects:
             rounding = back.rounding(mean, payload, shared=shared)
         else:
             rounding = mean - clear(back.decode(payload, shared=shared))
-        return _Owned(mean, back, payload, jax.tree.map(lambda a: _place(a, index, workers), rounding))
-    return _Owned(mean, back, payload)
+        return _Owned(mean, bad, back, payload, jax.tree.map(lambda a: _place(a, index, workers), rounding))
+    return _Owned(mean, bad, back, payload)
 
 
 def _place(a: Array, index: Array, workers: int) -> Array:
     """My share's rows among zeros for everybody else's."""
-    zeros = jnp.zeros((a.shape[0] * workers, *a.shape[1:]), a.dtype)
-    start = (index * a.shape[0],) + (jnp.zeros((), index.dtype),) * (a.ndim - 1)
-    return lax.dynamic_update_slice(zeros, a, start)
+    zeros = jnp.zeros((workers, *a.shape), a.dtype)
+    return lax.dynamic_update_index_in_dim(zeros, a, index, 0).reshape(-1, *a.shape[1:])
 
 
 class Arrived(NamedTuple):
@@ -174,6 +183,7 @@ def cross(
         for p, (leaves, treedef) in zip(by_owner, split, strict=True)
     }
     delivered |= {key: _of_share(o.mean) for key, o in owned.items() if o.back is None}
+    bad = jnp.stack([bad, *(o.bad for o in owned.values())]).any()
 
     left = [p for p in parcels if id(p) not in delivered]
     outgoing = [owned[id(p)].payload if id(p) in owned else p.payload for p in left]
@@ -262,7 +272,7 @@ def _deliver(parcel: Parcel, result: Any, owned: _Owned | None, workers: int) ->
                 return (back.decode(part, shared=shared(span)) if back.selects else part) * workers
 
         def returned(payload: Any, span: Span) -> Any:
-            return parcel.compressor.clipped(payload, back.smallest(_rows(joined, span)))
+            return parcel.compressor.clipped(payload, TAKEN_BACK * back.smallest(_rows(joined, span)))
 
         return Delivery(
             lambda span: back.decode(_rows(joined, span), shared=shared(span)),

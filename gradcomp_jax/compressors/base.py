@@ -11,6 +11,18 @@ from jax import lax
 from gradcomp_jax import kernels
 from gradcomp_jax._typing import Array, PyTree
 
+LARGEST = float(jnp.finfo(jnp.float32).max)
+
+
+def largest_of(workers: int) -> float:
+    """The largest magnitude that an exchange of so many workers takes, a quarter of float32's largest number over N.
+
+    A sum of N such numbers is finite. So is what a memory holds afterwards: a target, less what was sent, plus N times
+    what an owner's rounding took from the mean.
+    """
+    return LARGEST / (4 * workers)
+
+
 Payload = Any
 """A registered dataclass of arrays; every leaf's leading dimension is ``rows``, with a static shape."""
 
@@ -120,14 +132,19 @@ class Compressor(abc.ABC):
                 :meth:`for_worker` gave it.
         """
 
-    def finite(self, payload: Payload, local: Array | None) -> Array:
+    def finite(self, payload: Payload, local: Array | None, largest: float = LARGEST) -> Array:
         """Whether every entry that was encoded is finite, boolean scalar, told from the payload and the statistic.
 
         Every code has a number in which one bad entry shows (the largest value, a scale), so the check costs no pass
-        over the gradient.
+        over the gradient. A code that has sums or several entries in it may count smaller ones as too large, too.
+
+        Args:
+            payload: what :meth:`encode` returned.
+            local: what :meth:`measure` returned.
+            largest: magnitude above which an entry counts as not finite, see :func:`largest_of`.
         """
         numbers = [a for a in jax.tree.leaves((payload, local)) if jnp.issubdtype(a.dtype, jnp.floating)]
-        return jnp.stack([kernels.all_finite(a) for a in numbers]).all()
+        return jnp.stack([jnp.array(True), *(kernels.all_finite(a, largest) for a in numbers)]).all()
 
     @abc.abstractmethod
     def decode(self, payload: Payload, *, shared: Array | None = None) -> Array:

@@ -5,7 +5,7 @@ from typing import Any
 
 from gradcomp_jax import kernels
 from gradcomp_jax._typing import Array, PyTree
-from gradcomp_jax.compressors.base import Compressor
+from gradcomp_jax.compressors.base import LARGEST, Compressor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +36,10 @@ class InFrequency(Compressor):
     ) -> tuple[Any, PyTree]:
         """Transforms, then encodes."""
         return self.inner.encode(kernels.dct(rows), state, key, count=count, local=local, shared=shared)
+
+    def finite(self, payload: Any, local: Array | None, largest: float = LARGEST) -> Array:
+        """As of the inner code, of a block's share: a block's entries may meet in one frequency, and one in many."""
+        return self.inner.finite(payload, local, largest / self.block)
 
     def decode(self, payload: Any, *, shared: Array | None = None) -> Array:
         """Decodes, then transforms back."""

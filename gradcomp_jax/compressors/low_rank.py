@@ -9,7 +9,7 @@ from jax import lax
 
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
-from gradcomp_jax.compressors.base import Compressor
+from gradcomp_jax.compressors.base import LARGEST, Compressor
 
 
 @jax.tree_util.register_dataclass
@@ -73,6 +73,10 @@ class LowRank(Compressor):
         """Q = M^T P."""
         del key, count, local
         return LowRankPayload(_product("bij,bir->bjr", self._matrices(rows), self._left(shared))), state
+
+    def finite(self, payload: LowRankPayload, local: Array | None, largest: float = LARGEST) -> Array:
+        """As of every code, of a matrix's share: products add up its entries, and an entry shows in part."""
+        return super().finite(payload, local, largest / self.block)
 
     def _left(self, shared: Array | None) -> Array:
         if shared is None:

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
-from gradcomp_jax.compressors.base import Compressor
+from gradcomp_jax.compressors.base import LARGEST, Compressor
 
-_SECOND = 2**31 - 1  # no worker has this number
+_FURTHER = (2**31 - 1, 2**31 - 3)  # no worker has these numbers
+_LEAST = 32  # the shortest block whose rotations are near enough to uniformly random ones
+_LONG = 256  # from which on two of them are
 
 
 @jax.tree_util.register_dataclass
@@ -41,7 +43,7 @@ class Rotated(Compressor):
 
     @property
     def unbiased(self) -> bool:
-        """With the unbiased scale, over random rotations."""
+        """With the unbiased scale, over random rotations, to a thousandth of a block's norm."""
         return self.corrected
 
     @property
@@ -75,7 +77,7 @@ class Rotated(Compressor):
         usable = ~(largest < jnp.finfo(jnp.float32).tiny)
         turned = jnp.where(usable, rows / jnp.where(usable, largest, 1.0), 0.0)
         for seeds in self._seeds(shared):
-            turned = kernels.rotate(turned, seeds)
+            turned = kernels.rotate(turned, seeds, planes=self.corrected)
         square = kernels.sum_of_rows(turned * turned)[:, None]
         words = kernels.encode_normal(turned / jnp.where(usable, jnp.sqrt(square / self.block), 1.0), self.bits)
         levels = kernels.decode_normal(words, self.block, self.bits)
@@ -83,17 +85,23 @@ class Rotated(Compressor):
         scale = square / along if self.corrected else along / kernels.sum_of_rows(levels * levels)[:, None]
         return RotatedPayload(words, jnp.where(usable, scale * largest, 0.0)), state
 
+    def finite(self, payload: RotatedPayload, local: Array | None, largest: float = LARGEST) -> Array:
+        """As of every code, of a block's share: rotated, a block's entries may meet in one."""
+        return super().finite(payload, local, largest / self.block)
+
     def _seeds(self, shared: Array | None) -> tuple[Array, ...]:
-        """Of each rotation: where the scale has to be unbiased a second one makes any block look Gaussian."""
+        """Of each rotation: where the scale has to be unbiased, two or three make any block look Gaussian."""
         if shared is None:
             raise ValueError("a rotated code needs the rows' seeds; pass them as shared=")
-        return (shared, kernels.fold_seeds(shared, _SECOND)) if self.corrected else (shared,)
+        if not self.corrected:
+            return (shared,)
+        return shared, *(kernels.fold_seeds(shared, number) for number in _FURTHER[: 1 if self.block >= _LONG else 2])
 
     def decode(self, payload: RotatedPayload, *, shared: Array | None = None) -> Array:
         """Levels times scale, rotated back."""
         rows = kernels.decode_normal(payload.words, self.block, self.bits) * payload.scale
         for seeds in reversed(self._seeds(shared)):
-            rows = kernels.rotate_back(rows, seeds)
+            rows = kernels.rotate_back(rows, seeds, planes=self.corrected)
         return rows
 
 
@@ -104,9 +112,12 @@ def rotated(bits: int = 4, *, block: int = 1024, unbiased: bool = True) -> Rotat
     and :math:`\hat x = S R^{-1} q` with :math:`S = \|x\|^2 / \langle y, q \rangle` (unbiased) or
     :math:`S = \langle y, q \rangle / \|q\|^2` (the least square error, for use with a residual).
 
-    The first scale is unbiased over uniformly random rotations. One randomized Hadamard rotation is not nearly one where two
-    or three entries are most of a block: at 1 bit such a block decodes to its largest entry in every draw. So the
-    unbiased code rotates twice, which leaves no bias that a thousand draws would show; with a residual once is enough.
+    The first scale is unbiased over uniformly random rotations. A randomized Hadamard rotation is not nearly one where two
+    or three entries are most of a block: at 1 bit such a block decodes to its largest entry in every draw, and after a second
+    one small entries beside a large one still decode to several times their value, because random signs leave all entries on
+    a grid. So the unbiased code rotates twice (three times below a block of 256), and turns pairs of entries by random
+    angles before each transform. What bias is left is below a thousandth of the block's norm in every entry, for blocks of
+    32 or more; shorter ones are refused. With a residual one rotation, by signs, is enough.
 
     Seeds follow from step, tensor and worker, and are not sent. One bit is DRIVE, more are EDEN. Bits on the wire: 1, 2,
     3.2 (ten values in 32 bits) or 4, and 32 / block.
@@ -117,7 +128,7 @@ def rotated(bits: int = 4, *, block: int = 1024, unbiased: bool = True) -> Rotat
         unbiased: which scale.
 
     Raises:
-        ValueError: for another width, and for a block that is no power of two.
+        ValueError: for another width, for a block that is no power of two, and for an unbiased code of a block below 32.
 
     References:
         Vargaftik et al., 2021, DRIVE, https://arxiv.org/abs/2105.08339, sections 3 and 4; Vargaftik et al., 2022, EDEN,
@@ -126,4 +137,9 @@ def rotated(bits: int = 4, *, block: int = 1024, unbiased: bool = True) -> Rotat
     _checks.one_of("bits", bits, (1, 2, 3, 4))
     if _checks.positive_int("block", block) & (block - 1):
         raise ValueError(f"block must be a power of two for a Hadamard rotation, got {block}")
+    if unbiased and block < _LEAST:
+        raise ValueError(
+            f"rotations of a block of {block} are too few for an unbiased code: use block={_LEAST} or more, or unbiased=False"
+            " (error_feedback=True of gradcomp_jax.eden), with a residual"
+        )
     return Rotated(bits, block, unbiased)

@@ -9,7 +9,7 @@ from jax import lax
 
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
-from gradcomp_jax.compressors.base import Compressor
+from gradcomp_jax.compressors.base import LARGEST, Compressor
 from gradcomp_jax.compressors.union import Union, index_dtype
 
 MAX_BLOCK = 65536
@@ -92,6 +92,11 @@ class TopK(Compressor):
         if self.dtype == jnp.int8:
             return TopKPayload(index, *kernels.quantize(value)), state
         return TopKPayload(index, value.astype(self.dtype)), state
+
+    def finite(self, payload: TopKPayload, local: Array | None, largest: float = LARGEST) -> Array:
+        """The largest of a block is among its entries, or in a mean of ``k`` of them."""
+        most = largest / self.k if self.bits == 2 else largest
+        return super().finite(payload, local, most) & kernels.all_finite(payload.numbers(), most)
 
     def decode(self, payload: TopKPayload, *, shared: Array | None = None) -> Array:
         """Values at their positions, zeros elsewhere."""

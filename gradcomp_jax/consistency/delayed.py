@@ -10,9 +10,11 @@ from jax import lax
 
 from gradcomp_jax import _checks, _compat
 from gradcomp_jax._typing import Array, AxisName, PyTree
+from gradcomp_jax.compressors.base import largest_of
 from gradcomp_jax.consistency import healthy
 from gradcomp_jax.consistency.branching import each_nth, when
 from gradcomp_jax.per_device import PerDevice, is_per_device
+from gradcomp_jax.transforms.plan import path_name
 
 
 @jax.tree_util.register_dataclass
@@ -67,10 +69,15 @@ def delayed_average(
 
     What follows it sees the corrected gradient: momentum after it is a linear filter of it, in which a correction reaches
     the parameters with the same weights as the gradient that it corrects; Adam's second moments are each replica's own.
-    Weight decay of the parameters belongs before it (``optax.add_decayed_weights``), like in the synchronous form.
+    Weight decay of the parameters belongs before it (``optax.add_decayed_weights``), like in the synchronous form. Of the
+    sum of p gradients the method is given the mean, and p times what it delivers arrives: weight decay and clipping inside a
+    method (:func:`gradcomp_jax.dgc`) weigh as they do in p steps, the decay by the parameters when the sum arrives. What
+    the method keeps is in units of one step.
+
     A compressed mean arrives in the place of :math:`\bar g_{n-t}`, and what it left out later, from the method's memory.
 
-    A gradient that is not finite on some worker is as zero there, for its own update and for the sum; the others go on.
+    A gradient that is not finite on some worker, or so large that a sum could overflow, is as zero there, for its own update
+    and for the sum; the others go on.
 
     Replicas differ: build the state with ``gc.init_state(..., replicas=True)``. State: :class:`DelayedState`; the sums
     take as many copies of the gradient as there are periods in ``delay`` steps. Wire: the method's, every ``every`` steps.
@@ -84,7 +91,8 @@ def delayed_average(
         compensate: whether replicas go on with their own gradients meanwhile.
 
     Raises:
-        ValueError: for a negative delay or a period below 1.
+        ValueError: for a negative delay or a period below 1; from ``init``, for parameters narrower than float32 where
+            replicas differ: nothing would take back what each rounds differently.
 
     References:
         Zhu et al., 2021, Delayed Gradient Averaging, section 3 (NeurIPS); Zhu et al., 2020, Distributed Training Across the
@@ -92,11 +100,14 @@ def delayed_average(
     """
     _checks.non_negative_int("delay", delay)
     _checks.positive_int("every", every)
-    exchange = optax.with_extra_args_support(method)
+    exchange = of_sums(method, every)
     synchronous = delay == 0 and every == 1
     slots = slots_of(delay, every)
 
     def init(params: PyTree) -> DelayedState:
+        if compensate and not synchronous:
+            need_wide(params)
+
         def ring(p: Any) -> PerDevice:
             return PerDevice(_compat.varying(jnp.zeros((slots, *jnp.shape(p)), jnp.float32), axis_name), slots)
 
@@ -110,7 +121,8 @@ def delayed_average(
             return means, dataclasses.replace(state, step=state.step + 1, method=inner)
         if compensate and params is not None:
             healthy.need_replicas(params, axis_name, "delayed_average with compensation")
-        own, ok = healthy.or_zeros(updates)
+        # Sums of ``every`` gradients are sent, and must not be too large for the exchange.
+        own, ok = healthy.or_zeros(updates, largest_of((_compat.axis_size(axis_name) or 1) * every))
         before = landing(state.flying, state.step, delay, every)
         flying = added(state.flying, own, state.step, every)
         # Without a delay the sum that lands has this step's gradient in it.
@@ -124,9 +136,40 @@ def delayed_average(
         correction, inner = when(lands, land, (None, state.method), sums, state.method)
         total = jax.tree.map(jnp.add, own, correction) if compensate else correction
         new = DelayedState(state.step + 1, healthy.count(state.dropped, ok), flying, inner, delay, every)
-        return healthy.like(total, updates), new
+        # With compensation what is taken back later must be what was added now: float32, as the sums are.
+        return total if compensate else healthy.like(total, updates), new
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def of_sums(method: optax.GradientTransformation, every: int) -> optax.GradientTransformationExtraArgs:
+    """The method for sums of ``every`` gradients: it sees their mean, as weight decay and clipping expect it."""
+    exchange = optax.with_extra_args_support(method)
+    if every == 1:
+        return exchange
+
+    def update(updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, Any]:
+        means, state = exchange.update(mean_of(updates, every), state, params, **extra)
+        return jax.tree.map(lambda m: m * every, means), state
+
+    return optax.GradientTransformationExtraArgs(exchange.init, update)
+
+
+def mean_of(sums: PyTree, every: int) -> PyTree:
+    """A step's share of sums."""
+    return sums if every == 1 else jax.tree.map(lambda s: s / every, sums)
+
+
+def need_wide(params: PyTree) -> None:
+    """Refuses parameters that round what is added now and taken back later."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        dtype = jnp.result_type(leaf)
+        if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4:
+            raise ValueError(
+                f"the parameter {path_name(path)!r} is {dtype.name}: every replica rounds its own steps to that, what arrives"
+                " does not take the rounding back, and replicas drift apart. Keep float32 master parameters and cast them in"
+                f" the loss, x.astype({dtype.name!r}); or use compensate=False, with which replicas do not differ"
+            )
 
 
 def slots_of(delay: int, every: int) -> int:

@@ -12,6 +12,7 @@ from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.consistency import healthy
 from gradcomp_jax.consistency.branching import when
 from gradcomp_jax.per_device import PerDevice
+from gradcomp_jax.transforms.local_clip import DIFFERENCES
 
 
 @jax.tree_util.register_dataclass
@@ -72,7 +73,8 @@ def elastic_average(
         alpha: how far a replica moves to the centre; ``beta`` divided by the number of workers by default.
 
     Raises:
-        ValueError: for numbers out of range; when traced, without parameters.
+        ValueError: for numbers out of range; when traced, without parameters, and for a method that decays weights or clips:
+            what crosses is no gradient.
 
     References:
         Zhang, Choromanska and LeCun, 2015, https://arxiv.org/abs/1412.6651, equations 5 and 6, algorithms 1 and 2.
@@ -95,7 +97,7 @@ def elastic_average(
 
         def pull(own: PyTree, centre: PyTree, inner: Any) -> tuple[PyTree, PyTree, Any]:
             apart = jax.tree.map(lambda p, c: p.astype(jnp.float32) - c, params, centre)
-            mean, inner = exchange.update(apart, inner, params, **extra)
+            mean, inner = exchange.update(apart, inner, None, **{**extra, DIFFERENCES: True})
             pulled = jax.tree.map(lambda u, d: u - band * d, own, apart)
             return pulled, jax.tree.map(lambda c, m: c + beta * m, centre, mean), inner
 

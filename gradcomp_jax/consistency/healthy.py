@@ -7,18 +7,19 @@ import jax.numpy as jnp
 
 from gradcomp_jax import _compat, kernels
 from gradcomp_jax._typing import Array, AxisName, PyTree
+from gradcomp_jax.compressors.base import LARGEST
 from gradcomp_jax.per_device import PerDevice
 
 
-def or_zeros(tree: PyTree) -> tuple[PyTree, Array]:
-    """The tree in float32, zeros throughout if any entry of it is not finite; and whether all are, this worker's own."""
-    ok = all_finite(tree)
+def or_zeros(tree: PyTree, largest: float = LARGEST) -> tuple[PyTree, Array]:
+    """The tree in float32, zeros throughout if any entry is not finite or too large; and whether all are, a worker's own."""
+    ok = all_finite(tree, largest)
     return jax.tree.map(lambda x: jnp.where(ok, x.astype(jnp.float32), 0.0), tree), ok
 
 
-def all_finite(tree: PyTree) -> Array:
-    """Whether every entry of every leaf is."""
-    return jnp.stack([jnp.array(True), *map(kernels.all_finite, jax.tree.leaves(tree))]).all()
+def all_finite(tree: PyTree, largest: float = LARGEST) -> Array:
+    """Whether every entry of every leaf is, and none above a magnitude."""
+    return jnp.stack([jnp.array(True), *(kernels.all_finite(x, largest) for x in jax.tree.leaves(tree))]).all()
 
 
 def steady(updates: PyTree, params: PyTree) -> tuple[PyTree, Array]:

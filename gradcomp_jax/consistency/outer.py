@@ -81,7 +81,8 @@ def outer_average(
         parts: of the tree; at most ``every``.
 
     Raises:
-        ValueError: for a period below 1 or too many parts; when traced, without parameters.
+        ValueError: for a period below 1 or too many parts; when traced, without parameters, and for a method that decays
+            weights: what crosses is no gradient.
 
     References:
         Douillard et al., 2023, DiLoCo, https://arxiv.org/abs/2311.08105, algorithm 1; Douillard et al., 2025, Streaming
@@ -114,7 +115,7 @@ def outer_average(
 
         def together(own: PyTree, centre: PyTree, here: PyTree, outer_state: Any, inner: Any) -> tuple:
             come = jax.tree.map(lambda c, p, u: c - (p.astype(jnp.float32) + u), centre, here, own)
-            mean, inner = exchange.update(come, inner, here, **extra)
+            mean, inner = exchange.update(come, inner, None, **extra)
             step, outer_state = outer.update(mean, outer_state, centre)
             centre = jax.tree.map(jnp.add, centre, step)
             return jax.tree.map(lambda c, p: c - p.astype(jnp.float32), centre, here), centre, outer_state, inner

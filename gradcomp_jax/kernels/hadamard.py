@@ -8,10 +8,11 @@ import numpy as np
 from jax import lax
 
 from gradcomp_jax._typing import Array
-from gradcomp_jax.kernels.random import seeded_bits
+from gradcomp_jax.kernels.random import fold_seeds, seeded_bits
 from gradcomp_jax.kernels.separable import on_both_sides
 
 _SIGN = 0x80000000  # the sign bit of a float32
+_ANGLES = 2**31 - 2  # no worker has this number
 
 
 def hadamard(rows: Array) -> Array:
@@ -33,19 +34,39 @@ def hadamard(rows: Array) -> Array:
     return on_both_sides(rows, _matrix(outer), _matrix(block // outer))
 
 
-def rotate(rows: Array, seeds: Array) -> Array:
+def rotate(rows: Array, seeds: Array, *, planes: bool = False) -> Array:
     """Random signs, then :func:`hadamard`; the same seeds on every worker give the same rotations.
+
+    Signs alone make sums of few values: a block with one large entry becomes numbers on a grid, and a second rotation a
+    finer grid. With ``planes`` every pair of entries is also turned by a random angle, and nothing is on a grid.
 
     Args:
         rows: float32 ``[rows, block]``, the block a power of two.
-        seeds: uint32 ``[rows]``; each row has its own signs.
+        seeds: uint32 ``[rows]``; each row has its own signs and angles.
+        planes: turn entry j and entry j + block / 2 in their plane, between signs and transform.
     """
-    return hadamard(_with_signs(rows, seeds))
+    signed = _with_signs(rows, seeds)
+    return hadamard(_in_planes(signed, seeds, 1.0) if planes else signed)
 
 
-def rotate_back(rows: Array, seeds: Array) -> Array:
+def rotate_back(rows: Array, seeds: Array, *, planes: bool = False) -> Array:
     """Inverse of :func:`rotate`."""
-    return _with_signs(hadamard(rows), seeds)
+    back = hadamard(rows)
+    return _with_signs(_in_planes(back, seeds, -1.0) if planes else back, seeds)
+
+
+def _in_planes(rows: Array, seeds: Array, direction: float) -> Array:
+    """By the angle 2 arctan(t) each, t uniform in [-1, 1): with the signs before it any direction of a plane can come out."""
+    half = rows.shape[1] // 2
+    if not half:
+        return rows
+    drawn = seeded_bits(fold_seeds(seeds, _ANGLES), half) >> 8
+    t = drawn.astype(jnp.int32).astype(jnp.float32) * jnp.float32(2**-23) - 1.0
+    # Sine and cosine of the double angle, from the tangent: no trigonometry.
+    both = 1.0 / (1.0 + t * t)
+    cosine, sine = (1.0 - t * t) * both, direction * 2.0 * t * both
+    a, b = rows[:, :half], rows[:, half:]
+    return jnp.concatenate([cosine * a - sine * b, sine * a + cosine * b], axis=1)
 
 
 def _with_signs(rows: Array, seeds: Array) -> Array:

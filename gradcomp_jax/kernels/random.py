@@ -37,16 +37,28 @@ def hash_bits(key: Array, shape: tuple[int, ...], *, first: Array | int = 0, str
         first: position of the first entry in the whole tensor, where these rows are a part of it.
         stride: positions from one row to the next, where these are some columns of longer rows; ``width`` by default.
     """
-    row = jax.lax.broadcasted_iota(jnp.uint32, shape, 0) * jnp.uint32(shape[1] if stride is None else stride)
-    position = row + jax.lax.broadcasted_iota(jnp.uint32, shape, 1) + jnp.asarray(first).astype(jnp.uint32)
-    return _hash(key, position)
+    start, lap = _starts(shape, shape[1] if stride is None else stride)
+    position = start + jax.lax.broadcasted_iota(jnp.uint32, shape, 1) + jnp.asarray(first).astype(jnp.uint32)
+    return _hash(key, position, lap)
 
 
-def _hash(key: Array, position: Array) -> Array:
+def _starts(shape: tuple[int, ...], stride: int) -> tuple[Array, Array | None]:
+    """Where each row begins, and how often positions before it have gone through all 32 bits, where any have."""
+    row = jax.lax.broadcasted_iota(jnp.uint32, shape, 0)
+    most = 2**32 // max(stride, 1)
+    if shape[0] <= most:
+        return row * jnp.uint32(stride), None
+    return row % jnp.uint32(most) * jnp.uint32(stride), row // jnp.uint32(most)
+
+
+def _hash(key: Array, position: Array, lap: Array | None) -> Array:
     words = jax.random.key_data(key).reshape(-1).astype(jnp.uint32)
     # Two rounds with a key word before each: after one round alone, keys that differ in a word have streams that are
     # permutations of each other. The second word carries the first for the same reason.
-    return mix(mix(position ^ words[0]) + (words[-1] ^ mix(words[0])))
+    second = words[-1] ^ mix(words[0])
+    if lap is not None:
+        second = mix(second ^ mix(lap + jnp.uint32(_GOLDEN)))
+    return mix(mix(position ^ words[0]) + second)
 
 
 def row_seeds(key: Array, rows: int) -> Array:
@@ -130,8 +142,8 @@ def uniform_of_planes(key: Array, rows: int, block: int, starts: list[int], widt
     plane = entry // width
     first_of_pair = np.asarray(starts)[plane - plane % 2]
     place = (first_of_pair + entry - np.asarray(starts)[plane]).astype(np.uint32)
-    row = jax.lax.broadcasted_iota(jnp.uint32, (rows, block), 0) * jnp.uint32(block)
-    bits = _hash(key, row + place)
+    start, lap = _starts((rows, block), block)
+    bits = _hash(key, start + place, lap)
     return _fraction(jnp.where(plane % 2 == 1, _turned(bits), bits))
 
 

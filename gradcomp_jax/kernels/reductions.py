@@ -43,13 +43,15 @@ def max_of_lanes(keys: Array, lanes: int) -> Array:
     return lax.optimization_barrier(jnp.max(keys.reshape(n, block // lanes, lanes), axis=1))
 
 
-def all_finite(x: Array) -> Array:
-    """Whether no entry is a NaN or an infinity: any floating dtype and shape to a boolean scalar.
+_LARGEST = float(jnp.finfo(jnp.float32).max)
 
-    Zero times such an entry is NaN, and a sum never loses one; a maximum of floats may (XLA's CPU backend drops NaNs
-    from it by default).
+
+def all_finite(x: Array, largest: float = _LARGEST) -> Array:
+    """Whether no entry is a NaN or an infinity, or above a magnitude: any floating dtype and shape to a boolean scalar.
+
+    A NaN fails every comparison; a maximum of floats may lose it (XLA's CPU backend drops NaNs from it by default).
     """
-    return jnp.sum(x.astype(jnp.float32) * 0.0) == 0
+    return jnp.all(jnp.abs(x.astype(jnp.float32)) <= largest)
 
 
 def largest(rows: Array) -> Array:
@@ -83,11 +85,11 @@ def norm_of_rows(rows: Array) -> Array:
     """The L2 norm of each row: float32 ``[rows, block]`` to ``[rows]``, not finite where an entry is not.
 
     Squares are of entries over the largest, so none over- or underflows. A row whose largest entry is subnormal, a zero
-    of some backends, gives that entry.
+    of some backends, gives that entry; so does one whose largest has a subnormal reciprocal, 2**126 or more.
     """
     top = largest_of_rows(rows)
     # A NaN is not below the smallest normal number: it divides, and is seen.
-    usable = ~(top < jnp.finfo(jnp.float32).tiny)
+    usable = ~(top < jnp.finfo(jnp.float32).tiny) & ~(top >= 2.0**126)
     parts = rows / jnp.where(usable, top, 1.0)[:, None]
     return jnp.where(usable, top * jnp.sqrt(jnp.sum(parts * parts, axis=1)), top)
 

@@ -35,9 +35,12 @@ def from_rows(rows: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
 
 
 def valid_counts(size: int, block: int) -> Array:
-    """How many entries of each row are not padding: int32 ``[rows]``."""
-    start = jax.lax.iota(jnp.int32, row_count(size, block)) * block
-    return jnp.clip(size - start, 0, block)
+    """How many entries of each row are not padding: int32 ``[rows]``; ``size`` may be more than an int32 holds."""
+    rows = row_count(size, block)
+    whole = jnp.full((rows,), block, jnp.int32)
+    # The last row by its number: where it begins may be more than an int32 holds.
+    is_last = jax.lax.iota(jnp.int32, rows) == rows - 1
+    return jnp.where(is_last, size - (rows - 1) * block, whole) if block > 1 else whole
 
 
 def valid_mask(count: Array, block: int) -> Array:

@@ -15,6 +15,7 @@ from gradcomp_jax.kernels.reductions import largest, largest_of_rows
 
 _EXPONENT = np.uint32(0x7F800000)  # the exponent bits of a float32
 _FLAT = 1e-3  # a variance below this part of the mean square is a constant's rounding error
+_SEEN = 1e33  # a magnitude from here on is not clipped away: whoever asks what is finite must see it
 _SAFE = (1e-15, 1e15)  # magnitudes whose squares, summed, neither vanish nor overflow
 
 
@@ -26,7 +27,7 @@ def clip_bound(rows: Array, count: Array, *, clip: float | None, per_row: bool) 
     Where sigma is 0 (a constant, a single entry) nothing is clipped: clipping there would zero the tensor for ever.
     A tensor as a whole is read once, so its variance is a difference of sums: below a thousandth of the mean square
     (sigma below 3% of the root mean square) it counts as constant, and outside magnitudes of 1e-15 to 1e15 nothing is
-    clipped.
+    clipped; of a bucket, from 1e33 on.
 
     Args:
         rows: float32 ``[rows, block]``, zeros in the padding.
@@ -47,7 +48,7 @@ def clip_bound(rows: Array, count: Array, *, clip: float | None, per_row: bool) 
 def _tensor_bound(rows: Array, count: Array, clip: float) -> Array:
     """One bound from two read passes, maximum and sums. Zeros in the padding add nothing to the sums."""
     top, first, second = largest(rows), jnp.sum(rows), jnp.sum(rows * rows)
-    n = jnp.maximum(jnp.sum(count).astype(jnp.float32), 1.0)
+    n = jnp.maximum(jnp.sum(count.astype(jnp.float32)), 1.0)  # an int32 could wrap
     square = second / n
     variance = square - (first / n) ** 2
     varies = (variance > _FLAT * square) & (top > _SAFE[0]) & (top < _SAFE[1])
@@ -66,7 +67,7 @@ def _row_bounds(rows: Array, count: Array, clip: float) -> Array:
     first, second = jnp.sum(away, axis=1), jnp.sum(away * away, axis=1)
     n = jnp.maximum(count.astype(jnp.float32), 1.0)
     sigma = jnp.sqrt(jnp.maximum(second / n - (first / n) ** 2, 0.0)) * unit
-    return jnp.where(sigma > 0, jnp.minimum(top, clip * sigma), top)
+    return jnp.where((sigma > 0) & (top < _SEEN), jnp.minimum(top, clip * sigma), top)
 
 
 def ternarize(rows: Array, bound: Array, scale: Array, key: Array, *, generator: Generator = "hash") -> Array:

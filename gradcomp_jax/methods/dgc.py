@@ -7,6 +7,7 @@ import optax
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
 from gradcomp_jax.transforms import Select, Stages, exchange, gains, local_clip, staged
+from gradcomp_jax.transforms import weight_decay as decay
 
 
 def dgc(
@@ -80,9 +81,7 @@ def dgc(
             dense_compressor=compressors.dense(dtype),
         )
 
-    before = (
-        [] if isinstance(weight_decay, (int, float)) and not weight_decay else [optax.add_decayed_weights(weight_decay)]
-    )
+    before = [] if isinstance(weight_decay, (int, float)) and not weight_decay else [decay.weight_decay(weight_decay)]
     if clip_norm is not None:
         before.append(local_clip(clip_norm, axis_name=axis_name))
     after = [] if momentum_correction else [optax.trace(momentum, nesterov)]

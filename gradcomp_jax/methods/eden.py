@@ -23,7 +23,8 @@ def eden(
 
     :math:`y = R x` with a randomized Hadamard rotation of each block, :math:`q = Q(y)` the nearest Lloyd-Max levels,
     decoded to :math:`S R^{-1} q`. Without error feedback :math:`S = \|x\|^2 / \langle y, q \rangle`, which is unbiased
-    over the rotations (two of them, see :func:`gradcomp_jax.compressors.rotated`); with it one rotation and
+    over the rotations to a thousandth of a block's norm (two or three of them, for blocks of 32 or more, see
+    :func:`gradcomp_jax.compressors.rotated`); with it one rotation and
     :math:`S = \langle y, q \rangle / \|q\|^2`, which has the least error.
 
     Every worker turns its own way, so that errors average out. Momentum or Adam go after it.

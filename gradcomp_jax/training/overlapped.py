@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gradcomp_jax import _checks, _compat, _specs, per_device
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.consistency import DelayedState, delayed_average
+from gradcomp_jax.consistency.delayed import mean_of
 from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.training.gradients import local_value_and_grad
 from gradcomp_jax.training.state import TrainState, check_axis, has_replicas, lift_replicas, state_specs
@@ -181,7 +182,7 @@ def make_overlapped_step(
     def cross(sums: PyTree, inner: Any) -> Any:
         specs = state_specs((sums, inner), axis_name=axis_name)
         mapped = jax.shard_map(
-            lambda s, i: exchange.update(per_device.lower(s), i),
+            lambda s, i: exchange.update(mean_of(per_device.lower(s), every), i),
             in_specs=specs,
             out_specs=(everywhere, specs[1]),
             **mapping,

@@ -29,7 +29,7 @@ class ExchangeState(NamedTuple):
 
     Attributes:
         step: int32 scalar, updates seen, skipped ones included.
-        skipped: int32 scalar, exchanges skipped because some worker's gradient was not finite.
+        skipped: int32 scalar, exchanges skipped because some worker's gradient was not finite, or too large.
         memory: for each part and piece, the memory as :class:`~gradcomp_jax.per_device.PerDevice` float32 rows.
         compressor: for each part and piece, the compressor's own state.
         server: for each part, the owners' residual (``PerDevice`` of kind ``share``) or ``()``.
@@ -65,7 +65,9 @@ def exchange(
     ``shard_map`` (``check_vma`` on or off), ``pmap`` and ``vmap(axis_name=...)``.
 
     A gradient with a NaN or an infinity on any worker: all workers skip that exchange together. The update is zero, the
-    memories stay as they were, ``skipped`` goes up.
+    memories stay as they were, ``skipped`` goes up. So it is where what a worker sends from, gradient and memory, has a
+    magnitude above 1/(4N) of float32's largest number (2e37 for four workers), because sums could overflow; codes that add
+    entries up before they send (signs, rotations, frequencies, low rank) may skip from that over their block's entries on.
 
     State: :class:`ExchangeState`; memories are float32 and per device. With a ``server`` remainder, initialise inside
     the axis (:func:`gradcomp_jax.init_state` does), because the owners' shares depend on the number of workers.

@@ -10,6 +10,8 @@ from gradcomp_jax import _checks
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.transforms.skipping import keep_if, took_place
 
+_LARGEST = 2.0**50
+
 
 class FrozenAdamState(NamedTuple):
     """State of :func:`frozen_adam`.
@@ -50,7 +52,8 @@ def frozen_adam(
     :math:`\sqrt v` counts as at least ``floor`` times the root of the tensor's mean v. With ``floor=0`` it is as it is,
     but for entries that had no gradient in the whole warm-up: they do not move.
 
-    A skipped exchange leaves m, v and all memories as they were, its update is zero, and it is no step.
+    Squares are kept, so a magnitude above 2**50 counts as not finite and the exchange is skipped. A skipped exchange leaves
+    m, v and all memories as they were, its update is zero, and it is no step.
 
     Args:
         dense: the exchange of gradients.
@@ -75,7 +78,7 @@ def frozen_adam(
         return FrozenAdamState(zero, mean, variance, dense.init(params), compressed.init(params))
 
     def update(updates: PyTree, state: FrozenAdamState, params: PyTree | None = None, **extra: Any) -> Any:
-        gradient = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
+        gradient = jax.tree.map(lambda g: _seen(g.astype(jnp.float32)), updates)
 
         def warming(gradient: PyTree, state: FrozenAdamState) -> tuple[Array, FrozenAdamState]:
             mean, inner = dense.update(gradient, state.dense, params, **extra)
@@ -108,6 +111,11 @@ def frozen_adam(
         return result, new._replace(taken=taken)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _seen(g: Array) -> Array:
+    """The gradient, with an infinity in the place of what has squares that overflow, alone or summed over a tensor."""
+    return jnp.where(jnp.abs(g) > _LARGEST, jnp.inf, g)
 
 
 def _towards(old: PyTree, new: PyTree, decay: float) -> PyTree:

@@ -11,6 +11,9 @@ from gradcomp_jax import collectives as co
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.transforms.exchange import inner_axis
 
+DIFFERENCES = "gradcomp_differences"
+_UNIT = 2.0**-80  # any float32 times this has a square that is finite, summed over 2**31 entries too
+
 
 def local_clip(max_norm: Any, *, axis_name: AxisName | None) -> optax.GradientTransformationExtraArgs:
     r"""Clips each worker's whole gradient to the global norm :math:`thr\,N^{-1/2}`.
@@ -23,7 +26,7 @@ def local_clip(max_norm: Any, *, axis_name: AxisName | None) -> optax.GradientTr
         axis_name: the axis that the gradients are averaged over later; ``None`` for one worker.
 
     Raises:
-        ValueError: for a negative norm.
+        ValueError: for a negative norm; when traced within :func:`gradcomp_jax.elastic_average`.
 
     References:
         Lin et al., 2018, https://arxiv.org/abs/1712.01887, section 3.2 (local gradient clipping).
@@ -36,11 +39,24 @@ def local_clip(max_norm: Any, *, axis_name: AxisName | None) -> optax.GradientTr
 
     def update(updates: PyTree, state: optax.EmptyState, params: PyTree | None = None, **extra: Any) -> Any:
         del params
+        if extra.get(DIFFERENCES):
+            raise ValueError(
+                "clip_norm is for gradients, and elastic_average exchanges how far replicas are from the centre: what is"
+                " clipped off would leave the replicas and reach no centre. Clip before the inner optimizer"
+                " (optax.clip_by_global_norm), and leave clip_norm out"
+            )
         workers = _compat.axis_size(axis_name) or 1
-        squares = [jnp.sum(jnp.square(g.astype(jnp.float32))) for g in jax.tree.leaves(updates)]
-        # Of all the parts that a worker's devices have between them.
-        norm = jnp.sqrt(co.psum([sum(squares, jnp.zeros((), jnp.float32))], inner_axis(extra))[0])
-        bound = jnp.asarray(max_norm, jnp.float32) * jnp.float32(workers**-0.5)
+
+        def square(unit: float) -> Any:
+            parts = [jnp.sum(jnp.square(g.astype(jnp.float32) * unit)) for g in jax.tree.leaves(updates)]
+            return sum(parts, jnp.zeros((), jnp.float32))
+
+        # Of all the parts that a worker's devices have between them. From 2**64 on a square overflows: then both the norm
+        # and the bound are in a larger unit, of the same pass.
+        plain, scaled = co.psum([square(1.0), square(_UNIT)], inner_axis(extra))
+        fits = jnp.isfinite(plain)
+        norm = jnp.sqrt(jnp.where(fits, plain, scaled))
+        bound = jnp.asarray(max_norm, jnp.float32) * jnp.float32(workers**-0.5) * jnp.where(fits, 1.0, _UNIT)
         # A norm that is not finite would multiply to zeros and NaNs: left alone, the exchange sees it and skips.
         factor = jnp.where(jnp.isfinite(norm) & (norm > bound), bound / norm, 1.0)
         return jax.tree.map(lambda g: (g.astype(jnp.float32) * factor).astype(g.dtype), updates), state

@@ -21,6 +21,9 @@ View = Literal["rows", "columns", "tree"]
 # Entries from which a leaf that goes dense is a piece of its own: joined, it would wait for all the others.
 _SMALL = 2**18
 
+# Entries of one leaf: positions within one (a matrix, a row of any block) are int32.
+_MOST = 2**31 - 1
+
 
 @dataclasses.dataclass(frozen=True)
 class Part:
@@ -98,7 +101,8 @@ class Part:
         if self.view != "tree":
             return kernels.valid_counts(piece.size, self.compressor.block)
         rows = self.rows(piece)
-        return (piece.size - jax.lax.iota(jnp.int32, rows) + (rows - 1)) // rows
+        each, left = divmod(piece.size, rows)
+        return each + (jax.lax.iota(jnp.int32, rows) < left).astype(jnp.int32)
 
     def padded(self, piece: "Piece") -> bool:
         """Whether the rows hold more than the piece has."""
@@ -207,7 +211,8 @@ class Planner:
 
         Raises:
             TypeError: for a leaf that is not a real floating-point array.
-            ValueError: for a leaf that the policy has no rule for, or whose sharded dimension does not divide.
+            ValueError: for a leaf that the policy has no rule for, whose sharded dimension does not divide, or that has
+                2**31 entries or more.
         """
         cuts = self._cuts(tree, axis_name, workers)
         chosen: dict[Compressor, list[Piece]] = {compressor: [] for compressor in self.policy.compressors()}
@@ -220,6 +225,11 @@ class Planner:
                     "gradients are exchanged; leave other leaves out with optax.masked"
                 )
             spec = jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
+            if spec.size > _MOST:
+                raise ValueError(
+                    f"the leaf {path_name(path)!r} of shape {spec.shape} has {spec.size} entries, and one leaf may have at"
+                    f" most {_MOST}: shard it along a model axis (gradcomp_jax.model_parallel), or split it into several"
+                )
             choice = self.policy.choose(path_name(path), spec)
             if choice == "averaged":
                 averaged.append(i)

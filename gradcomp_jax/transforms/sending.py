@@ -10,6 +10,7 @@ from gradcomp_jax import collectives as co
 from gradcomp_jax import kernels
 from gradcomp_jax._typing import Array, AxisName
 from gradcomp_jax.collectives import routes
+from gradcomp_jax.compressors.base import largest_of
 from gradcomp_jax.transforms.passes import Encoded, Streams, encode, parcel
 from gradcomp_jax.transforms.plan import Plan
 
@@ -76,7 +77,10 @@ def send(
     parcels = _together(
         sending, [parcel(e, server, streams, workers) for e, server in zip(sending, servers, strict=True)]
     )
-    finite = [e.part.compressor.finite(p, s) for e in encoded for p, s in zip(e.payloads, e.locals, strict=True)]
+    largest = largest_of(workers)
+    finite = [
+        e.part.compressor.finite(p, s, largest) for e in encoded for p, s in zip(e.payloads, e.locals, strict=True)
+    ]
     finite += [kernels.all_finite(x) for x in also]
     bad = ~jnp.stack(finite or [jnp.array(True)]).all()
     return Sent(encoded, numbers, *co.cross(parcels, bad, axis_name=axis_name, after=after))

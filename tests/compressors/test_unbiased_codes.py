@@ -124,6 +124,37 @@ def test_rotated_where_few_entries_are_all(bits: int, few: tuple[float, ...]) ->
     assert error.max() < 1.1 * {1: 0.571, 2: 0.133, 4: 0.0096}[bits]
 
 
+@pytest.mark.parametrize("few", [(1, 0.01, 0.02), (1, 0.5), (2, 2, 2)])
+@pytest.mark.parametrize(("block", "bits"), [(32, 1), (32, 4), (64, 1), (64, 2), (256, 1), (1024, 1), (1024, 4)])
+def test_rotated_small_entries_beside_large_ones(block: int, bits: int, few: tuple[float, ...]) -> None:
+    """Within five standard errors, and a thousandth of the block's norm, of the mean of very many draws."""
+    x = np.zeros((1, block), np.float32)
+    x[0, : len(few)] = few
+    compressor = compressors.rotated(bits, block=block)
+    together = 256
+
+    def moments(total, key):
+        seeds = gc.kernels.row_seeds(key, together)
+        rows = jnp.broadcast_to(jnp.asarray(x), (together, block))
+        payload, _ = compressor.encode(rows, (), key, count=full(rows), shared=seeds)
+        got = compressor.decode(payload, shared=seeds) - x
+        return jax.tree.map(jnp.add, total, (got.sum(axis=0), (got * got).sum(axis=0))), None
+
+    draws = 2**23 // block
+    keys = jax.random.split(jax.random.key(11), draws // together)
+    zeros = (jnp.zeros(block), jnp.zeros(block))
+    first, second = jax.jit(lambda keys: jax.lax.scan(moments, zeros, keys)[0])(keys)
+    mean, square = np.asarray(first, np.float64) / draws, np.asarray(second, np.float64) / draws
+    error = np.sqrt(np.maximum(square - mean**2, 0) / draws)
+    assert (np.abs(mean) <= 5 * error + 1e-3 * np.linalg.norm(x)).all(), np.abs(mean).max()
+
+
+def test_rotations_of_short_blocks_are_not_called_unbiased() -> None:
+    with pytest.raises(ValueError, match=r"a block of 16 .*use block=32 or more.*error_feedback=True"):
+        compressors.rotated(1, block=16)
+    assert not compressors.rotated(1, block=16, unbiased=False).unbiased
+
+
 @pytest.mark.parametrize("bits", [1, 2, 3])
 def test_rotated_with_the_least_error_has_less(bits: int) -> None:
     x = normal(256)

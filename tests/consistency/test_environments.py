@@ -52,9 +52,10 @@ METHODS: dict[str, Callable[[], Any]] = {
 each_method = pytest.mark.parametrize("method", METHODS)
 
 
-def parameters() -> Any:
-    rng = np.random.default_rng(1)
-    return {k: jnp.asarray(rng.normal(size=shape), dtype) for k, (shape, dtype) in SHAPES.items()}
+def parameters(method: str) -> Any:
+    """Of a delayed average float32 masters, whatever the gradients' dtype."""
+    rng, wide = np.random.default_rng(1), method.startswith("delayed")
+    return {k: jnp.asarray(rng.normal(size=s), jnp.float32 if wide else dtype) for k, (s, dtype) in SHAPES.items()}
 
 
 def gradients(seed: int, kind: str = "normal") -> Any:
@@ -94,7 +95,7 @@ def trajectory(method: str, env: str) -> list[dict[str, np.ndarray]]:
     if env.startswith("shard_map"):
         kind = AxisType.Explicit if "explicit" in env else AxisType.Auto
         mesh, spec = mesh_of(kind), PartitionSpec(AXIS)
-        state = gc.init_state(parameters(), tx, mesh, axis_name=AXIS, replicas=True)
+        state = gc.init_state(parameters(method), tx, mesh, axis_name=AXIS, replicas=True)
         params, state = state.params, state.opt_state
 
         @jax.jit
@@ -112,14 +113,14 @@ def trajectory(method: str, env: str) -> list[dict[str, np.ndarray]]:
             return jax.device_put(gradient, jax.NamedSharding(mesh, spec))
     else:
         start = begin(tx)
-        axes = gc.state_axes(jax.eval_shape(start, parameters()))
+        axes = gc.state_axes(jax.eval_shape(start, parameters(method)))
         mapping = {"axis_name": AXIS, "out_axes": axes}
         if env == "pmap":
             first = jax.pmap(lambda p, _: start(p), in_axes=(None, 0), **mapping)
-            params, state = first(parameters(), np.zeros(WORKERS))
+            params, state = first(parameters(method), np.zeros(WORKERS))
             update = jax.pmap(step, in_axes=(0, *axes), **mapping)
         else:
-            params, state = jax.vmap(start, in_axes=None, axis_size=WORKERS, **mapping)(parameters())
+            params, state = jax.vmap(start, in_axes=None, axis_size=WORKERS, **mapping)(parameters(method))
             update = jax.jit(jax.vmap(step, in_axes=(0, *axes), **mapping))
         place = lambda gradient: gradient  # noqa: E731
     structure = jax.tree.map(lambda a: (a.shape, a.dtype), (params, state))
@@ -146,7 +147,7 @@ def test_environments_agree(method: str, env: str) -> None:
 def test_the_replicas_mean_is_that_of_synchronous_training(method: str) -> None:
     """Of gradients that do not depend on the parameters every one counts once, wherever it was taken."""
     total = {k: np.zeros(shape) for k, (shape, _) in SHAPES.items()}
-    first = {k: np.asarray(v.astype(jnp.float32)) for k, v in parameters().items()}
+    first = {k: np.asarray(v.astype(jnp.float32)) for k, v in parameters(method).items()}
     for n, values in enumerate(trajectory(method, "vmap")):
         step = gradients(n, "zero" if n == 3 else "normal")
         for k in total:

@@ -57,3 +57,24 @@ def test_no_rows_and_a_block_that_is_no_power_of_two() -> None:
     assert kernels.rotate(jnp.zeros((0, 8)), jnp.zeros((0,), jnp.uint32)).shape == (0, 8)
     with pytest.raises(ValueError, match="power of two, got 12"):
         kernels.hadamard(jnp.zeros((1, 12)))
+
+
+@pytest.mark.parametrize("block", (1, 2, 8, 64, 1024))
+def test_planes_turn_and_turn_back(block: int) -> None:
+    rows = np.random.default_rng(block).normal(size=(5, block)).astype(np.float32)
+    seeds = kernels.row_seeds(jax.random.key(4), 5)
+    turned = np.asarray(jax.jit(lambda r: kernels.rotate(r, seeds, planes=True))(rows))
+    np.testing.assert_allclose(np.linalg.norm(turned, axis=1), np.linalg.norm(rows, axis=1), rtol=1e-5)
+    np.testing.assert_allclose(kernels.rotate_back(jnp.asarray(turned), seeds, planes=True), rows, atol=1e-5)
+
+
+def test_planes_leave_no_grid() -> None:
+    """One large entry: after signs and a transform two magnitudes at most, with planes as many as there are entries."""
+    rows = np.zeros((1, 256), np.float32)
+    rows[0, 9] = 1.0
+    seeds, other = (kernels.row_seeds(jax.random.key(k), 1) for k in (5, 6))
+    by_signs, by_planes = (
+        kernels.rotate(kernels.rotate(rows, seeds, planes=planes), other, planes=planes) for planes in (False, True)
+    )
+    assert len(np.unique(np.round(np.abs(by_signs), 5))) < 30
+    assert len(np.unique(np.round(np.abs(by_planes), 5))) > 200

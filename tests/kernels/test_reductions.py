@@ -54,3 +54,26 @@ def test_no_rows_and_vmap() -> None:
     assert norm(jnp.zeros((0, 5))).shape == (0,)
     rows = np.random.default_rng(1).normal(size=(3, 2, 5)).astype(np.float32)
     np.testing.assert_allclose(jax.vmap(norm)(rows), np.linalg.norm(rows, axis=2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", (1e30, 5e37, 1e38, 3e38))
+def test_a_norm_is_never_less_than_the_largest_entry(size: float) -> None:
+    """Dividing by a number whose reciprocal is subnormal would give zeros."""
+    rows = np.zeros((3, 64), np.float32)
+    rows[0], rows[1, 5], rows[2, :2] = size, -size, (size, size / 2)
+    with np.errstate(over="ignore"):
+        exact = np.sqrt((rows.astype(np.float64) ** 2).sum(axis=1)).astype(np.float32)
+    got = np.asarray(kernels.norm_of_rows(jnp.asarray(rows)))
+    assert (got >= np.abs(rows).max(axis=1)).all()
+    if size < 1e38:
+        np.testing.assert_allclose(got, exact, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16, jnp.float16))
+def test_finite_up_to_a_magnitude(dtype) -> None:
+    x = np.linspace(-3, 3, 13, dtype=np.float32)
+    for largest, expected in ((3.0, True), (2.9, False)):
+        assert bool(kernels.all_finite(jnp.asarray(x, dtype), largest)) == expected
+    for bad in (np.nan, np.inf, -np.inf):
+        assert not kernels.all_finite(jnp.asarray(np.append(x, bad), dtype))
+    assert kernels.all_finite(jnp.zeros((0,), dtype))

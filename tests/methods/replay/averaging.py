@@ -70,9 +70,12 @@ class Draws:
 
     @staticmethod
     def turns(seeds: Any, block: int) -> Any:
-        """The signs of a first and a second rotation, side by side."""
-        both = [kernels.seeded_bits(s, block) >> 31 for s in (seeds, kernels.fold_seeds(seeds, _LAST))]
-        return 1.0 - 2.0 * jnp.concatenate(both, axis=1).astype(jnp.float32)
+        """The signs of three rotations, and the tangents of their planes' half angles, side by side."""
+        of = [seeds, *(kernels.fold_seeds(seeds, number) for number in (_LAST, _LAST - 2))]
+        signs = [1.0 - 2.0 * (kernels.seeded_bits(s, block) >> 31).astype(jnp.float32) for s in of]
+        bits = [kernels.seeded_bits(kernels.fold_seeds(s, _LAST - 1), block // 2) >> 8 for s in of]
+        tangents = [b.astype(jnp.int32).astype(jnp.float32) / 2**23 - 1 for b in bits]
+        return jnp.concatenate([*signs, *tangents], axis=1)
 
     def draw(self, key: Any, rows: int, block: int) -> Any:
         if self.kind == "coin":

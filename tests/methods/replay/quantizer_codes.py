@@ -140,7 +140,7 @@ def best_levels(bits: int) -> np.ndarray:
 class Rotated:
     """DRIVE and EDEN: y = H D x, q the nearest levels of y over its deviation, decoded to S D H q.
 
-    With the unbiased scale y = H D' H D x.
+    With the unbiased scale y = H G'' D'' H G' D' H G D x: G turns entries j and j + n / 2 in their plane.
     """
 
     bits: int
@@ -155,10 +155,14 @@ class Rotated:
     def __call__(self, x: np.ndarray, valid: np.ndarray, drawn: np.ndarray) -> Result:
         size = x.shape[1]
         hadamard = scipy.linalg.hadamard(size) / np.sqrt(size)
-        first, second = np.split(drawn, 2, axis=1)
-        y = (x * first) @ hadamard.T
+        signs = np.split(drawn[:, : 3 * size], 3, axis=1)
+        angles = [2 * np.arctan(t) for t in np.split(drawn[:, 3 * size :].astype(np.float64), 3, axis=1)]
+        rounds = [(signs[0], 0 * angles[0])]
         if self.unbiased:
-            y = (y * second) @ hadamard.T
+            rounds = list(zip(signs, angles, strict=True))[: 2 if size >= 256 else 3]
+        y = x
+        for sign, angle in rounds:
+            y = in_planes(y * sign, angle) @ hadamard.T
         length = (y**2).sum(axis=1, keepdims=True)
         book = np.asarray(self.levels)
 
@@ -168,7 +172,14 @@ class Rotated:
         q = book[decide(y)] * (length > 0)
         along = (y * q).sum(axis=1, keepdims=True)
         scale = length / or_one(along) if self.unbiased else along / or_one((q**2).sum(axis=1, keepdims=True))
-        back = (scale * q) @ hadamard
-        if self.unbiased:
-            back = (back * second) @ hadamard
-        return back * first * valid, clear(decide, y, zeros_stay=False)
+        back = scale * q
+        for sign, angle in reversed(rounds):
+            back = in_planes(back @ hadamard, -angle) * sign
+        return back * valid, clear(decide, y, zeros_stay=False)
+
+
+def in_planes(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
+    """Complex numbers of two halves, turned."""
+    first, second = np.split(x, 2, axis=1)
+    turned = (first + 1j * second) * np.exp(1j * angle)
+    return np.concatenate([turned.real, turned.imag], axis=1)

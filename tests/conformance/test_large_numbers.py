@@ -1,0 +1,131 @@
+"""Finite gradients that are too large to be added up: skipped together, like infinities; and those just below."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradcomp_jax as gc
+from gradcomp_jax.compressors.base import largest_of
+
+from .environments import AXIS, WORKERS, exchange_state
+from .methods import METHODS
+from .test_conformance import built, gradients, parameters
+
+each_method = pytest.mark.parametrize("method", METHODS)
+
+
+def kept(state: Any) -> list[np.ndarray]:
+    """All that a method keeps but its counters."""
+    return [np.asarray(a) for a in jax.tree.leaves(state) if jnp.issubdtype(a.dtype, jnp.floating)]
+
+
+@each_method
+@pytest.mark.parametrize("leaf", ("matrix", "bias"))
+@pytest.mark.parametrize("everybody", (False, True))
+def test_what_a_sum_could_not_hold_is_skipped_on_every_worker(method: str, leaf: str, everybody: bool) -> None:
+    _, world = built(method, "vmap")
+    params = parameters()
+    _, state = world.update(gradients("normal", 7), world.init(params), params)
+    bad = gradients("normal", 8)
+    if everybody:
+        bad[leaf] = jnp.full_like(bad[leaf], 1e38)
+    else:
+        place = (5, 10, 3)[: bad[leaf].ndim]
+        bad[leaf] = bad[leaf].at[place].set(-1e38)
+    # Clipped to 1e6, as this one does, the gradient is a usual one.
+    skips = method != "dgc"
+    updates, after = world.update(bad, state, params)
+    old, new = exchange_state(state), exchange_state(after)
+    assert int(new.skipped) == int(old.skipped) + skips
+    for name, value in updates.items():
+        assert np.isfinite(np.asarray(value, np.float32)).all()
+        assert not (skips and np.asarray(value, np.float32).any()), name
+    for a, b in zip(kept((old.memory, old.server)), kept((new.memory, new.server)), strict=True):
+        assert np.isfinite(b).all()
+        assert not skips or (a == b).all()
+    updates, _ = world.update(gradients("normal", 9), after, params)
+    assert np.asarray(updates["matrix"]).any(), "the exchange did not recover"
+
+
+@each_method
+@pytest.mark.parametrize("below", (0.99, 2.0**-14, 2.0**-30))
+def test_whatever_is_kept_stays_finite(method: str, below: float) -> None:
+    """Gradients up to the limit, of one sign and of both, step after step: taken or skipped, nothing overflows."""
+    _, world = built(method, "vmap")
+    params = parameters()
+    state = world.init(params)
+    for step in range(4):
+        rng = np.random.default_rng(step)
+        values = [-1.0, 1.0] if step % 2 else [1.0]
+        size = np.float32(below * largest_of(WORKERS))
+        gradient = {k: jnp.asarray(size * rng.choice(values, (WORKERS, *p.shape)), p.dtype) for k, p in params.items()}
+        updates, state = world.update(gradient, state, params)
+        for value in (*jax.tree.leaves(updates), *kept(state)):
+            assert np.isfinite(np.asarray(value, np.float32)).all(), f"step {step}"
+
+
+@pytest.mark.parametrize("route", ("gather", "two_phase", "sum"))
+@pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16))
+def test_the_largest_that_can_be_added_up_is(route: str, dtype: Any) -> None:
+    """A mean of numbers at the limit is that number, and a tenth more is skipped."""
+    tx = gc.dense(axis_name=AXIS, dtype=dtype, route=route)
+    update = jax.jit(jax.vmap(lambda g: tx.update(g, tx.init(g)), axis_name=AXIS))
+    for factor, taken in ((0.9, True), (1.1, False)):
+        value = np.float32(factor * largest_of(WORKERS))
+        mean, state = update(jnp.full((WORKERS, 30, 50), value))
+        np.testing.assert_allclose(mean, value if taken else 0.0, rtol=2**-8)
+        assert (np.asarray(state.skipped) == (not taken)).all()
+
+
+def test_averaged_leaves_pass_through_as_they_are_unless_they_are_not_finite() -> None:
+    tx = gc.exchange(gc.by_path("own", "averaged", otherwise="dense"), axis_name=AXIS)
+    update = jax.vmap(lambda g: tx.update(g, tx.init(g)), axis_name=AXIS)
+    for value, skipped in ((1e38, 0), (np.inf, 1)):
+        tree = {"own": jnp.full((WORKERS, 2, 3), value), "rest": jnp.ones((WORKERS, 5))}
+        updates, state = update(tree)
+        np.testing.assert_array_equal(updates["own"], 0.0 if skipped else np.float32(value))
+        np.testing.assert_array_equal(updates["rest"], 1.0 - skipped)
+        assert (np.asarray(state.skipped) == skipped).all()
+
+
+def test_an_owners_residual_that_grows_too_large_is_seen() -> None:
+    """What only the owner has: its sum, with what it kept, is too large for float32, though every payload is not."""
+    tx = gc.exchange(
+        gc.compressors.topk(1 / 4, block=4, dtype=jnp.float32), axis_name=AXIS, route=gc.collectives.two_phase("server")
+    )
+    params = {"w": jnp.zeros((4, WORKERS))}
+    axes = gc.state_axes(jax.eval_shape(jax.vmap(tx.init, axis_name=AXIS, in_axes=None, axis_size=WORKERS), params))
+    state = jax.vmap(tx.init, axis_name=AXIS, in_axes=None, out_axes=axes, axis_size=WORKERS)(params)
+    full = jax.tree.map(lambda a: jnp.full_like(a, 3e38) if a.dtype == jnp.float32 else a, state.server)
+    update = jax.vmap(tx.update, axis_name=AXIS, in_axes=(0, axes), out_axes=(0, axes))
+    gradient = {"w": jnp.full((WORKERS, 4, WORKERS), 1e36)}
+    updates, after = update(gradient, state._replace(server=full))
+    assert int(after.skipped) == 1
+    assert not np.asarray(updates["w"]).any()
+    for a, b in zip(jax.tree.leaves(full), jax.tree.leaves(after.server), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("size", (1e18, 1e25, 3e37))
+def test_a_clipped_gradient_has_the_norm_asked_for_however_large_it_was(size: float) -> None:
+    tx = gc.local_clip(2.0, axis_name=None)
+    gradient = {"a": jnp.asarray([3.0, -4.0]) * size / 5, "b": jnp.zeros((2, 2))}
+    clipped, _ = tx.update(gradient, tx.init(gradient))
+    np.testing.assert_allclose(clipped["a"], [1.2, -1.6], rtol=1e-6)
+
+
+def test_adams_squares_stay_finite() -> None:
+    """A gradient whose square overflows is skipped while the variance is being measured, and afterwards."""
+    tx = gc.one_bit_adam(axis_name=None, warm_up_steps=2)
+    params = {"w": jnp.zeros((64, 64))}
+    state = tx.init(params)
+    for step, size in enumerate((1.0, 1e20, 1.0, 1e20, 1.0)):
+        before = state
+        updates, state = tx.update({"w": jnp.full((64, 64), size)}, state)
+        assert np.isfinite(updates["w"]).all() and all(np.isfinite(x).all() for x in kept(state))
+        if size > 1:
+            assert not updates["w"].any() and int(state.taken) == int(before.taken)
+            assert sum(int(s.skipped) for s in (state.dense, state.compressed)) == (step + 1) // 2
