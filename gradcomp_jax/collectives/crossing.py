@@ -16,6 +16,9 @@ from gradcomp_jax.compressors import Compressor
 
 Span = tuple[int, int]
 
+Laid = tuple[kernels.Deal, int] | None
+"""How rows that were dealt out are wanted: the deal, and the width of the matrix that its vector is seen as."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Parcel:
@@ -52,15 +55,17 @@ class Delivery:
     """What every worker holds afterwards.
 
     Attributes:
-        mean: rows ``[a, b)`` of the mean, float32 ``[b - a, block]``, equal on every worker.
-        rounding: what this worker's share of the mean lost to rounding, times N, in rows ``[a, b)``; for ``put_back``.
+        mean: rows ``[a, b)`` of the mean, float32 ``[b - a, block]``, equal on every worker; with a :data:`Laid`, the
+            vector that was dealt out over them. Decoded anew for each use that names another thing to wait for: an array
+            that several passes share would be held.
+        rounding: what this worker's share of the mean lost to rounding, times N, likewise; for ``put_back``.
         whole: whether the owners kept something of every entry: a zero in the mean is then a number like any other.
         server: the owner's new residual.
         payload: rows ``[a, b)`` of the mean of the payloads themselves, where they were added.
     """
 
-    mean: Callable[[Span], Array]
-    rounding: Callable[[Span], Array] | None = None
+    mean: Callable[[Span, Laid, Any], Array]
+    rounding: Callable[[Span, Laid], Array] | None = None
     whole: bool = False
     server: Array | None = None
     payload: Callable[[Span], Any] | None = None
@@ -232,11 +237,27 @@ def _by_owner(parcel: Parcel, workers: int) -> Any:
 
 
 def _of_sum(total: Array, workers: int) -> Delivery:
-    return Delivery(lambda span: _rows(total, span) / workers)
+    return Delivery(lambda span, laid, _: _lay(_rows(total, span), laid) / workers)
 
 
 def _of_share(mean: Array) -> Delivery:
-    return Delivery(lambda span: _rows(mean, span))
+    return Delivery(lambda span, laid, _: _lay(_rows(mean, span), laid))
+
+
+def _lay(rows: Array, laid: Laid) -> Array:
+    return rows if laid is None else laid[0].flat(rows).reshape(-1, laid[1])
+
+
+def _anew(payload: Any, laid: Laid, after: Any) -> Any:
+    return payload if laid is None else lax.optimization_barrier((payload, after))[0]
+
+
+def _decode(code: Compressor, payload: Any, shared: Array | None, laid: Laid) -> Array:
+    return code.decode(payload, shared=shared) if laid is None else code.decode_dealt(payload, *laid, shared=shared)
+
+
+def _reduce(code: Compressor, payloads: Any, shared: Array | None, laid: Laid) -> Array:
+    return code.reduce(payloads, shared=shared) if laid is None else code.reduce_dealt(payloads, *laid, shared=shared)
 
 
 def _deliver(parcel: Parcel, result: Any, owned: _Owned | None, workers: int) -> Delivery:
@@ -250,19 +271,22 @@ def _deliver(parcel: Parcel, result: Any, owned: _Owned | None, workers: int) ->
         if parcel.remainder == "put_back":
             kept = owned.rounding
 
-            def rounding(span: Span) -> Array:
+            def rounding(span: Span, laid: Laid) -> Array:
                 part = _rows(kept, span)
-                return (back.decode(part, shared=shared(span)) if back.selects else part) * workers
+                return (_decode(back, part, shared(span), laid) if back.selects else _lay(part, laid)) * workers
 
         return Delivery(
-            lambda span: back.decode(_rows(joined, span), shared=shared(span)),
+            lambda span, laid, after: _decode(back, _anew(_rows(joined, span), laid, after), shared(span), laid),
             rounding,
             whole=back.fills,
             server=owned.server,
         )
     if parcel.route.kind == "gather":
         return Delivery(
-            lambda span: parcel.compressor.reduce(_rows(result, span, axis=1), shared=shared(span)) / workers
+            lambda span, laid, after: (
+                _reduce(parcel.compressor, _anew(_rows(result, span, axis=1), laid, after), shared(span), laid)
+                / workers
+            )
         )
 
     def mean_payload(span: Span) -> Any:
@@ -270,5 +294,6 @@ def _deliver(parcel: Parcel, result: Any, owned: _Owned | None, workers: int) ->
 
     # Whoever needs the mean payload needs it in floating point: the sums of an integer code are not divided in place.
     return Delivery(
-        lambda span: parcel.compressor.decode(_rows(result, span), shared=shared(span)) / workers, payload=mean_payload
+        lambda span, laid, _: _decode(parcel.compressor, _rows(result, span), shared(span), laid) / workers,
+        payload=mean_payload,
     )

@@ -60,6 +60,11 @@ class TopK(Compressor):
         return True
 
     @property
+    def deals(self) -> bool:
+        """Neighbours in a tensor are large together."""
+        return True
+
+    @property
     def density(self) -> float:
         """Fraction of the entries that are sent."""
         return self.k / self.block_size
@@ -81,17 +86,59 @@ class TopK(Compressor):
             value = kernels.take_from_rows(rows, index)
         else:
             index, value = kernels.top_entries(rows, self.k)
+        return self._payload(index, value), state
+
+    def encode_dealt(
+        self,
+        flat: Array,
+        deal: kernels.Deal,
+        state: PyTree,
+        key: Array,
+        *,
+        count: Array,
+        local: Array | None = None,
+        shared: Array | None = None,
+    ) -> tuple[TopKPayload, PyTree]:
+        """The same, without turning the tensor around."""
+        del key, count, local, shared
+        index, value = kernels.top_of_dealt(flat, deal, self.k)
+        if self.dtype == jnp.float32:
+            value = kernels.take_dealt(flat, deal, index)
+        return self._payload(index, value), state
+
+    def _payload(self, index: Array, value: Array) -> TopKPayload:
         index = index.astype(index_dtype(self.block))
         if self.bits == 2:
-            return TopKPayload(index, *kernels.to_two_levels(value.astype(jnp.float32))), state
+            return TopKPayload(index, *kernels.to_two_levels(value.astype(jnp.float32)))
         if self.dtype == jnp.int8:
-            return TopKPayload(index, *kernels.quantize(value)), state
-        return TopKPayload(index, value.astype(self.dtype)), state
+            return TopKPayload(index, *kernels.quantize(value))
+        return TopKPayload(index, value.astype(self.dtype))
 
     def decode(self, payload: TopKPayload, *, shared: Array | None = None) -> Array:
         """Values at their positions, zeros elsewhere."""
         del shared
         return kernels.place_in_rows(payload.index, payload.numbers(), self.block)
+
+    def decode_dealt(
+        self, payload: TopKPayload, deal: kernels.Deal, width: int, *, shared: Array | None = None
+    ) -> Array:
+        """Values at their places in the tensor."""
+        del shared
+        index = payload.index.astype(jnp.int32)
+        if payload.scale is None and payload.value.dtype == jnp.bfloat16:
+            return kernels.place_packed(index, payload.value, deal, width)
+        return kernels.place_dealt(index, payload.numbers(), deal, width)
+
+    def reduce_dealt(
+        self, payloads: TopKPayload, deal: kernels.Deal, width: int, *, shared: Array | None = None
+    ) -> Array:
+        """Adds one worker's entries after the other into one dense copy."""
+
+        def one(i: int | Array) -> Array:
+            picked = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), payloads)
+            return self.decode_dealt(picked, deal, width, shared=shared)
+
+        return lax.fori_loop(1, payloads.index.shape[0], lambda i, total: total + one(i), one(0))
 
     def carried(self, payload: TopKPayload, *, shared: Array | None = None) -> Array:
         """The chosen entries, unless they are zero."""

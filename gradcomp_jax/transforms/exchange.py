@@ -48,7 +48,7 @@ def exchange(
     memory: mem.Memory | None = None,
     route: co.Route | str = "auto",
     select: Select | None = None,
-    view: View = "rows",
+    view: View | None = None,
     dense_compressor: Compressor | None = None,
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -80,9 +80,10 @@ def exchange(
             each worker's shard of the update.
         select: ``select(path, leaf) -> bool``, which leaves to compress. By default those with two or more dimensions
             for which the payload is smaller than the dense leaf. A policy selects by itself.
-        view: how leaves are cut into the compressor's blocks: ``rows``, stretches of a leaf; ``columns``, a leaf's columns
-            (its last dimension); ``tree``, all leaves together, interleaved, so that a selection in each block is one of
-            the largest of all.
+        view: how leaves are cut into the compressor's blocks: ``rows``, stretches of a leaf; ``dealt``, a leaf's entries dealt
+            out over the blocks in turn, so that each is a sample of all of it; ``columns``, a leaf's columns (its last
+            dimension); ``tree``, all leaves together, dealt. By default ``dealt`` for :func:`~gradcomp_jax.compressors.topk` and
+            ``rows`` for all others.
         dense_compressor: for the leaves left out, which cross joined together; float32 by default.
         key: seed (int) or typed JAX key of all randomness. The same key gives the same bits on every run.
 
@@ -173,7 +174,7 @@ def planner_of(
     memory: mem.Memory | None = None,
     route: co.Route | str = "auto",
     select: Select | None = None,
-    view: View = "rows",
+    view: View | None = None,
     dense_compressor: Compressor | None = None,
 ) -> Planner:
     """What :func:`exchange` makes of the same arguments: which leaves go through what, for any tree."""
@@ -191,7 +192,8 @@ def planner_of(
         )
     else:
         policy = Selected(compressor, gains(compressor, dense_compressor) if select is None else select)
-    _checks.one_of("view", view, get_args(View))
+    if view is not None:
+        _checks.one_of("view", view, get_args(View))
     on_dense = memory.on_dense(lossless=dense_compressor.lossless)
     dense_part = Part(dense_compressor, on_dense, co.auto(second_encoding=True))
     return Planner(policy, memory, co.as_route(route), view, dense_part)
@@ -257,7 +259,7 @@ def refuse_reduced(updates: PyTree, axis_name: AxisName | None, averaged: Iterab
 
 
 def _init_memory(part: Part, piece: Piece, axis_name: AxisName | None) -> Any:
-    rows = part.rows(piece)
+    rows = part.kept_rows(piece)
     zeros = _compat.varying(part.memory.init(jnp.zeros((rows, part.compressor.block), jnp.float32)), axis_name)
     return jax.tree.map(lambda a: PerDevice(a, rows, entries=piece.size if piece.cut else 0), zeros)
 

@@ -94,7 +94,7 @@ def _target(part: Part, piece: Piece, leaves: Sequence[Array], kept: Any, after:
     reshape it comes first: a backend whose layout is not linear (TPU) then copies once, not once for each pass.
     """
     block = part.compressor.block
-    free = part.view == "rows" and len(piece.leaves) == 1 and not part.padded(piece) and not piece.cut
+    free = part.view in ("rows", "dealt") and len(piece.leaves) == 1 and not part.padded(piece) and not piece.cut
     sources = {i: leaves[i].reshape(-1, block) if free else leaves[i] for i in piece.leaves}
     sources, old, _ = lax.optimization_barrier((sources, _values(kept), after))
     target, memory = part.memory.compensate(part.join(piece, sources), old)
@@ -115,7 +115,7 @@ def encode(
     counts = [[part.counts(p) for p in members] for part, members in parts]
     own = [
         [
-            part.compressor.measure(_target(part, piece, leaves, m, ())[0], c, s)
+            part.compressor.measure(part.blocks(piece, _target(part, piece, leaves, m, ())[0]), c, s)
             for piece, m, c, s in zip(members, memories[n], counts[n], states[n], strict=True)
         ]
         for n, (part, members) in enumerate(parts)
@@ -126,7 +126,8 @@ def encode(
         payloads, after, mine = [], [], []
         for j, piece in enumerate(members):
             mine.append(part.compressor.for_worker(shared[n][j], streams.worker))
-            payload, state = part.compressor.encode(
+            payload, state = part.encode(
+                piece,
                 _target(part, piece, leaves, memories[n][j], (own[n][j], shared[n][j]))[0],
                 states[n][j],
                 streams.leaf(streams.own, piece.leaves[0]),
@@ -216,9 +217,10 @@ def absorb(
     for j, (piece, old) in enumerate(zip(e.members, memory, strict=True)):
         span = (start, start + e.part.owned_rows(piece))
         start = span[1]
-        mean = delivery.mean(span)
+        like = leaves[piece.leaves[0]] if len(piece.leaves) == 1 else None
+        mean = delivery.mean(span, e.part.laid(piece, like), ())
         updates |= e.part.split(piece, jnp.where(ok, mean, 0.0), leaves)
-        memories.append(_remember(e, j, delivery, span, mean, leaves, old, ok) if e.part.memory.keeps else old)
+        memories.append(_remember(e, j, delivery, span, leaves, old, ok) if e.part.memory.keeps else old)
         if delivery.payload is not None and jax.tree.leaves(states[j]):
             states[j] = e.part.compressor.next_state(states[j], delivery.payload(span))
     if delivery.server is not None:
@@ -231,24 +233,30 @@ def _remember(
     j: int,
     delivery: co.Delivery,
     span: tuple[int, int],
-    mean: Array,
     leaves: Sequence[Array],
     old: Any,
     ok: Array,
 ) -> Any:
     """The new memory of piece j."""
     part, piece, code = e.part, e.members[j], e.part.compressor
-    sent = code.decode(e.payloads[j], shared=e.own[j])
-    left = code.carried(e.payloads[j], shared=e.own[j])
+    # Entries that were dealt out are found anew for each use: an array that several passes share would be held.
+    once, again = (
+        (e.payloads[j], e.payloads[j])
+        if not part.dealt
+        else (lax.optimization_barrier((e.payloads[j], after))[0] for after in (ok, (ok, ok)))
+    )
+    sent = part.decode(piece, once, e.own[j])
+    left = part.carried(piece, again, e.own[j])
     if code.fills and part.padded(piece):
-        valid = kernels.valid_mask(part.counts(piece), code.block)
+        valid = kernels.valid_mask(part.kept_counts(piece), code.block)
         sent, left = jnp.where(valid, sent, 0.0), left & valid
     if delivery.rounding is not None and delivery.whole:
-        sent = sent - delivery.rounding(span)
+        sent = sent - delivery.rounding(span, part.laid(piece))
     elif delivery.rounding is not None:
         # Entries that no owner kept were not sent after all, and an owner that rounded one to zero has not kept it either.
-        left &= mean != 0
-        sent = jnp.where(mean != 0, sent - delivery.rounding(span), 0.0)
+        laid = part.laid(piece)
+        left &= delivery.mean(span, laid, (ok, ok)) != 0
+        sent = jnp.where(delivery.mean(span, laid, ok) != 0, sent - delivery.rounding(span, laid), 0.0)
     target, memory, before = _target(part, piece, leaves, old, ok)
     return _keep_if(ok, part.memory.absorb(target, sent, left, memory), before, old)
 
