@@ -9,6 +9,7 @@ from jax import lax
 from gradcomp_jax._typing import Array
 from gradcomp_jax.kernels.dealing import Deal
 from gradcomp_jax.kernels.selection import (
+    LANES,
     ROUNDS,
     _keys,
     _low_bits,
@@ -38,8 +39,8 @@ def top_of_dealt(flat: Array, deal: Deal, k: int) -> tuple[Array, Array]:
     """
     low_bits = _low_bits(deal.block)
     lines = _run(deal.block, k)
-    if k > 2 * ROUNDS or low_bits > 20 or lines == 1:
-        # Sorted, or cut into parts: as rows.
+    if low_bits > 20 or lines == 1 or _parts(deal.block // lines, k) is None:
+        # Nothing to reduce, or to be sorted: as rows.
         return top_entries(deal.blocks(flat), k)
 
     def in_lines(flat: Array) -> Array:
@@ -59,40 +60,62 @@ def top_of_dealt(flat: Array, deal: Deal, k: int) -> tuple[Array, Array]:
 
 
 def _run(block: int, k: int) -> int:
-    """How many lines are reduced at once; at least 12 lanes are left for each entry wanted."""
+    """How many lines are reduced at once; as many are left as :func:`top_entries` wants lanes."""
     run = _LINES
-    while run > 1 and (block % run or (k > 1 and block // run < 12 * k)):
+    while run > 1 and (block % run or (k > 1 and block // run < (LANES if k <= 2 * ROUNDS else LANES // 2) * k)):
         run //= 2
     return run
+
+
+def _parts(runs: int, k: int) -> int | None:
+    """Equal parts of a block, of each of which so few entries are wanted that they can be found one after the other."""
+    return next((p for p in range(1, k + 1) if k % p == 0 and runs % p == 0 and k // p <= 2 * ROUNDS), None)
 
 
 def _best_of_lines(flat: Array, deal: Deal, k: int, run: int, low_bits: int) -> Array:
     """The ``k`` best keys of every block, int32 ``[rows, k]``."""
     rows, block = deal.rows, deal.block
-    whole = flat.size // (run * rows)
-    found = [_best_of_runs(flat[: whole * run * rows], 0, rows, run, low_bits)] if whole else []
-    if whole < block // run:
-        # Only the runs of lines that the vector's end cuts are filled up: a padded vector would be read entry by entry.
-        rest = flat[whole * run * rows :]
-        rest = jnp.pad(rest, (0, (block - whole * run) * rows - rest.size))
-        found.append(_best_of_runs(rest, whole, rows, run, low_bits))
+    apart = _apart(block, k, run)
+    length = run * apart * rows
+    whole = flat.size // length
+    found = [_best_of_runs(flat[: whole * length], 0, rows, run, apart, low_bits)] if whole else []
+    if whole * run * apart < block:
+        # Only the lines that the vector's end cuts are filled up: a padded vector would be read entry by entry.
+        rest = flat[whole * length :]
+        rest = jnp.pad(rest, (0, block * rows - flat.size))
+        found.append(_best_of_runs(rest, whole, rows, run, apart, low_bits))
+    parts = _parts(block // run, k) or 1
+    if parts > 1:
+        found = [jnp.concatenate(found).reshape(parts, -1, rows).swapaxes(0, 1)]
     best = [functools.reduce(jnp.maximum, [jnp.max(f, axis=0) for f in found])]
-    for _ in range(k - 1):
+    for _ in range(k // parts - 1):
         # Keys of one block are distinct: below the last one is without it.
         below = [jnp.max(jnp.where(f < best[-1], f, -1), axis=0) for f in found]
         best.append(functools.reduce(jnp.maximum, below))
-    return jnp.stack(best, axis=1)
+    return jnp.stack(best).reshape(k, rows).T
 
 
-def _best_of_runs(flat: Array, first: int, rows: int, run: int, low_bits: int) -> Array:
+def _apart(block: int, k: int, run: int) -> int:
+    """How many lines lie from one of a run to the next.
+
+    The next line may have a block's entry in the next column, or in the same row: neighbours, of which a run should not have
+    several where several are wanted.
+    """
+    apart = 1
+    while k > 1 and block % (32 * apart * run) == 0:
+        apart *= 2
+    return apart
+
+
+def _best_of_runs(flat: Array, first: int, rows: int, run: int, apart: int, low_bits: int) -> Array:
     """The best key of every block in each run of lines: int32 ``[runs, rows]``."""
-    lines = flat.reshape(-1, run, rows)
+    lines = flat.reshape(-1, run, apart, rows)
     bits = lax.bitcast_convert_type(lines, jnp.int32)
-    number, within = (lax.broadcasted_iota(jnp.int32, lines.shape, d) for d in (0, 1))
-    position = (number + first) * run + within
+    group, within, beside = (lax.broadcasted_iota(jnp.int32, lines.shape, d) for d in range(3))
+    position = ((group + first) * run + within) * apart + beside
     negative = lax.shift_right_logical(bits, jnp.int32(31))
     keys = (bits & jnp.int32(0x7FFFFFFF & -(1 << low_bits))) | (position << 1) | negative
-    return lax.optimization_barrier(jnp.max(keys, axis=1))
+    return lax.optimization_barrier(jnp.max(keys, axis=1)).reshape(-1, rows)
 
 
 def take_dealt(flat: Array, deal: Deal, index: Array) -> Array:

@@ -15,6 +15,9 @@ ROUNDS = 8
 LANES = 16
 """Lanes for each entry wanted: few of the largest then share one."""
 
+_TURNS = 16
+"""Stretches that a part of a row is made of."""
+
 _ONE_EXPONENT = 1 << 23  # of a float32
 
 
@@ -62,9 +65,12 @@ def approximate_best(keys: Array, *, k: int, low_bits: int) -> Array:
 
 def _best_in_parts(keys: Array, *, k: int) -> Array:
     n, block = keys.shape
-    # Where lanes thin the row out, a round reads little, and twice as many are affordable: longer parts miss less.
-    rounds = 2 * ROUNDS if LANES * k < block else ROUNDS
+    # Where lanes thin the row out, a round reads little, and more are affordable: longer parts miss less.
+    rounds = 4 * ROUNDS if 4 * LANES * k <= block else 2 * ROUNDS if LANES * k < block else ROUNDS
     parts = _parts(block, k, rounds)
+    if parts > 1 and block % (_TURNS * parts) == 0:
+        # Each part has stretches from all over the row: neighbours that are large together fall to all of them.
+        keys = keys.reshape(n, _TURNS, parts, -1).swapaxes(1, 2)
     return _best_of_part(keys.reshape(n * parts, block // parts), k // parts, rounds).reshape(n, k)
 
 
@@ -83,8 +89,10 @@ def _best_of_part(keys: Array, k: int, rounds: int) -> Array:
     lanes = 64
     while lanes < LANES * k:
         lanes *= 2
-    if block % lanes == 0 and block > lanes:
-        keys = max_of_lanes(keys, lanes)
+    if block % lanes == 0 and block > 2 * lanes and k <= rounds:
+        # Entries a multiple of the lanes apart share one, neighbours a run; what shares both is a corner of neither.
+        runs = max_of_rows(keys.reshape(-1, block // lanes)).reshape(keys.shape[0], lanes)
+        keys = jnp.concatenate([max_of_lanes(keys, lanes), runs], axis=1)
     if k > rounds:
         # As float32, whose order is that of the bits here: backends sort integers whole, several times slower.
         place = lax.top_k(lax.bitcast_convert_type(keys, jnp.float32), k)[1]
@@ -101,9 +109,10 @@ def top_of_rows(rows: Array, k: int) -> Array:
 
     Magnitudes are compared without their lowest ``log2(block) + 1`` mantissa bits: an entry counts as largest up to a
     relative difference of 2**-12 for a block of 1024. For ``k > 1`` and ``16 k`` below the block, the row is first
-    reduced to at least ``16 k`` lanes, so a large entry that shares a lane with a larger one is missed. For more than 16
-    entries (8 where ``16 k`` lanes are not below the block) the row is cut into equal parts that give up to so many each
-    (where block and k have such a divisor; otherwise it is sorted), so a part with more of the largest loses some. On TPU
+    reduced to the best of at least ``16 k`` interleaved lanes and of as many runs of neighbours, so a large entry is missed if
+    larger ones share both its lane and its run. For more than 16 entries (32 where ``64 k`` are in the block, 8 where ``16 k``
+    lanes are not below the block) the row is cut into equal parts that give up to so many each (where block and k have such a
+    divisor; otherwise it is sorted), so a part with more of the largest loses some. On TPU
     its own approximate top-k takes over for ``k > 1``. :func:`recall` says how many are found. A selection rule need not
     be finer: what is not sent stays behind.
 

@@ -26,13 +26,13 @@ def by_topk(k, dtype, route, *, k_back=None, block=BLOCK, **options) -> Sparse:
     return Sparse(SHAPES, N, block, largest(k), lambda x: coded(x, dtype), back, **options)
 
 
-def memory_of(state) -> np.ndarray:
-    return np.concatenate([np.asarray(piece.value) for piece in exchange_state(state).memory[0]], axis=1)
+def memory_of(state, oracle) -> np.ndarray:
+    return oracle.arranged([np.asarray(piece.value) for piece in exchange_state(state).memory[0]])
 
 
 def check_memory(state, oracle) -> None:
     assert oracle.kept.any()
-    close(memory_of(state), oracle.kept, message="memory")
+    close(memory_of(state, oracle), oracle.kept, message="memory")
 
 
 def following(oracle):
@@ -44,7 +44,7 @@ def following(oracle):
     def before(state) -> None:
         if oracle.steps:
             check_memory(state, oracle)
-        oracle.kept = memory_of(state)
+        oracle.kept = memory_of(state, oracle)
 
     return before
 
@@ -91,7 +91,7 @@ def test_topk_sgd_by_default() -> None:
 def test_gradient_dropping(options) -> None:
     """The same over blocks that are samples of all tensors end to end."""
     tx = gc.gradient_dropping(axis_name=AXIS, density=3 / BLOCK, block=BLOCK, **options)
-    oracle = by_topk(3, options.get("dtype", "bfloat16"), options["route"], interleaved=True)
+    oracle = by_topk(3, options.get("dtype", "bfloat16"), options["route"], together=True)
     check_memory(replay(tx, oracle, gaussian(SHAPES, 3), SHAPES), oracle)
 
 
@@ -135,7 +135,7 @@ def test_random_k(dtype, route, error_feedback) -> None:
 
     memory = "residual" if error_feedback else "none"
     back = (lambda exact, step: narrow(exact)) if dtype == "bfloat16" else None
-    oracle = Sparse(SHAPES, N, BLOCK, rules, lambda x: narrow(factor * x), back, memory=memory)
+    oracle = Sparse(SHAPES, N, BLOCK, rules, lambda x: narrow(factor * x), back, memory=memory, dealt=False)
     state = replay(tx, oracle, gaussian(SHAPES, 5), SHAPES)
     if error_feedback:
         check_memory(state, oracle)
