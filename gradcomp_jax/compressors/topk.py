@@ -48,6 +48,7 @@ class TopK(Compressor):
     dtype: Any
     way_back: Literal["topk", "union"] | Compressor = "topk"
     bits: int | None = None
+    exact: bool = False
 
     @property
     def block(self) -> int:
@@ -81,7 +82,10 @@ class TopK(Compressor):
     ) -> tuple[TopKPayload, PyTree]:
         """Takes the ``k`` largest magnitudes of every row. A row of zeros sends ``k`` zeros."""
         del key, count, local, shared
-        if self.dtype == jnp.float32:
+        if self.exact:
+            index = kernels.exact_top_of_rows(rows, self.k)
+            value = kernels.take_from_rows(rows, index)
+        elif self.dtype == jnp.float32:
             index = kernels.top_of_rows(rows, self.k)
             value = kernels.take_from_rows(rows, index)
         else:
@@ -100,6 +104,8 @@ class TopK(Compressor):
         shared: Array | None = None,
     ) -> tuple[TopKPayload, PyTree]:
         """The same, without turning the tensor around."""
+        if self.exact:
+            return self.encode(deal.blocks(flat), state, key, count=count)
         del key, count, local, shared
         index, value = kernels.top_of_dealt(flat, deal, self.k)
         if self.dtype == jnp.float32:
@@ -192,6 +198,7 @@ def topk(
     back: Literal["topk", "union"] | Compressor = "topk",
     dtype: Any = jnp.bfloat16,
     bits: int | None = None,
+    exact: bool = False,
 ) -> TopK:
     """The ``max(1, round(density * block))`` largest magnitudes of every block.
 
@@ -208,6 +215,8 @@ def topk(
             four entries of a block on. What rounding takes stays in the memory.
         bits: 2 for values of two bits in place of ``dtype``: a sign, and which of two magnitudes of the block, the means of the
             smaller and the larger of the chosen ones.
+        exact: sorts every block, many times slower, where otherwise an entry may be missed for larger ones close to it. With a
+            block as long as the tensor this is the papers' selection; ``gc.topk_sgd(exact=True)`` makes such blocks.
 
     Raises:
         ValueError: for a density outside (0, 1], a block outside [1, 2**20], another dtype, or a way back with another
@@ -239,4 +248,4 @@ def topk(
             raise ValueError("back_density is for back='topk'; leave one of them out")
     else:
         _checks.one_of("back", back, ("topk", "union"))
-    return TopK(size, k, k_back, resolved, back, bits)
+    return TopK(size, k, k_back, resolved, back, bits, exact)

@@ -42,9 +42,9 @@ class Deal:
 def dealt_rows(size: int, block: int, periods: tuple[int, ...] = ()) -> int:
     """How many blocks to deal ``size`` entries out over: ``ceil(size / block)`` or a little more.
 
-    With as many blocks as fit exactly, a block's entries are often all of one column, because the step from one to the next is a
-    multiple of the tensor's width. At most one row in 256 more (one more, of fewer than 512) are tried, and the number taken
-    whose steps spread best over all the periods: the largest gap between the places that a block's entries have in a period.
+    With as many blocks as fit exactly, a block's entries are often all of one column, because the step from one to the next is
+    a multiple of the tensor's width. At most one row in 256 more (one more, of fewer than 512) are tried, and the number taken
+    whose steps spread best over all the periods, by the largest gap between the places that a block's entries have in one.
 
     Args:
         size: entries.
@@ -64,10 +64,13 @@ def _best_stride(least: int, most: int, block: int, periods: tuple[int, ...]) ->
     tried = np.unique(np.linspace(least, most, min(MOST_TRIED, most - least + 1)).astype(int))
     # An odd number shares no factor of two with a dimension, whose factors are mostly those.
     tried = np.unique(np.concatenate([tried, np.minimum(tried | 1, most)]))
-    # Lines that begin nearly a multiple of a page apart would lie in the same few places of a cache.
-    apart = np.minimum(tried % _PAGE, -tried % _PAGE)
-    tried = tried[apart >= min(_APART, apart.max())]
-    return int(min(tried, key=lambda rows: (round(max(_gap(int(rows), block, p) for p in periods), 3), rows)))
+    return int(min(tried, key=lambda rows: (_cost(int(rows), block, periods), rows)))
+
+
+def _cost(rows: int, block: int, periods: tuple[int, ...]) -> float:
+    """The largest gap in any period; more where lines begin so close to whole pages apart that they share places in a cache."""
+    apart = min(rows % _PAGE, -rows % _PAGE)
+    return round(max(_gap(rows, block, p) for p in periods) + max(0.0, 1 - apart / _APART), 3)
 
 
 def _gap(rows: int, block: int, period: int) -> float:

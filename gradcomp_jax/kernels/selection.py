@@ -1,8 +1,7 @@
-"""Which entries to send: the largest of each row, the exact largest, or all above a sampled threshold."""
+"""Which entries to send: the largest of each row."""
 
 import functools
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -211,59 +210,6 @@ def mark_in_rows(index: Array, block: int) -> Array:
     return jnp.zeros((n, block), bool).at[row, place].set(True, mode="drop")
 
 
-def exact_top_k(x: Array, k: int) -> tuple[Array, Array]:
-    """The ``k`` largest magnitudes of a whole vector.
-
-    Args:
-        x: float32 ``[n]``.
-        k: at most n.
-
-    Returns:
-        ``(index, value)``: int32 ``[k]`` and float32 ``[k]``, largest first.
-    """
-    if x.size == 0 or k == 0:
-        return jnp.zeros((0,), jnp.int32), jnp.zeros((0,), x.dtype)
-    index = lax.top_k(jnp.abs(x), k)[1].astype(jnp.int32)
-    return index, x[index]
-
-
-def sampled_threshold(
-    x: Array, k: int, *, capacity: int, samples: int, key: Array
-) -> tuple[Array, Array, Array, Array]:
-    """Everything above a threshold that is estimated from a sample, up to a fixed capacity.
-
-    The threshold is the magnitude that a fraction ``k / n`` of the sample exceeds. More entries than ``capacity``
-    can pass it: then the largest of those are taken, never the first in index order, and the number that found
-    no room is handed back; they stay with the caller.
-
-    Args:
-        x: float32 ``[n]``, n >= 1.
-        k: number of entries wanted.
-        capacity: entries in the result, at least ``k``.
-        samples: entries sampled, with replacement.
-        key: typed JAX key.
-
-    Returns:
-        ``(index, value, taken, overflow)``: int32 ``[capacity]`` and float32 ``[capacity]``, unused places with index
-        ``n`` and value 0; int32 scalars.
-
-    References:
-        Lin et al., 2018, Deep Gradient Compression, https://arxiv.org/abs/1712.01887, section 5 (hierarchical
-        sampling).
-    """
-    n = x.size
-    magnitude = jnp.abs(x)
-    sample = magnitude[jax.random.randint(key, (samples,), 0, n)]
-    keep = min(samples, max(1, round(samples * k / n)))
-    threshold = lax.top_k(sample, keep)[0][-1]
-    # An exact zero carries nothing: without this an all-zero vector would pass whole.
-    passed = (magnitude >= threshold) & (magnitude > 0)
-    count = jnp.sum(passed, dtype=jnp.int32)
-    width = min(capacity, n)
-    best, index = lax.top_k(jnp.where(passed, magnitude, -1.0), width)
-    used = best > 0
-    index = jnp.where(used, index.astype(jnp.int32), n)
-    value = jnp.where(used, x[jnp.minimum(index, n - 1)], 0.0)
-    pad = (0, capacity - width)
-    taken = jnp.minimum(count, capacity)
-    return jnp.pad(index, pad, constant_values=n), jnp.pad(value, pad), taken, count - taken
+def exact_top_of_rows(rows: Array, k: int) -> Array:
+    """Positions of the ``k`` largest magnitudes of every row, by sorting: int32 ``[rows, k]``, largest first."""
+    return lax.top_k(jnp.abs(rows), k)[1].astype(jnp.int32)

@@ -82,8 +82,8 @@ def exchange(
             for which the payload is smaller than the dense leaf. A policy selects by itself.
         view: how leaves are cut into the compressor's blocks: ``rows``, stretches of a leaf; ``dealt``, a leaf's entries dealt
             out over the blocks in turn, so that each is a sample of all of it; ``columns``, a leaf's columns (its last
-            dimension); ``tree``, all leaves together, dealt. By default ``dealt`` for :func:`~gradcomp_jax.compressors.topk` and
-            ``rows`` for all others.
+            dimension); ``tree``, all leaves together, dealt. By default ``dealt`` for
+            :func:`~gradcomp_jax.compressors.topk` and ``rows`` for all others.
         dense_compressor: for the leaves left out, which cross joined together; float32 by default.
         key: seed (int) or typed JAX key of all randomness. The same key gives the same bits on every run.
 

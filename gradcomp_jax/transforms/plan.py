@@ -31,8 +31,9 @@ class Part:
         memory: what stays behind.
         route: how payloads cross.
         view: how leaves are cut into rows: ``rows``, stretches of a leaf; ``columns``, a leaf's columns (its last
-            dimension), each cut by itself; ``dealt``, a leaf's entries dealt out in turn: row j of R has the entries j, j + R, ...;
-            ``tree``, those of all leaves together. Memories lie as the leaves do, in stretches, whatever the view.
+            dimension), each cut by itself; ``dealt``, a leaf's entries dealt out in turn, so that row j of R has the entries
+            j, j + R, ...; ``tree``, those of all leaves together.
+            Of these two, memories lie as the leaves do all the same, in stretches.
     """
 
     compressor: Compressor

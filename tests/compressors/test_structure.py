@@ -65,8 +65,25 @@ def test_a_block_with_structure(structure: str, block: int, k: int) -> None:
         x[:, block // 2 : block // 2 + block // 16] += RNG.standard_normal((32, block // 16))
     else:
         side = round(block**0.5)
-        x = RNG.standard_normal((32, block)) * np.outer(1 / (1 + np.arange(side)), 1 / (1 + np.arange(side))).reshape(-1)
+        x = RNG.standard_normal((32, block)) * np.outer(1 / (1 + np.arange(side)), 1 / (1 + np.arange(side))).reshape(
+            -1
+        )
     index = np.asarray(jax.jit(kernels.top_of_rows, static_argnums=1)(jnp.asarray(x, jnp.float32), k))
     assert all(len(set(row)) == k for row in index)
     sent = np.square(np.take_along_axis(x, index, axis=1)).sum()
     assert sent >= 0.9 * np.sort(np.square(x), axis=1)[:, -k:].sum()
+
+
+@pytest.mark.parametrize("method", [gc.topk_sgd, gc.dgc])
+def test_exact_is_the_papers_selection(method) -> None:
+    """The largest of each tensor as a whole, and no other; what is not sent stays."""
+    x = {name: jnp.asarray(TENSORS[name], jnp.float32) for name in ("odd sides", "a small one", "a kernel")}
+    tx = method(axis_name=None, density=0.01, dtype="float32", exact=True)
+    sent, _ = jax.jit(tx.update)(x, tx.init(x))
+    for name, gradient in x.items():
+        size = np.abs(np.asarray(gradient).reshape(-1))
+        k = round(0.01 * size.size)
+        wanted = np.where(size >= np.sort(size)[-k], np.asarray(gradient).reshape(-1), 0)
+        np.testing.assert_array_equal(np.asarray(sent[name]).reshape(-1), wanted)
+    with pytest.raises(ValueError, match="exact=True takes whole tensors as blocks, got block=1024"):
+        method(axis_name=None, exact=True, block=1024)

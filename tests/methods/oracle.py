@@ -70,8 +70,7 @@ class Dgc:
         rest = [name for name in sorted(shapes) if len(shapes[name]) <= 1]
         self.parts = [(compressed, block, k), (rest, 1, 1)]
         self.u = {
-            name: np.zeros((workers, *self.rows(name, np.zeros(s)).shape), np.float32)
-            for name, s in shapes.items()
+            name: np.zeros((workers, *self.rows(name, np.zeros(s)).shape), np.float32) for name, s in shapes.items()
         }
         self.v = {name: u.copy() for name, u in self.u.items()}
 
