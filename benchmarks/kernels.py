@@ -109,7 +109,7 @@ def plot(results: dict[int, dict[str, dict[str, float | None]]], path: Path, tit
 
     sizes = sorted(results)
     names = [name for name in results[sizes[0]] if name not in ("copy", "read")]
-    others = [name for name in names if name.startswith(("naive", "torch", "peer", "exact", "sampled"))]
+    others = [name for name in names if name.startswith(("naive", "torch", "peer"))]
     figure, panels = plt.subplots(1, 2, figsize=(15, 7.5), sharex=True, sharey=True, layout="constrained")
     colours = plt.get_cmap("tab10").colors
     markers, styles = "os^Dv", ("-", "--", "-.")

@@ -81,6 +81,12 @@ def encode(compressor: gc.compressors.Compressor) -> Callable[[jax.Array], Any]:
     """Statistics and payload of a whole gradient."""
 
     def run(x: jax.Array) -> Any:
+        if compressor.deals:
+            # A selection, as an exchange deals a tensor out.
+            zero = jnp.zeros((), jnp.int32)
+            return compressor.encode_dealt(
+                kernels.as_rows(x, compressor.block).reshape(-1), deal_of(compressor, x), (), KEY, count=zero
+            )[0], None
         rows, count = kernels.as_rows(x, compressor.block), kernels.valid_counts(x.size, compressor.block)
         local = compressor.measure(rows, count)
         shared = local if compressor.agrees else None
@@ -90,16 +96,16 @@ def encode(compressor: gc.compressors.Compressor) -> Callable[[jax.Array], Any]:
     return run
 
 
+def deal_of(compressor: gc.compressors.Compressor, x: jax.Array) -> kernels.Deal:
+    """Of a tensor that is 1024 wide."""
+    size = kernels.row_count(x.size, compressor.block) * compressor.block
+    return kernels.Deal(size, compressor.block, kernels.dealt_rows(size, compressor.block, (1024,)))
+
+
 def rotated_rows(x: jax.Array) -> jax.Array:
     """Every block by a rotation of its own."""
     rows = kernels.as_rows(x, 1024)
     return kernels.rotate(rows, kernels.row_seeds(KEY, rows.shape[0]))
-
-
-def sampled(x: jax.Array) -> Any:
-    """DGC's own rule: a threshold from 0.5% of the entries, those above it up to twice the number wanted."""
-    k = max(1, x.size // 1000)
-    return kernels.sampled_threshold(x, k, capacity=2 * k, samples=max(1, x.size // 200), key=KEY)
 
 
 def decode_add(compressor: gc.compressors.Compressor) -> Start:
@@ -110,6 +116,8 @@ def decode_add(compressor: gc.compressors.Compressor) -> Start:
 
     def add(x: jax.Array, state: Any) -> Any:
         total, (payload, shared) = state
+        if compressor.deals:
+            return total + compressor.decode_dealt(payload, deal_of(compressor, x), compressor.block), (payload, shared)
         return total + compressor.decode(payload, shared=shared), (payload, shared)
 
     return donated(init, add)
@@ -117,9 +125,8 @@ def decode_add(compressor: gc.compressors.Compressor) -> Start:
 
 def select_with_residual(x: jax.Array) -> Any:
     compressor = gc.compressors.topk(1e-3)
-    rows = kernels.as_rows(x, compressor.block)
-    payload, _ = compressor.encode(rows, (), KEY, count=kernels.valid_counts(x.size, compressor.block))
-    return payload, rows - compressor.decode(payload)
+    rows, (payload, _) = kernels.as_rows(x, compressor.block), encode(compressor)(x)
+    return payload, rows - compressor.decode_dealt(payload, deal_of(compressor, x), compressor.block)
 
 
 def local_step(tx: Any) -> Start:
@@ -196,8 +203,6 @@ SUBJECTS: dict[str, Subject] = {
         donated(lambda x: jnp.zeros_like(x), terngrad_step), "one worker, the mean added to parameters", 5.1
     ),
     "naive: jax.random ternarize": Subject(pure(ternarize_with_uniform), "int8 values, not packed"),
-    "exact top-k 0.1%": Subject(pure(lambda x: kernels.exact_top_k(x, max(1, x.size // 1000))), "of the whole vector"),
-    "sampled threshold 0.1%": Subject(pure(sampled), "DGC's hierarchical sampling"),
     "naive: lax.top_k 0.1%": Subject(pure(lambda x: lax.top_k(jnp.abs(x), max(1, x.size // 1000))), "global"),
     "naive: dgc with lax.top_k": Subject(donated(lambda x: (x, x), naive_dgc), "state donated"),
 }

@@ -5,7 +5,6 @@ The environment is set before jax is imported, because jax reads it at import.
 
 import functools
 import gc
-import importlib.metadata
 import os
 import pathlib
 import sys
@@ -13,19 +12,13 @@ import sys
 _DEVICES = 8
 _COUNT_FLAG = "--xla_force_host_platform_device_count"
 _LEVEL_FLAG = "--xla_backend_optimization_level"
-_EMITTERS_FLAG = "--xla_cpu_use_fusion_emitters"
 
 
 def _with_device_count(flags: str) -> str:
     """Returns XLA flags that ask for eight host devices, other flags kept as they were."""
     kept = [flag for flag in flags.split() if flag.split("=")[0] not in (_COUNT_FLAG, _LEVEL_FLAG)]
     # The programs are many and small: most of the suite's time is compilation, and this halves it.
-    kept += [f"{_COUNT_FLAG}={_DEVICES}", f"{_LEVEL_FLAG}=0"]
-    # The older code generator nearly halves it again. Newer versions are tested with the one that users have, which is the
-    # only one they know: XLA ends a process whose flags it does not know.
-    if _EMITTERS_FLAG not in flags and importlib.metadata.version("jaxlib").startswith("0.10."):
-        kept.append(f"{_EMITTERS_FLAG}=false")
-    return " ".join(kept)
+    return " ".join([*kept, f"{_COUNT_FLAG}={_DEVICES}", f"{_LEVEL_FLAG}=0"])
 
 
 os.environ["XLA_FLAGS"] = _with_device_count(os.environ.get("XLA_FLAGS", ""))

@@ -17,8 +17,8 @@ from gradcomp_jax.compressors.base import largest_of
 
 Span = tuple[int, int]
 
-TAKEN_BACK = 0.5
-"""Of the smallest magnitude that an owner kept in a row, what a worker takes back of an entry that it did not keep."""
+Laid = tuple[kernels.Deal, int] | None
+"""How rows that were dealt out are wanted: the deal, and the width of the matrix that its vector is seen as."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Parcel:
         count: int32 ``[rows]``, valid entries of each row.
         shared: float32 ``[rows]``, the statistic that the workers share, or ``None``.
         key: typed JAX key for the second encoding; differs by worker.
-        server: float32 ``[ceil(rows / N), block]``, the owner's residual, or ``None``.
+        server: float32 ``[ceil(rows / N), block]``, the owner's residual, or ``None``. With one, owners take rows in turn;
+            otherwise each owns as many that follow one another.
     """
 
     compressor: Compressor
@@ -56,8 +57,10 @@ class Delivery:
     """What every worker holds afterwards.
 
     Attributes:
-        mean: rows ``[a, b)`` of the mean, float32 ``[b - a, block]``, equal on every worker.
-        rounding: what this worker's share of the mean lost to rounding, times N, in rows ``[a, b)``; for ``put_back``.
+        mean: rows ``[a, b)`` of the mean, float32 ``[b - a, block]``, equal on every worker; with a :data:`Laid`, the
+            vector that was dealt out over them. Decoded anew for each use that names another thing to wait for: an array
+            that several passes share would be held.
+        rounding: what this worker's share of the mean lost to rounding, times N, likewise; for ``put_back``.
         returned: a payload of this worker's, in rows ``[a, b)``, cut to what comes back of an entry that is zero in the
             mean; for ``settle``.
         drops: whether an entry that is zero in the mean was not kept; else a zero is a number like any other.
@@ -65,8 +68,8 @@ class Delivery:
         payload: rows ``[a, b)`` of the mean of the payloads themselves, where they were added.
     """
 
-    mean: Callable[[Span], Array]
-    rounding: Callable[[Span], Array] | None = None
+    mean: Callable[[Span, Laid, Any], Array]
+    rounding: Callable[[Span, Laid], Array] | None = None
     returned: Callable[[Any, Span], Any] | None = None
     drops: bool = False
     server: Array | None = None
@@ -102,8 +105,7 @@ def _own(parcel: Parcel, received: Any, workers: int, index: Array) -> _Owned:
 
     def mine(a: Array) -> Array:
         # By the owner's number: that of its first row may be more than an index holds.
-        by_owner = _pad_rows(a, share * workers).reshape(workers, share, *a.shape[1:])
-        return lax.dynamic_index_in_dim(by_owner, index, keepdims=False)
+        return lax.dynamic_index_in_dim(_by_owner(parcel, a, workers), index, keepdims=False)
 
     shared, count = None if parcel.shared is None else mine(parcel.shared), mine(parcel.count)
     back = None if parcel.route.kind == "reduce_scatter" else parcel.compressor.back(workers)
@@ -127,7 +129,7 @@ def _own(parcel: Parcel, received: Any, workers: int, index: Array) -> _Owned:
     if parcel.remainder == "settle":
         # What each worker takes back of an entry, it works out from its own payload and the mean alone, and so does the
         # owner for all of them.
-        bound = TAKEN_BACK * back.smallest(payload)
+        bound = back.smallest(payload)
         returned = parcel.compressor.reduce(parcel.compressor.clipped(received, bound)) / workers
         kept = back.decode(payload)
         return _Owned(mean, bad, back, payload, server=mean - jnp.where(kept != 0, kept, returned))
@@ -175,7 +177,7 @@ def cross(
 
     delivered = _doubled([p for p in parcels if p.route.kind == "doubling"], workers, index, axis_name)
     by_owner = [p for p in parcels if p.route.kind in ("two_phase", "reduce_scatter")]
-    split = [jax.tree.flatten(_by_owner(p, workers)) for p in by_owner]
+    split = [jax.tree.flatten(jax.tree.map(lambda a, p=p: _by_owner(p, a, workers), p.payload)) for p in by_owner]
     came = fused.all_to_all(order.wait([a for leaves, _ in split for a in leaves], after.owners), axis_name)
     arrived = iter(came)
     owned = {
@@ -242,18 +244,42 @@ def _doubled(chosen: Sequence[Parcel], workers: int, index: Array, axis_name: Ax
     return {id(p): _of_sum(_compat.invarying(s, axis_name), workers) for p, s in zip(chosen, sums, strict=True)}
 
 
-def _by_owner(parcel: Parcel, workers: int) -> Any:
-    """Payload leaves as ``[N, share, ...]``: slice j is what worker j owns."""
+def _by_owner(parcel: Parcel, a: Array, workers: int) -> Array:
+    """Rows ``[rows, ...]`` as ``[N, share, ...]``: slice j is what worker j owns."""
     share = -(-parcel.rows // workers)
-    return jax.tree.map(lambda a: _pad_rows(a, share * workers).reshape(workers, share, *a.shape[1:]), parcel.payload)
+    padded = _pad_rows(a, share * workers)
+    if parcel.server is None:
+        return padded.reshape(workers, share, *a.shape[1:])
+    return jnp.swapaxes(padded.reshape(share, workers, *a.shape[1:]), 0, 1)
+
+
+def _by_row(parcel: Parcel, a: Array) -> Array:
+    """Inverse of :func:`_by_owner`, but for the padding."""
+    return (a if parcel.server is None else jnp.swapaxes(a, 0, 1)).reshape(-1, *a.shape[2:])
 
 
 def _of_sum(total: Array, workers: int) -> Delivery:
-    return Delivery(lambda span: _rows(total, span) / workers)
+    return Delivery(lambda span, laid, _: _lay(_rows(total, span), laid) / workers)
 
 
 def _of_share(mean: Array) -> Delivery:
-    return Delivery(lambda span: _rows(mean, span))
+    return Delivery(lambda span, laid, _: _lay(_rows(mean, span), laid))
+
+
+def _lay(rows: Array, laid: Laid) -> Array:
+    return rows if laid is None else laid[0].flat(rows).reshape(-1, laid[1])
+
+
+def _anew(payload: Any, laid: Laid, after: Any) -> Any:
+    return payload if laid is None else lax.optimization_barrier((payload, after))[0]
+
+
+def _decode(code: Compressor, payload: Any, shared: Array | None, laid: Laid) -> Array:
+    return code.decode(payload, shared=shared) if laid is None else code.decode_dealt(payload, *laid, shared=shared)
+
+
+def _reduce(code: Compressor, payloads: Any, shared: Array | None, laid: Laid) -> Array:
+    return code.reduce(payloads, shared=shared) if laid is None else code.reduce_dealt(payloads, *laid, shared=shared)
 
 
 def _deliver(parcel: Parcel, result: Any, owned: _Owned | None, workers: int) -> Delivery:
@@ -262,20 +288,20 @@ def _deliver(parcel: Parcel, result: Any, owned: _Owned | None, workers: int) ->
 
     if owned is not None and owned.back is not None:
         back = owned.back
-        joined = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), result)
+        joined = jax.tree.map(lambda a: _by_row(parcel, a), result)
         rounding = None
         if parcel.remainder == "put_back":
             kept = owned.rounding
 
-            def rounding(span: Span) -> Array:
+            def rounding(span: Span, laid: Laid) -> Array:
                 part = _rows(kept, span)
-                return (back.decode(part, shared=shared(span)) if back.selects else part) * workers
+                return (_decode(back, part, shared(span), laid) if back.selects else _lay(part, laid)) * workers
 
         def returned(payload: Any, span: Span) -> Any:
-            return parcel.compressor.clipped(payload, TAKEN_BACK * back.smallest(_rows(joined, span)))
+            return parcel.compressor.clipped(payload, back.smallest(_rows(joined, span)))
 
         return Delivery(
-            lambda span: back.decode(_rows(joined, span), shared=shared(span)),
+            lambda span, laid, after: _decode(back, _anew(_rows(joined, span), laid, after), shared(span), laid),
             rounding,
             returned if parcel.remainder == "settle" else None,
             drops=back.drops,
@@ -283,7 +309,10 @@ def _deliver(parcel: Parcel, result: Any, owned: _Owned | None, workers: int) ->
         )
     if parcel.route.kind == "gather":
         return Delivery(
-            lambda span: parcel.compressor.reduce(_rows(result, span, axis=1), shared=shared(span)) / workers
+            lambda span, laid, after: (
+                _reduce(parcel.compressor, _anew(_rows(result, span, axis=1), laid, after), shared(span), laid)
+                / workers
+            )
         )
 
     def mean_payload(span: Span) -> Any:
@@ -291,5 +320,6 @@ def _deliver(parcel: Parcel, result: Any, owned: _Owned | None, workers: int) ->
 
     # Whoever needs the mean payload needs it in floating point: the sums of an integer code are not divided in place.
     return Delivery(
-        lambda span: parcel.compressor.decode(_rows(result, span), shared=shared(span)) / workers, payload=mean_payload
+        lambda span, laid, _: _decode(parcel.compressor, _rows(result, span), shared(span), laid) / workers,
+        payload=mean_payload,
     )

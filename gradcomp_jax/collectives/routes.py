@@ -29,12 +29,12 @@ class Route:
             is. ``sum``: an all-reduce of payloads that add up. ``doubling``: recursive doubling, payloads until the dense
             sum is smaller. ``reduce_scatter``: the first of two phases, each worker keeps the mean of what it owns.
             ``auto``: decided by bytes once N is known.
-        remainder: what becomes of what a two-phase exchange's second encoding loses. ``settle``, for selections: of an
-            entry that the owner did not keep, each worker takes back at most the smallest magnitude that the owner did
-            keep in the row, and the owner adds the rest to its next mean. ``put_back``: the owner's own memory takes what
-            rounding lost, and the workers take back, whole, what a selection did not keep; where their gradients cancel,
-            that is for ever. ``server``: the owner adds all of it to its next mean. ``drop``: nothing; for codes without
-            a memory.
+        remainder: what becomes of what a two-phase exchange's second encoding loses. ``server``: the owner adds it to its
+            next mean. ``settle``, for selections, whose losses are whole entries: each worker takes back of an entry that
+            the owner did not keep at most the smallest magnitude that it did keep in the row, and the owner adds the rest
+            to its next mean. ``put_back``: the owner's own memory takes what rounding lost, and the workers take back,
+            whole, what a selection did not keep; where their gradients cancel, that is for ever. ``drop``: nothing; for
+            codes without a memory.
         second_encoding: whether ``auto`` may choose a two-phase exchange whose second encoding loses something.
         param_specs: of ``reduce_scatter``: where the parameters lie.
     """
@@ -54,8 +54,8 @@ def two_phase(remainder: Remainder | None = None) -> Route:
     """Reduce-scatter and all-gather of payloads, the sharded parameter server.
 
     Args:
-        remainder: see :class:`Route`; by default ``settle`` for selections with a memory, ``put_back`` for other codes
-            with one, else ``drop``.
+        remainder: see :class:`Route`; by default ``server`` for selections with a memory, ``settle`` for those with
+            momentum in it, ``put_back`` for other codes with one, else ``drop``.
     """
     if remainder is not None:
         _checks.one_of("remainder", remainder, get_args(Remainder))
@@ -148,7 +148,9 @@ def remainder_of(route: Route, compressor: Compressor, memory: Memory, workers: 
         return route.remainder
     if not memory.keeps:
         return "drop"
-    return "settle" if compressor.back(workers).drops else "put_back"
+    if not compressor.back(workers).drops:
+        return "put_back"
+    return "settle" if isinstance(memory, MomentumCorrection) else "server"
 
 
 def keeps_server_residual(route: Route, compressor: Compressor, memory: Memory) -> bool:

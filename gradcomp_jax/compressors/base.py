@@ -61,6 +61,11 @@ class Compressor(abc.ABC):
         return False
 
     @property
+    def deals(self) -> bool:
+        """Whether a block had better be a sample of the whole tensor than a stretch of it."""
+        return False
+
+    @property
     def lossless(self) -> bool:
         """Whether decoding returns the rows bit for bit."""
         return False
@@ -149,6 +154,28 @@ class Compressor(abc.ABC):
     @abc.abstractmethod
     def decode(self, payload: Payload, *, shared: Array | None = None) -> Array:
         """Returns float32 ``[rows, block]``."""
+
+    def encode_dealt(
+        self,
+        flat: Array,
+        deal: kernels.Deal,
+        state: PyTree,
+        key: Array,
+        *,
+        count: Array,
+        local: Array | None = None,
+        shared: Array | None = None,
+    ) -> tuple[Payload, PyTree]:
+        """:meth:`encode` of the blocks that ``deal`` makes of a float32 vector."""
+        return self.encode(deal.blocks(flat), state, key, count=count, local=local, shared=shared)
+
+    def decode_dealt(self, payload: Payload, deal: kernels.Deal, width: int, *, shared: Array | None = None) -> Array:
+        """Inverse of :meth:`encode_dealt`: the vector as a matrix, float32 ``[deal.size / width, width]``."""
+        return deal.flat(self.decode(payload, shared=shared)).reshape(-1, width)
+
+    def reduce_dealt(self, payloads: Payload, deal: kernels.Deal, width: int, *, shared: Array | None = None) -> Array:
+        """:meth:`reduce`, as :meth:`decode_dealt` lays it."""
+        return deal.flat(self.reduce(payloads, shared=shared)).reshape(-1, width)
 
     def carried(self, payload: Payload, *, shared: Array | None = None) -> Array:
         """The entries that decode to something other than zero: boolean ``[rows, block]``."""

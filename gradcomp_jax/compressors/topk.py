@@ -48,6 +48,7 @@ class TopK(Compressor):
     dtype: Any
     way_back: Literal["topk", "union"] | Compressor = "topk"
     bits: int | None = None
+    exact: bool = False
 
     @property
     def block(self) -> int:
@@ -62,6 +63,11 @@ class TopK(Compressor):
     @property
     def drops(self) -> bool:
         """All but the largest ``k``."""
+        return True
+
+    @property
+    def deals(self) -> bool:
+        """Neighbours in a tensor are large together."""
         return True
 
     @property
@@ -81,17 +87,43 @@ class TopK(Compressor):
     ) -> tuple[TopKPayload, PyTree]:
         """Takes the ``k`` largest magnitudes of every row. A row of zeros sends ``k`` zeros."""
         del key, count, local, shared
-        if self.dtype == jnp.float32:
+        if self.exact:
+            index = kernels.exact_top_of_rows(rows, self.k)
+            value = kernels.take_from_rows(rows, index)
+        elif self.dtype == jnp.float32:
             index = kernels.top_of_rows(rows, self.k)
             value = kernels.take_from_rows(rows, index)
         else:
             index, value = kernels.top_entries(rows, self.k)
+        return self._payload(index, value), state
+
+    def encode_dealt(
+        self,
+        flat: Array,
+        deal: kernels.Deal,
+        state: PyTree,
+        key: Array,
+        *,
+        count: Array,
+        local: Array | None = None,
+        shared: Array | None = None,
+    ) -> tuple[TopKPayload, PyTree]:
+        """The same, without turning the tensor around."""
+        if self.exact:
+            return self.encode(deal.blocks(flat), state, key, count=count)
+        del key, count, local, shared
+        index, value = kernels.top_of_dealt(flat, deal, self.k)
+        if self.dtype == jnp.float32:
+            value = kernels.take_dealt(flat, deal, index)
+        return self._payload(index, value), state
+
+    def _payload(self, index: Array, value: Array) -> TopKPayload:
         index = index.astype(index_dtype(self.block))
         if self.bits == 2:
-            return TopKPayload(index, *kernels.to_two_levels(value.astype(jnp.float32))), state
+            return TopKPayload(index, *kernels.to_two_levels(value.astype(jnp.float32)))
         if self.dtype == jnp.int8:
-            return TopKPayload(index, *kernels.quantize(value)), state
-        return TopKPayload(index, value.astype(self.dtype)), state
+            return TopKPayload(index, *kernels.quantize(value))
+        return TopKPayload(index, value.astype(self.dtype))
 
     def finite(self, payload: TopKPayload, local: Array | None, largest: float = LARGEST) -> Array:
         """The largest of a block is among its entries, or in a mean of ``k`` of them."""
@@ -102,6 +134,27 @@ class TopK(Compressor):
         """Values at their positions, zeros elsewhere."""
         del shared
         return kernels.place_in_rows(payload.index, payload.numbers(), self.block)
+
+    def decode_dealt(
+        self, payload: TopKPayload, deal: kernels.Deal, width: int, *, shared: Array | None = None
+    ) -> Array:
+        """Values at their places in the tensor."""
+        del shared
+        index = payload.index.astype(jnp.int32)
+        if payload.scale is None and payload.value.dtype == jnp.bfloat16:
+            return kernels.place_packed(index, payload.value, deal, width)
+        return kernels.place_dealt(index, payload.numbers(), deal, width)
+
+    def reduce_dealt(
+        self, payloads: TopKPayload, deal: kernels.Deal, width: int, *, shared: Array | None = None
+    ) -> Array:
+        """Adds one worker's entries after the other into one dense copy."""
+
+        def one(i: int | Array) -> Array:
+            picked = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), payloads)
+            return self.decode_dealt(picked, deal, width, shared=shared)
+
+        return lax.fori_loop(1, payloads.index.shape[0], lambda i, total: total + one(i), one(0))
 
     def carried(self, payload: TopKPayload, *, shared: Array | None = None) -> Array:
         """The chosen entries, unless they are zero."""
@@ -163,6 +216,7 @@ def topk(
     back: Literal["topk", "union"] | Compressor = "topk",
     dtype: Any = jnp.bfloat16,
     bits: int | None = None,
+    exact: bool = False,
 ) -> TopK:
     """The ``max(1, round(density * block))`` largest magnitudes of every block.
 
@@ -179,6 +233,8 @@ def topk(
             four entries of a block on. What rounding takes stays in the memory.
         bits: 2 for values of two bits in place of ``dtype``: a sign, and which of two magnitudes of the block, the means of the
             smaller and the larger of the chosen ones.
+        exact: sorts every block, many times slower, where otherwise an entry may be missed for larger ones close to it. With a
+            block as long as the tensor this is the papers' selection; ``gc.topk_sgd(exact=True)`` makes such blocks.
 
     Raises:
         ValueError: for a density outside (0, 1], a block outside [1, 2**20], another dtype, or a way back with another
@@ -210,4 +266,4 @@ def topk(
             raise ValueError("back_density is for back='topk'; leave one of them out")
     else:
         _checks.one_of("back", back, ("topk", "union"))
-    return TopK(size, k, k_back, resolved, back, bits)
+    return TopK(size, k, k_back, resolved, back, bits, exact)

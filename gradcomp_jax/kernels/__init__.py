@@ -9,6 +9,13 @@ from gradcomp_jax.kernels.codebook import encode_normal as encode_normal
 from gradcomp_jax.kernels.codebook import normal_codebook as normal_codebook
 from gradcomp_jax.kernels.dct import dct as dct
 from gradcomp_jax.kernels.dct import inverse_dct as inverse_dct
+from gradcomp_jax.kernels.dealing import Deal as Deal
+from gradcomp_jax.kernels.dealing import dealt_rows as dealt_rows
+from gradcomp_jax.kernels.dealing import periods_of as periods_of
+from gradcomp_jax.kernels.dealt_selection import place_dealt as place_dealt
+from gradcomp_jax.kernels.dealt_selection import place_packed as place_packed
+from gradcomp_jax.kernels.dealt_selection import take_dealt as take_dealt
+from gradcomp_jax.kernels.dealt_selection import top_of_dealt as top_of_dealt
 from gradcomp_jax.kernels.fixed_point import from_fixed as from_fixed
 from gradcomp_jax.kernels.fixed_point import to_fixed as to_fixed
 from gradcomp_jax.kernels.float8 import from_float8 as from_float8
@@ -45,11 +52,10 @@ from gradcomp_jax.kernels.rows import valid_counts as valid_counts
 from gradcomp_jax.kernels.rows import valid_mask as valid_mask
 from gradcomp_jax.kernels.sampling import nonzero_of_rows as nonzero_of_rows
 from gradcomp_jax.kernels.sampling import random_of_rows as random_of_rows
-from gradcomp_jax.kernels.selection import exact_top_k as exact_top_k
+from gradcomp_jax.kernels.selection import exact_top_of_rows as exact_top_of_rows
 from gradcomp_jax.kernels.selection import mark_in_rows as mark_in_rows
 from gradcomp_jax.kernels.selection import place_in_rows as place_in_rows
 from gradcomp_jax.kernels.selection import recall as recall
-from gradcomp_jax.kernels.selection import sampled_threshold as sampled_threshold
 from gradcomp_jax.kernels.selection import take_from_rows as take_from_rows
 from gradcomp_jax.kernels.selection import top_entries as top_entries
 from gradcomp_jax.kernels.selection import top_of_rows as top_of_rows

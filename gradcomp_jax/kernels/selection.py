@@ -1,8 +1,7 @@
-"""Which entries to send: the largest of each row, the exact largest, or all above a sampled threshold."""
+"""Which entries to send: the largest of each row."""
 
 import functools
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -14,6 +13,9 @@ ROUNDS = 8
 
 LANES = 16
 """Lanes for each entry wanted: few of the largest then share one."""
+
+_TURNS = 16
+"""Stretches that a part of a row is made of."""
 
 _ONE_EXPONENT = 1 << 23  # of a float32
 
@@ -62,9 +64,12 @@ def approximate_best(keys: Array, *, k: int, low_bits: int) -> Array:
 
 def _best_in_parts(keys: Array, *, k: int) -> Array:
     n, block = keys.shape
-    # Where lanes thin the row out, a round reads little, and twice as many are affordable: longer parts miss less.
-    rounds = 2 * ROUNDS if LANES * k < block else ROUNDS
+    # Where lanes thin the row out, a round reads little, and more are affordable: longer parts miss less.
+    rounds = 4 * ROUNDS if 4 * LANES * k <= block else 2 * ROUNDS if LANES * k < block else ROUNDS
     parts = _parts(block, k, rounds)
+    if parts > 1 and block % (_TURNS * parts) == 0:
+        # Each part has stretches from all over the row: neighbours that are large together fall to all of them.
+        keys = keys.reshape(n, _TURNS, parts, -1).swapaxes(1, 2)
     return _best_of_part(keys.reshape(n * parts, block // parts), k // parts, rounds).reshape(n, k)
 
 
@@ -83,8 +88,10 @@ def _best_of_part(keys: Array, k: int, rounds: int) -> Array:
     lanes = 64
     while lanes < LANES * k:
         lanes *= 2
-    if block % lanes == 0 and block > lanes:
-        keys = max_of_lanes(keys, lanes)
+    if block % lanes == 0 and block > 2 * lanes and k <= rounds:
+        # Entries a multiple of the lanes apart share one, neighbours a run; what shares both is a corner of neither.
+        runs = max_of_rows(keys.reshape(-1, block // lanes)).reshape(keys.shape[0], lanes)
+        keys = jnp.concatenate([max_of_lanes(keys, lanes), runs], axis=1)
     if k > rounds:
         # As float32, whose order is that of the bits here: backends sort integers whole, several times slower.
         place = lax.top_k(lax.bitcast_convert_type(keys, jnp.float32), k)[1]
@@ -101,9 +108,10 @@ def top_of_rows(rows: Array, k: int) -> Array:
 
     Magnitudes are compared without their lowest ``log2(block) + 1`` mantissa bits: an entry counts as largest up to a
     relative difference of 2**-12 for a block of 1024. For ``k > 1`` and ``16 k`` below the block, the row is first
-    reduced to at least ``16 k`` lanes, so a large entry that shares a lane with a larger one is missed. For more than 16
-    entries (8 where ``16 k`` lanes are not below the block) the row is cut into equal parts that give up to so many each
-    (where block and k have such a divisor; otherwise it is sorted), so a part with more of the largest loses some. On TPU
+    reduced to the best of at least ``16 k`` interleaved lanes and of as many runs of neighbours, so a large entry is missed if
+    larger ones share both its lane and its run. For more than 16 entries (32 where ``64 k`` are in the block, 8 where ``16 k``
+    lanes are not below the block) the row is cut into equal parts that give up to so many each (where block and k have such a
+    divisor; otherwise it is sorted), so a part with more of the largest loses some. On TPU
     its own approximate top-k takes over for ``k > 1``. :func:`recall` says how many are found. A selection rule need not
     be finer: what is not sent stays behind.
 
@@ -202,59 +210,6 @@ def mark_in_rows(index: Array, block: int) -> Array:
     return jnp.zeros((n, block), bool).at[row, place].set(True, mode="drop")
 
 
-def exact_top_k(x: Array, k: int) -> tuple[Array, Array]:
-    """The ``k`` largest magnitudes of a whole vector.
-
-    Args:
-        x: float32 ``[n]``.
-        k: at most n.
-
-    Returns:
-        ``(index, value)``: int32 ``[k]`` and float32 ``[k]``, largest first.
-    """
-    if x.size == 0 or k == 0:
-        return jnp.zeros((0,), jnp.int32), jnp.zeros((0,), x.dtype)
-    index = lax.top_k(jnp.abs(x), k)[1].astype(jnp.int32)
-    return index, x[index]
-
-
-def sampled_threshold(
-    x: Array, k: int, *, capacity: int, samples: int, key: Array
-) -> tuple[Array, Array, Array, Array]:
-    """Everything above a threshold that is estimated from a sample, up to a fixed capacity.
-
-    The threshold is the magnitude that a fraction ``k / n`` of the sample exceeds. More entries than ``capacity``
-    can pass it: then the largest of those are taken, never the first in index order, and the number that found
-    no room is handed back; they stay with the caller.
-
-    Args:
-        x: float32 ``[n]``, n >= 1.
-        k: number of entries wanted.
-        capacity: entries in the result, at least ``k``.
-        samples: entries sampled, with replacement.
-        key: typed JAX key.
-
-    Returns:
-        ``(index, value, taken, overflow)``: int32 ``[capacity]`` and float32 ``[capacity]``, unused places with index
-        ``n`` and value 0; int32 scalars.
-
-    References:
-        Lin et al., 2018, Deep Gradient Compression, https://arxiv.org/abs/1712.01887, section 5 (hierarchical
-        sampling).
-    """
-    n = x.size
-    magnitude = jnp.abs(x)
-    sample = magnitude[jax.random.randint(key, (samples,), 0, n)]
-    keep = min(samples, max(1, round(samples * k / n)))
-    threshold = lax.top_k(sample, keep)[0][-1]
-    # An exact zero carries nothing: without this an all-zero vector would pass whole.
-    passed = (magnitude >= threshold) & (magnitude > 0)
-    count = jnp.sum(passed, dtype=jnp.int32)
-    width = min(capacity, n)
-    best, index = lax.top_k(jnp.where(passed, magnitude, -1.0), width)
-    used = best > 0
-    index = jnp.where(used, index.astype(jnp.int32), n)
-    value = jnp.where(used, x[jnp.minimum(index, n - 1)], 0.0)
-    pad = (0, capacity - width)
-    taken = jnp.minimum(count, capacity)
-    return jnp.pad(index, pad, constant_values=n), jnp.pad(value, pad), taken, count - taken
+def exact_top_of_rows(rows: Array, k: int) -> Array:
+    """Positions of the ``k`` largest magnitudes of every row, by sorting: int32 ``[rows, k]``, largest first."""
+    return lax.top_k(jnp.abs(rows), k)[1].astype(jnp.int32)

@@ -6,7 +6,7 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.transforms import Select, Stages, exchange, gains, local_clip, staged
+from gradcomp_jax.transforms import Select, Stages, by_tensor, exchange, gains, local_clip, staged
 from gradcomp_jax.transforms import weight_decay as decay
 
 
@@ -24,6 +24,7 @@ def dgc(
     block: int | None = None,
     back_density: float | None = None,
     dtype: Any = "bfloat16",
+    exact: bool = False,
     route: collectives.Route | str = "auto",
     select: Select | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -49,12 +50,14 @@ def dgc(
         block: entries among which the largest are chosen; 1024 by default, longer for densities that need it.
         back_density: fraction that the owners of a two-phase exchange keep; ``density`` by default.
         dtype: of values on the wire, bfloat16 or float32; of the dense leaves too.
+        exact: the paper's selection, by sorting: the largest entries of each tensor as a whole, or of every 2**20 entries dealt
+            out of a longer one, in place of ``block``. Many times slower; a tensor is one row, so gather it.
         route: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``gather`` and ``two_phase``, where entries
             that the owners do not keep are put back into the workers' memories.
         select: which leaves to compress; by default those with two or more dimensions.
 
     Raises:
-        ValueError: for values out of range.
+        ValueError: for values out of range, and for a block with ``exact``.
         TypeError: for a density that is traced.
 
     References:
@@ -65,6 +68,8 @@ def dgc(
         if momentum_correction
         else memory.residual()
     )
+    if exact and block is not None:
+        raise ValueError(f"exact=True takes whole tensors as blocks, got block={block}; leave one of them out")
     final = compressors.topk(density, block=block)
     # By the final density in every stage: which leaves have a memory must not change under way.
     chosen = gains(final, compressors.dense(dtype)) if select is None else select
@@ -72,12 +77,16 @@ def dgc(
     def send(at: float) -> optax.GradientTransformationExtraArgs:
         # The owners keep what the workers send while the density is above their own.
         back = None if back_density is None else max(at, back_density)
+
+        def largest(block: int) -> compressors.Compressor:
+            return compressors.topk(at, block=block, back_density=back, dtype=dtype, exact=exact)
+
         return exchange(
-            compressors.topk(at, block=final.block, back_density=back, dtype=dtype),
+            by_tensor(largest, dense=compressors.dense(dtype), select=chosen) if exact else largest(final.block),
             axis_name=axis_name,
             memory=kept,
             route=collectives.as_route(route, second_encoding=True),
-            select=chosen,
+            select=None if exact else chosen,
             dense_compressor=compressors.dense(dtype),
         )
 

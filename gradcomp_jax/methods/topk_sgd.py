@@ -6,7 +6,7 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.transforms import Select, exchange
+from gradcomp_jax.transforms import Select, by_tensor, exchange
 
 
 def topk_sgd(
@@ -16,6 +16,7 @@ def topk_sgd(
     block: int | None = None,
     back_density: float | None = None,
     dtype: Any = "bfloat16",
+    exact: bool = False,
     route: collectives.Route | str = "auto",
     select: Select | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -30,21 +31,31 @@ def topk_sgd(
         block: entries among which the largest are chosen; 1024 by default, longer for densities that need it.
         back_density: fraction that the owners of a two-phase exchange keep; ``density`` by default.
         dtype: of values on the wire: bfloat16, float32 or int8.
+        exact: the paper's selection, by sorting: the largest entries of each tensor as a whole, or of every 2**20 entries dealt
+            out of a longer one, in place of ``block``. Many times slower; a tensor is one row, so gather it.
         route: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``gather`` and ``two_phase``.
         select: which leaves to compress; by default those with two or more dimensions that get smaller.
 
     Raises:
-        ValueError: for values out of range.
+        ValueError: for values out of range, and for a block with ``exact``.
         TypeError: for a density that is traced.
 
     References:
         Stich et al., 2018, https://arxiv.org/abs/1809.07599, algorithm 1; Alistarh et al., 2018,
         https://arxiv.org/abs/1809.10505, section 2.
     """
+    if exact and block is not None:
+        raise ValueError(f"exact=True takes whole tensors as blocks, got block={block}; leave one of them out")
+    options = {"back_density": back_density, "dtype": dtype, "exact": exact}
+    largest = compressors.topk(density, block=block, **options)
+
+    def whole(entries: int) -> compressors.Compressor:
+        return compressors.topk(density, block=entries, **options)
+
     return exchange(
-        compressors.topk(density, block=block, back_density=back_density, dtype=dtype),
+        by_tensor(whole, dense=compressors.dense(), select=select) if exact else largest,
         axis_name=axis_name,
         memory=memory.residual(),
         route=collectives.as_route(route, second_encoding=True),
-        select=select,
+        select=None if exact else select,
     )

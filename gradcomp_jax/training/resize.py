@@ -94,11 +94,11 @@ def _replica(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> np.ndarr
 
 def _share(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> np.ndarray:
     before, after = -(-leaf.rows // old), -(-leaf.rows // new)
-    # Of each device within the workers, the owners' rows one after the other.
-    owned = np.swapaxes(_each(leaf, value, old, before), 0, 1).reshape(leaf.shares, old * before, *value.shape[1:])
+    # Of each device within the workers, all rows: owners take them in turn.
+    owned = np.moveaxis(_each(leaf, value, old, before), 0, 2).reshape(leaf.shares, old * before, *value.shape[1:])
     result = np.zeros((leaf.shares, new * after, *value.shape[1:]), value.dtype)
     result[:, : leaf.rows] = owned[:, : leaf.rows]
-    return _flat(np.swapaxes(result.reshape(leaf.shares, new, after, *value.shape[1:]), 0, 1))
+    return _flat(np.moveaxis(result.reshape(leaf.shares, after, new, *value.shape[1:]), 2, 0))
 
 
 def _flat(each: np.ndarray) -> np.ndarray:

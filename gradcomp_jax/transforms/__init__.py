@@ -16,6 +16,7 @@ from gradcomp_jax.transforms.policies import by_column as by_column
 from gradcomp_jax.transforms.policies import by_matrix as by_matrix
 from gradcomp_jax.transforms.policies import by_path as by_path
 from gradcomp_jax.transforms.policies import by_size as by_size
+from gradcomp_jax.transforms.policies import by_tensor as by_tensor
 from gradcomp_jax.transforms.policies import everything as everything
 from gradcomp_jax.transforms.policies import gains as gains
 from gradcomp_jax.transforms.running_sum import running_sum as running_sum

@@ -29,8 +29,7 @@ def bucketed(
     gradient each.
 
     Local clipping (``gc.dgc(clip_norm=...)``) needs the norm of the whole gradient before anything is sent, and
-    ``view="tree"`` (gradient dropping) the whole gradient; with them nothing can begin early. An owner's residual
-    (``two_phase("server")``, 1-bit Adam) is of one buffer and is refused.
+    ``view="tree"`` (gradient dropping) the whole gradient; with them nothing can begin early.
 
     Example::
 
@@ -45,8 +44,7 @@ def bucketed(
             numbers.
 
     Raises:
-        ValueError: for a size below 1; when traced, if ``forward_order`` lacks a tensor, or the exchange keeps a server
-            residual.
+        ValueError: for a size below 1; when traced, if ``forward_order`` lacks a tensor.
 
     References:
         Li et al., 2020, https://arxiv.org/abs/2006.15704, section 3.2.3 (gradient bucketing).

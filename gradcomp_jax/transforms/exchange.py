@@ -49,7 +49,7 @@ def exchange(
     memory: mem.Memory | None = None,
     route: co.Route | str = "auto",
     select: Select | None = None,
-    view: View = "rows",
+    view: View | None = None,
     dense_compressor: Compressor | None = None,
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -83,9 +83,10 @@ def exchange(
             each worker's shard of the update.
         select: ``select(path, leaf) -> bool``, which leaves to compress. By default those with two or more dimensions
             for which the payload is smaller than the dense leaf. A policy selects by itself.
-        view: how leaves are cut into the compressor's blocks: ``rows``, stretches of a leaf; ``columns``, a leaf's columns
-            (its last dimension); ``tree``, all leaves together, interleaved, so that a selection in each block is one of
-            the largest of all.
+        view: how leaves are cut into the compressor's blocks: ``rows``, stretches of a leaf; ``dealt``, a leaf's entries dealt
+            out over the blocks in turn, so that each is a sample of all of it; ``columns``, a leaf's columns (its last
+            dimension); ``tree``, all leaves together, dealt. By default ``dealt`` for
+            :func:`~gradcomp_jax.compressors.topk` and ``rows`` for all others.
         dense_compressor: for the leaves left out, which cross joined together; float32 by default.
         key: seed (int) or typed JAX key of all randomness. The same key gives the same bits on every run.
 
@@ -133,19 +134,13 @@ def exchange(
             return updates, state._replace(step=state.step + 1)
         streams = Streams.of(key, state.step, axis_name, inner)
         numbers = plan.buckets(buckets_of(extra))
-        if len(numbers) > 1 and any(server != () for server in state.server):
-            raise ValueError(
-                "an owner's residual is of one buffer of rows, which buckets cut: use route='gather', or for workers whose"
-                " gradients agree route=gradcomp_jax.collectives.two_phase('put_back')"
-            )
         averaged = [leaves[i] for i in plan.averaged]
         sent: list[Sent] = []
         for chosen in numbers:
             also, after = ([], sent[-1].arrived) if sent else (averaged, None)
-            bucket = send(
-                plan, chosen, leaves, state, streams, workers, axis_name, bucket=len(sent), also=also, after=after
+            sent.append(
+                send(plan, chosen, leaves, state, streams, axis_name, bucket=len(sent), also=also, after=after)
             )
-            sent.append(bucket)
         ok = jnp.stack([s.ok for s in sent]).all()
         if inner is not None:
             # Each device has seen its part of the tensors alone, and all of a worker must skip together.
@@ -154,7 +149,7 @@ def exchange(
         servers = list(state.server)
         for bucket in sent:
             for n, e, js, delivery in bucket.arrivals():
-                done = absorb(e, delivery, leaves, at(memory[n], js), at(compressor[n], js), servers[n], ok)
+                done = absorb(e, delivery, leaves, at(memory[n], js), at(compressor[n], js), servers[n], ok, streams)
                 for j, new_memory, new_state in zip(js, done.memory, done.compressor, strict=True):
                     memory[n][j], compressor[n][j] = new_memory, new_state
                 servers[n] = done.server
@@ -181,7 +176,7 @@ def planner_of(
     memory: mem.Memory | None = None,
     route: co.Route | str = "auto",
     select: Select | None = None,
-    view: View = "rows",
+    view: View | None = None,
     dense_compressor: Compressor | None = None,
 ) -> Planner:
     """What :func:`exchange` makes of the same arguments: which leaves go through what, for any tree."""
@@ -199,7 +194,8 @@ def planner_of(
         )
     else:
         policy = Selected(compressor, gains(compressor, dense_compressor) if select is None else select)
-    _checks.one_of("view", view, get_args(View))
+    if view is not None:
+        _checks.one_of("view", view, get_args(View))
     on_dense = memory.on_dense(lossless=dense_compressor.lossless)
     dense_part = Part(dense_compressor, on_dense, co.auto(second_encoding=True))
     return Planner(policy, memory, co.as_route(route), view, dense_part)
@@ -265,7 +261,7 @@ def refuse_reduced(updates: PyTree, axis_name: AxisName | None, averaged: Iterab
 
 
 def _init_memory(part: Part, piece: Piece, axis_name: AxisName | None) -> Any:
-    rows = part.rows(piece)
+    rows = part.kept_rows(piece)
     zeros = _compat.varying(part.memory.init(jnp.zeros((rows, part.compressor.block), jnp.float32)), axis_name)
     return jax.tree.map(lambda a: PerDevice(a, rows, entries=piece.size if piece.cut else 0), zeros)
 

@@ -1,6 +1,7 @@
 """The passes of an exchange over gradient and memory: statistics and payloads before it, memory and updates after it."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from gradcomp_jax import collectives as co
 from gradcomp_jax._typing import Array, AxisName
 from gradcomp_jax.collectives import routes
 from gradcomp_jax.per_device import is_per_device
+from gradcomp_jax.transforms import in_turn
 from gradcomp_jax.transforms.plan import Part, Piece
 
 _LAST = 2**31 - 1
@@ -25,12 +27,14 @@ class Streams(NamedTuple):
         own: of this worker.
         common: the same on every worker.
         worker: this worker's number.
+        workers: how many there are.
         step: int32 scalar.
     """
 
     own: Array
     common: Array
     worker: Array
+    workers: int
     step: Array
 
     @classmethod
@@ -41,7 +45,8 @@ class Streams(NamedTuple):
         if inner_axis_name is not None:
             base = jax.random.fold_in(base, _compat.axis_index(inner_axis_name))
         # The last number is no worker's and no leaf's.
-        return cls(jax.random.fold_in(base, worker), jax.random.fold_in(base, _LAST), worker, step)
+        workers = _compat.axis_size(axis_name) or 1
+        return cls(jax.random.fold_in(base, worker), jax.random.fold_in(base, _LAST), worker, workers, step)
 
     def leaf(self, stream: Array, number: int) -> Array:
         """Axis index (in the stream), then leaf, then step: no two of them share a key."""
@@ -53,7 +58,8 @@ class Encoded(NamedTuple):
 
     Attributes:
         part: compressor, memory, route and view.
-        members: its pieces.
+        members: its pieces, of those in this bucket.
+        starts: the number of each piece's first row among all rows of the part.
         locals: each worker's own statistics.
         shared: what all workers know, ``[rows, ...]`` or ``[1]``, or ``None``.
         own: the same as this worker encodes with.
@@ -64,6 +70,7 @@ class Encoded(NamedTuple):
 
     part: Part
     members: Sequence[Piece]
+    starts: Sequence[int]
     locals: list[Array | None]
     shared: list[Array | None]
     own: list[Array | None]
@@ -94,7 +101,7 @@ def _target(part: Part, piece: Piece, leaves: Sequence[Array], kept: Any, after:
     reshape it comes first: a backend whose layout is not linear (TPU) then copies once, not once for each pass.
     """
     block = part.compressor.block
-    free = part.view == "rows" and len(piece.leaves) == 1 and not part.padded(piece) and not piece.cut
+    free = part.view in ("rows", "dealt") and len(piece.leaves) == 1 and not part.padded(piece) and not piece.cut
     sources = {i: leaves[i].reshape(-1, block) if free else leaves[i] for i in piece.leaves}
     sources, old, _ = lax.optimization_barrier((sources, _values(kept), after))
     target, memory = part.memory.compensate(part.join(piece, sources), old)
@@ -103,6 +110,7 @@ def _target(part: Part, piece: Piece, leaves: Sequence[Array], kept: Any, after:
 
 def encode(
     parts: Sequence[tuple[Part, Sequence[Piece]]],
+    starts: Sequence[Sequence[int]],
     leaves: Sequence[Array],
     memories: Sequence[tuple],
     states: Sequence[tuple],
@@ -115,7 +123,7 @@ def encode(
     counts = [[part.counts(p) for p in members] for part, members in parts]
     own = [
         [
-            part.compressor.measure(_target(part, piece, leaves, m, ())[0], c, s)
+            part.compressor.measure(part.blocks(piece, _target(part, piece, leaves, m, ())[0]), c, s)
             for piece, m, c, s in zip(members, memories[n], counts[n], states[n], strict=True)
         ]
         for n, (part, members) in enumerate(parts)
@@ -126,7 +134,8 @@ def encode(
         payloads, after, mine = [], [], []
         for j, piece in enumerate(members):
             mine.append(part.compressor.for_worker(shared[n][j], streams.worker))
-            payload, state = part.compressor.encode(
+            payload, state = part.encode(
+                piece,
                 _target(part, piece, leaves, memories[n][j], (own[n][j], shared[n][j]))[0],
                 states[n][j],
                 streams.leaf(streams.own, piece.leaves[0]),
@@ -136,7 +145,8 @@ def encode(
             )
             payloads.append(payload)
             after.append(state)
-        result.append(Encoded(part, members, own[n], shared[n], mine, payloads, after, bucket * len(parts) + n))
+        number = bucket * len(parts) + n
+        result.append(Encoded(part, members, starts[n], own[n], shared[n], mine, payloads, after, number))
     return result
 
 
@@ -174,31 +184,45 @@ def _agree(
     return result
 
 
-def parcel(e: Encoded, server: Any, streams: Streams, workers: int) -> co.Parcel:
+def parcel(e: Encoded, server: Any, streams: Streams) -> co.Parcel:
     """One payload for all pieces of a part: rows after rows."""
-    code = e.part.compressor
-    count = e.part.joined(e.members, [e.part.counts(p) for p in e.members])
-    shared = None
-    if e.shared[0] is not None:
-        # One statistic for a whole tensor is one for each of its rows.
-        by_row = [(e.part.rows(p), s) for p, s in zip(e.members, e.shared, strict=True) if s is not None]
-        shared = e.part.joined(e.members, [jnp.broadcast_to(s, (rows, *s.shape[1:])) for rows, s in by_row])
-    route = routes.resolve(e.part.route, code, count.shape[0], workers)
+    code, workers, rows = e.part.compressor, streams.workers, [e.part.rows(p) for p in e.members]
+    route = routes.resolve(e.part.route, code, sum(rows), workers)
     remainder = routes.remainder_of(route, code, e.part.memory, workers)
     residual = None
     if remainder in ("settle", "server"):
-        share = -(-count.shape[0] // workers)
-        residual = server.value if is_per_device(server) else None
-        if residual is None or residual.shape != (share, code.block):
-            raise ValueError(
-                f"the owners' residual has shape {None if residual is None else residual.shape} on this worker, expected "
-                f"{(share, code.block)} for {workers} workers: initialise inside the axis (gradcomp_jax.init_state does), or"
-                " use gradcomp_jax.resize_workers after a change of their number"
-            )
+        residual = in_turn.take(_residual(server, code, workers), in_turn.runs(e.starts, rows), streams.worker, workers)
+
+    def join(arrays: Sequence[Array]) -> Array:
+        if residual is None:
+            return e.part.joined(e.members, arrays)
+        return in_turn.spread(arrays, in_turn.places(e.starts, rows, workers))
+
+    shared = None
+    if e.shared[0] is not None:
+        # One statistic for a whole tensor is one for each of its rows.
+        by_row = [(n, s) for n, s in zip(rows, e.shared, strict=True) if s is not None]
+        shared = join([jnp.broadcast_to(s, (n, *s.shape[1:])) for n, s in by_row])
     # Counted down from the end: no leaf's number, so the second encoding's stream is its own.
     back_key = streams.leaf(streams.own, _LAST - e.number)
-    payload = jax.tree.map(lambda *a: e.part.joined(e.members, a), *e.payloads)
+    payload = jax.tree.map(lambda *a: join(a), *e.payloads)
+    count = join([e.part.counts(p) for p in e.members])
     return co.Parcel(code, route, remainder, payload, count, shared, back_key, residual)
+
+
+def _residual(server: Any, code: Any, workers: int) -> Array:
+    """The owner's residual of all rows of a part.
+
+    Raises:
+        ValueError: if the state was made for another number of workers, or for none.
+    """
+    found = server.value.shape if is_per_device(server) else None
+    if found is None or found != (-(-server.rows // workers), code.block):
+        raise ValueError(
+            f"the owners' residual has shape {found} on this worker, which is none of {workers} workers: initialise inside"
+            " the axis (gradcomp_jax.init_state does), or use gradcomp_jax.resize_workers after a change of their number"
+        )
+    return server.value
 
 
 def absorb(
@@ -209,20 +233,26 @@ def absorb(
     state: tuple,
     server: Any,
     ok: Array,
+    streams: Streams,
 ) -> Absorbed:
     """New state of a part, and its leaves' updates; the old state and zeros where the exchange was skipped."""
     updates: dict[int, Array] = {}
-    memories, states, start = [], list(e.states), 0
+    memories, states, owned = [], list(e.states), [e.part.owned_rows(p) for p in e.members]
+    starts = list(itertools.accumulate(owned, initial=0))[:-1]
+    if delivery.server is not None:
+        starts = in_turn.places(e.starts, owned, streams.workers)
     for j, (piece, old) in enumerate(zip(e.members, memory, strict=True)):
-        span = (start, start + e.part.owned_rows(piece))
-        start = span[1]
-        mean = delivery.mean(span)
+        span = (starts[j], starts[j] + owned[j])
+        like = leaves[piece.leaves[0]] if len(piece.leaves) == 1 else None
+        mean = delivery.mean(span, e.part.laid(piece, like), ())
         updates |= e.part.split(piece, jnp.where(ok, mean, 0.0), leaves)
-        memories.append(_remember(e, j, delivery, span, mean, leaves, old, ok) if e.part.memory.keeps else old)
+        memories.append(_remember(e, j, delivery, span, leaves, old, ok) if e.part.memory.keeps else old)
         if delivery.payload is not None and jax.tree.leaves(states[j]):
             states[j] = e.part.compressor.next_state(states[j], delivery.payload(span))
     if delivery.server is not None:
-        server = dataclasses.replace(server, value=jnp.where(ok, delivery.server, server.value))
+        chosen = in_turn.runs(e.starts, owned)
+        after = in_turn.put(server.value, delivery.server, chosen, streams.worker, streams.workers)
+        server = dataclasses.replace(server, value=jnp.where(ok, after, server.value))
     return Absorbed(tuple(memories), _keep_if(ok, tuple(states), state, state), server, updates)
 
 
@@ -231,30 +261,44 @@ def _remember(
     j: int,
     delivery: co.Delivery,
     span: tuple[int, int],
-    mean: Array,
     leaves: Sequence[Array],
     old: Any,
     ok: Array,
 ) -> Any:
     """The new memory of piece j."""
     part, piece, code = e.part, e.members[j], e.part.compressor
-    sent = code.decode(e.payloads[j], shared=e.own[j])
-    left = code.carried(e.payloads[j], shared=e.own[j])
-    if code.fills and part.padded(piece):
-        valid = kernels.valid_mask(part.counts(piece), code.block)
-        sent, left = jnp.where(valid, sent, 0.0), left & valid
+    target, memory, before = _target(part, piece, leaves, old, ok)
     if delivery.returned is not None:
-        # Of what the owner did not keep, a part comes back; an entry of which nothing is left over has not gone out.
-        sent = sent - jnp.where(mean != 0, 0.0, code.decode(delivery.returned(e.payloads[j], span), shared=e.own[j]))
-        left &= sent != 0
+        sent, left = _settled(e, j, delivery, span, ok), _settled(e, j, delivery, span, (ok, ok)) != 0
+        return _keep_if(ok, part.memory.absorb(target, sent, left, memory), before, old)
+    once, again = _apart(part, e.payloads[j], ok), _apart(part, e.payloads[j], (ok, ok))
+    sent = part.decode(piece, once, e.own[j])
+    left = part.carried(piece, again, e.own[j])
+    if code.fills and part.padded(piece):
+        valid = kernels.valid_mask(part.kept_counts(piece), code.block)
+        sent, left = jnp.where(valid, sent, 0.0), left & valid
     if delivery.rounding is not None:
-        sent = sent - delivery.rounding(span)
+        laid = part.laid(piece)
+        sent = sent - delivery.rounding(span, laid)
         if delivery.drops:
             # Entries that no owner kept were not sent after all.
-            left &= mean != 0
-            sent = jnp.where(mean != 0, sent, 0.0)
-    target, memory, before = _target(part, piece, leaves, old, ok)
+            left &= delivery.mean(span, laid, (ok, ok)) != 0
+            sent = jnp.where(delivery.mean(span, laid, ok) != 0, sent, 0.0)
     return _keep_if(ok, part.memory.absorb(target, sent, left, memory), before, old)
+
+
+def _settled(e: Encoded, j: int, delivery: co.Delivery, span: tuple[int, int], after: Any) -> Array:
+    """What counts as sent of a piece's entries: all of those that the owner kept, and what does not come back of others."""
+    assert delivery.returned is not None
+    part, piece, payload = e.part, e.members[j], _apart(e.part, e.payloads[j], after)
+    sent = part.decode(piece, payload, e.own[j])
+    returned = part.decode(piece, delivery.returned(payload, span), e.own[j])
+    return sent - jnp.where(delivery.mean(span, part.laid(piece), after) != 0, 0.0, returned)
+
+
+def _apart(part: Part, payload: Any, after: Any) -> Any:
+    """A payload that is decoded anew for each use if it was dealt out: an array that several passes share would be held."""
+    return lax.optimization_barrier((payload, after))[0] if part.dealt else payload
 
 
 def _keep_if(ok: Array, new: Any, old: Any, marks: Any) -> Any:

@@ -1,8 +1,9 @@
 """Which leaves go together through which compressor: decided from shapes alone, so that every worker agrees."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from gradcomp_jax.memory import Memory
 from gradcomp_jax.transforms.cut import Cut
 from gradcomp_jax.transforms.policies import Policy
 
-View = Literal["rows", "columns", "tree"]
+View = Literal["rows", "dealt", "columns", "tree"]
 
 # Entries from which a leaf that goes dense is a piece of its own: joined, it would wait for all the others.
 _SMALL = 2**18
@@ -34,7 +35,9 @@ class Part:
         memory: what stays behind.
         route: how payloads cross.
         view: how leaves are cut into rows: ``rows``, stretches of a leaf; ``columns``, a leaf's columns (its last
-            dimension), each cut by itself; ``tree``, all leaves together, of which row j of R has the entries j, j + R, ...
+            dimension), each cut by itself; ``dealt``, a leaf's entries dealt out in turn, so that row j of R has the entries
+            j, j + R, ...; ``tree``, those of all leaves together.
+            Of these two, memories lie as the leaves do all the same, in stretches.
     """
 
     compressor: Compressor
@@ -45,24 +48,22 @@ class Part:
     def __post_init__(self) -> None:
         """Refuses combinations that cannot keep the laws."""
         check(self.route, self.compressor, self.memory)
-        if self.route.kind == "reduce_scatter" and self.view != "rows":
+        if self.route.kind == "reduce_scatter" and self.view not in ("rows", "dealt"):
             raise ValueError(f"a reduce-scatter cuts tensors by owner, view={self.view!r} otherwise; use view='rows'")
 
     def join(self, piece: "Piece", leaves: Mapping[int, Array]) -> Array:
-        """Float32 rows of a piece's leaves, given by their number in the tree."""
+        """Float32 rows of a piece's leaves, given by their number in the tree, in the order of the memory: not dealt."""
         block, first = self.compressor.block, leaves[piece.leaves[0]]
         if piece.cut:
             # Each owner's share by itself, its last row filled up.
             shares = piece.cut.flat(first).astype(jnp.float32)
-            padding = self.owned_rows(piece) * block - shares.shape[1]
+            padding = self.kept_rows(piece) // piece.owners * block - shares.shape[1]
             return jnp.pad(shares, ((0, 0), (0, padding))).reshape(-1, block)
         if self.view == "columns":
             return kernels.as_rows(jnp.moveaxis(first, -1, 0), block)
         if len(piece.leaves) > 1:
             first = jnp.concatenate([leaves[i].reshape(-1).astype(jnp.float32) for i in piece.leaves])
-        if self.view == "rows":
-            return kernels.as_rows(first, block)
-        return kernels.as_rows(first, self.rows(piece), rows=block).T
+        return kernels.as_rows(first, block)
 
     def split(self, piece: "Piece", rows: Array, like: Sequence[Array]) -> dict[int, Array]:
         """Inverse of :meth:`join`: leaf index to an array of that leaf's dtype and shape, or that of an owner's share."""
@@ -70,8 +71,6 @@ class Part:
             leaf = like[piece.leaves[0]]
             share = kernels.from_rows(rows, (leaf.size // piece.cut.devices,), leaf.dtype)
             return {piece.leaves[0]: piece.cut.unflat(share, leaf.shape)}
-        if self.view == "tree":
-            rows = rows.T
         if len(piece.leaves) == 1:
             leaf = like[piece.leaves[0]]
             if self.view != "columns":
@@ -85,24 +84,80 @@ class Part:
             start += like[i].size
         return result
 
+    @property
+    def dealt(self) -> bool:
+        """Whether entries are dealt out over the rows."""
+        return self.view in ("dealt", "tree")
+
+    def kept_rows(self, piece: "Piece") -> int:
+        """How many rows the memory of a piece has."""
+        return kernels.row_count(piece.size // piece.owners, self.compressor.block) * piece.owners
+
+    def kept_counts(self, piece: "Piece") -> Array:
+        """How many entries of each of those are not padding: int32 ``[rows]``."""
+        return jnp.tile(kernels.valid_counts(piece.size // piece.owners, self.compressor.block), piece.owners)
+
+    def deal(self, piece: "Piece") -> kernels.Deal:
+        """How a piece, or each owner's share of it, is dealt."""
+        block, size = self.compressor.block, self.kept_rows(piece) // piece.owners * self.compressor.block
+        return kernels.Deal(size, block, kernels.dealt_rows(size, block, piece.periods))
+
+    def blocks(self, piece: "Piece", kept: Array) -> Array:
+        """The rows that are encoded, of those that lie as the memory does: float32 ``[rows, block]``."""
+        if not self.dealt:
+            return kept
+        flat = kept.reshape(piece.owners, -1)
+        return jax.vmap(self.deal(piece).blocks)(flat).reshape(-1, self.compressor.block)
+
+    def encode(self, piece: "Piece", kept: Array, state: Any, key: Array, **given: Any) -> tuple[Any, Any]:
+        """Payload and state of rows that lie as the memory does."""
+        if not self.dealt or piece.owners > 1:
+            return self.compressor.encode(self.blocks(piece, kept), state, key, **given)
+        return self.compressor.encode_dealt(kept.reshape(-1), self.deal(piece), state, key, **given)
+
+    def decode(self, piece: "Piece", payload: Any, shared: Array | None) -> Array:
+        """A worker's own payload as rows that lie as the memory does."""
+        if not self.dealt:
+            return self.compressor.decode(payload, shared=shared)
+        if piece.owners == 1:
+            return self.compressor.decode_dealt(payload, self.deal(piece), self.compressor.block, shared=shared)
+        rows = self.compressor.decode(payload, shared=shared)
+        by_owner = rows.reshape(piece.owners, -1, self.compressor.block)
+        return jax.vmap(self.deal(piece).flat)(by_owner).reshape(-1, self.compressor.block)
+
+    def carried(self, piece: "Piece", payload: Any, shared: Array | None) -> Array:
+        """Which of those entries are not zero: boolean."""
+        if not self.dealt:
+            return self.compressor.carried(payload, shared=shared)
+        return self.decode(piece, payload, shared) != 0
+
+    def laid(self, piece: "Piece", like: Array | None = None) -> tuple[kernels.Deal, int] | None:
+        """How a mean is wanted: as the memory lies, or as a leaf does; ``None`` where rows are not dealt."""
+        if not self.dealt:
+            return None
+        width = self.compressor.block
+        if like is not None and like.size == piece.size and not self.padded(piece) and like.ndim > 1:
+            width = max(like.shape[-1], 1)
+        return self.deal(piece), width
+
     def rows(self, piece: "Piece") -> int:
         """How many rows a piece has."""
         return self.owned_rows(piece) * piece.owners
 
     def owned_rows(self, piece: "Piece") -> int:
         """How many of them a worker receives the mean of: all, or those of its share."""
+        if self.dealt:
+            return self.deal(piece).rows
         return kernels.row_count(piece.size // piece.owners, self.compressor.block)
 
     def counts(self, piece: "Piece") -> Array:
         """How many entries of each row are not padding: int32 ``[rows]``."""
-        if piece.cut:
-            one = kernels.valid_counts(piece.size // piece.cut.devices, self.compressor.block)
-            return jnp.tile(one, piece.cut.devices)
-        if self.view != "tree":
-            return kernels.valid_counts(piece.size, self.compressor.block)
-        rows = self.rows(piece)
-        each, left = divmod(piece.size, rows)
-        return each + (jax.lax.iota(jnp.int32, rows) < left).astype(jnp.int32)
+        if not self.dealt:
+            return self.kept_counts(piece)
+        rows = self.owned_rows(piece)
+        each, left = divmod(piece.size // piece.owners, rows)
+        one = each + (jax.lax.iota(jnp.int32, rows) < left).astype(jnp.int32)
+        return jnp.tile(one, piece.owners)
 
     def padded(self, piece: "Piece") -> bool:
         """Whether the rows hold more than the piece has."""
@@ -124,11 +179,13 @@ class Piece:
         leaves: their numbers in the tree.
         size: entries.
         cut: among the workers, of which each owns a share, where the parameter lies along their axis.
+        periods: lengths after which its structure repeats.
     """
 
     leaves: tuple[int, ...]
     size: int
     cut: Cut | None = None
+    periods: tuple[int, ...] = ()
 
     @property
     def owners(self) -> int:
@@ -146,6 +203,11 @@ class Plan(NamedTuple):
 
     parts: list[tuple[Part, list[Piece]]]
     averaged: list[int]
+
+    def starts(self, number: int) -> list[int]:
+        """The number of the first row of each piece of a part, among all rows of the part."""
+        part, members = self.parts[number]
+        return list(itertools.accumulate((part.owned_rows(p) for p in members), initial=0))[:-1]
 
     def buckets(self, leaves: Sequence[Sequence[int]] | None) -> list[list[list[int]]]:
         """For each bucket and part the numbers of its pieces; a piece goes with the last of its leaves.
@@ -176,7 +238,7 @@ class Planner:
     policy: Policy
     memory: Memory
     route: Route
-    view: View
+    view: View | None
     dense: Part
 
     def __post_init__(self) -> None:
@@ -185,7 +247,8 @@ class Planner:
             self._part(compressor)
 
     def _part(self, compressor: Compressor) -> Part:
-        return Part(compressor, self.memory, self.route, self.view)
+        view: View = "dealt" if compressor.deals else "rows"
+        return Part(compressor, self.memory, self.route, self.view or view)
 
     def whole(self, tree: PyTree, axis_name: AxisName | None, workers: int) -> PyTree:
         """The shapes of whole tensors, for a tree with shards of those that lie along the axis."""
@@ -237,9 +300,9 @@ class Planner:
                 continue
             elif isinstance(choice, Compressor):
                 self._check_columns(path_name(path), spec, choice)
-                chosen.setdefault(choice, []).append(Piece((i,), spec.size, cuts[i]))
+                chosen.setdefault(choice, []).append(_piece(i, spec, cuts[i]))
             else:
-                dense.append(Piece((i,), spec.size, cuts[i]))
+                dense.append(_piece(i, spec, cuts[i]))
         parts = [*((self._part(compressor), members) for compressor, members in chosen.items()), (self.dense, dense)]
         return Plan([routed for part, members in parts for routed in self._by_route(part, members)], averaged)
 
@@ -285,7 +348,17 @@ def _joined(members: list[Piece], below: int | None) -> list[Piece]:
     large = [p for p in members if below is not None and p.size >= below]
     if not small:
         return large
-    return [*large, Piece(tuple(i for p in small for i in p.leaves), sum(p.size for p in small))]
+    leaves = tuple(i for p in small for i in p.leaves)
+    periods = tuple(n for p in small for n in p.periods)
+    return [*large, Piece(leaves, sum(p.size for p in small), periods=periods)]
+
+
+def _piece(number: int, leaf: jax.ShapeDtypeStruct, cut: Cut | None) -> Piece:
+    shape = leaf.shape
+    if cut and cut.dim is not None:
+        # A share is laid out with the divided dimension outermost.
+        shape = (shape[cut.dim], *shape[: cut.dim], *shape[cut.dim + 1 :])
+    return Piece((number,), leaf.size, cut, kernels.periods_of(shape))
 
 
 def path_name(path: tuple) -> str:

@@ -11,6 +11,8 @@ import jax
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax.compressors import Compressor
 
+_LONGEST = 2**20  # entries of a block
+
 Select = Callable[[str, jax.ShapeDtypeStruct], bool]
 """``select(path, leaf)``: whether a leaf is compressed. ``path`` reads like ``"dense/kernel"``."""
 
@@ -134,6 +136,11 @@ def by_matrix(make: Callable[[int, int], Compressor], *, dense: Compressor, sele
 def by_column(make: Callable[[int], Compressor], *, dense: Compressor, select: Select | None = None) -> Policy:
     """A compressor whose block is one column of a tensor, for an exchange with ``view="columns"``; as :func:`by_matrix`."""
     return ByShape(lambda rows, columns: make(rows), dense, select)
+
+
+def by_tensor(make: Callable[[int], Compressor], *, dense: Compressor, select: Select | None = None) -> Policy:
+    """A compressor whose block is a whole tensor, or 2**20 entries of a longer one; as :func:`by_matrix`."""
+    return ByShape(lambda rows, columns: make(min(rows * columns, _LONGEST)), dense, select)
 
 
 def by_size(rules: Mapping[int, Rule]) -> Policy:

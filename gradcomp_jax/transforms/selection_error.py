@@ -33,9 +33,10 @@ def selection_error(
         for piece, memory in zip(members, memories, strict=True):
             stride = max(1, part.rows(piece) // rows)
             every = slice(None, None, stride)
-            gradient = part.join(piece, {i: leaves[i] for i in piece.leaves})[every][:rows]
-            kept = jax.tree.map(lambda p: p.value[every][:rows], memory, is_leaf=is_per_device)  # noqa: B023
+            gradient = part.join(piece, {i: leaves[i] for i in piece.leaves})
+            kept = jax.tree.map(lambda p: p.value, memory, is_leaf=is_per_device)
             target, _ = part.memory.compensate(gradient, kept)
+            target, gradient = (part.blocks(piece, a)[every][:rows] for a in (target, gradient))
             count = part.counts(piece)[every][:rows]
             numbers += [target, _round_trip(part.compressor, target, count), gradient]
             seen.append((part.compressor, count))

@@ -46,7 +46,6 @@ def send(
     leaves: Sequence[Array],
     state: Any,
     streams: Streams,
-    workers: int,
     axis_name: AxisName | None,
     *,
     bucket: int,
@@ -61,7 +60,6 @@ def send(
         leaves: of the gradient.
         state: of the exchange.
         streams: of this step.
-        workers: on the axis.
         axis_name: the axis.
         bucket: its number.
         also: what does not cross and must be finite as well.
@@ -71,13 +69,12 @@ def send(
     memories, states = (
         [at(of, js) for of, js in zip(every, numbers, strict=True)] for every in (state.memory, state.compressor)
     )
-    encoded = encode(parts, leaves, memories, states, streams, axis_name, bucket=bucket)
+    starts = [at(plan.starts(n), js) for n, js in enumerate(numbers)]
+    encoded = encode(parts, starts, leaves, memories, states, streams, axis_name, bucket=bucket)
     sending = [e for e in encoded if e.members]
     servers = [server for e, server in zip(encoded, state.server, strict=True) if e.members]
-    parcels = _together(
-        sending, [parcel(e, server, streams, workers) for e, server in zip(sending, servers, strict=True)]
-    )
-    largest = largest_of(workers)
+    parcels = _together(sending, [parcel(e, server, streams) for e, server in zip(sending, servers, strict=True)])
+    largest = largest_of(streams.workers)
     finite = [
         e.part.compressor.finite(p, s, largest) for e in encoded for p, s in zip(e.payloads, e.locals, strict=True)
     ]

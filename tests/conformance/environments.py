@@ -41,6 +41,12 @@ class Environment:
     rows_first: bool
 
 
+def rows_of_owners(value: Any, workers: int) -> np.ndarray:
+    """What owners have, row after row: they take rows in turn, and each keeps its own together."""
+    owned = np.asarray(value)
+    return owned.reshape(workers, -1, owned.shape[-1]).swapaxes(0, 1).reshape(-1, owned.shape[-1])
+
+
 def mesh_of(kind: AxisType, workers: int = WORKERS) -> jax.sharding.Mesh:
     return jax.make_mesh((workers,), (AXIS,), axis_types=(kind,), devices=jax.devices()[:workers])
 

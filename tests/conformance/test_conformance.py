@@ -186,9 +186,16 @@ def as_rows(case: Case, leaves: Any, names: list[str], kept: Any) -> np.ndarray:
     block = kept.value.shape[-1] if isinstance(kept, gc.PerDevice) else 1
     rows = -(-flat.shape[1] // block)
     flat = np.pad(flat, [(0, 0), (0, rows * block - flat.shape[1])])
-    if compressed and case.view == "tree":
-        flat = flat.reshape(count, block, rows).transpose(0, 2, 1).reshape(count, -1)
     return flat
+
+
+def dealt_over(case: Case, names: list[str], size: int) -> int | None:
+    """Over how many rows the entries of a piece are dealt out, those of a selection; ``None`` where they are not."""
+    code = case.code(SHAPES[names[0]][0]) if case.wire and names[0] in chosen_of(case) else None
+    if code is None or not code.deals:
+        return None
+    periods = tuple(n for name in names for n in gc.kernels.periods_of(SHAPES[name][0]))
+    return gc.kernels.dealt_rows(size, code.block, periods)
 
 
 def check_conservation(case: Case, world: Environment, gradient: Any, update: Any, old: Any, new: Any) -> None:
@@ -218,10 +225,13 @@ def check_conservation(case: Case, world: Environment, gradient: Any, update: An
             )
             before = case.decay * before
             if isinstance(server_new, gc.PerDevice):
-                rows = len(before) // server_new.value.shape[-1]
+                block = server_new.value.shape[-1]
+                rows = dealt_over(case, leaves, len(before)) or len(before) // block
                 span, start = slice(start, start + rows), start + rows
-                before = before + share_rows(server_old, world)[span].reshape(-1)
-                after = after + share_rows(server_new, world)[span].reshape(-1)
+                held = [share_rows(s, world)[span] for s in (server_old, server_new)]
+                if dealt_over(case, leaves, len(before)):
+                    held = [rows.T.reshape(-1)[: len(before)] for rows in held]
+                before, after = before + held[0].reshape(-1), after + held[1].reshape(-1)
             seen = pushed.mean(axis=0) + before
             padding = as_rows(case, {name: np.ones((1, *SHAPES[name][0])) for name in leaves}, leaves, cut_as)[0] == 0
             assert not after[padding].any(), "the padding holds something"

@@ -1,7 +1,5 @@
 """Selections against sorting."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -132,90 +130,11 @@ def test_place_and_take_undo_each_other(k: int, dtype: type) -> None:
     np.testing.assert_array_equal(place(index, value, 13, into=base), base + expected)
 
 
-@pytest.mark.parametrize(("n", "k"), [(0, 0), (1, 1), (13, 0), (13, 1), (13, 5), (13, 13)])
-def test_exact_top_k(n: int, k: int) -> None:
-    x = np.random.default_rng(n).normal(size=n).astype(np.float32)
-    index, value = (np.asarray(a) for a in kernels.exact_top_k(jnp.asarray(x), k))
-    assert index.dtype == np.int32
-    assert index.shape == value.shape == (k,)
-    assert len(set(index.tolist())) == k
-    np.testing.assert_array_equal(value, x[index])
-    np.testing.assert_array_equal(np.abs(value), np.sort(np.abs(x))[::-1][:k])
-
-
-N = 1000
-
-
-@functools.partial(jax.jit, static_argnames=("k", "capacity", "samples"))
-def sampled(x, key, k, capacity, samples=500):
-    return kernels.sampled_threshold(x, k, capacity=capacity, samples=samples, key=key)
-
-
-def check_sampled(x: np.ndarray, capacity: int, result) -> int:
-    """What holds whatever was sampled; returns how many entries passed."""
-    index, value, taken, overflow = (np.asarray(a) for a in result)
-    taken, overflow = int(taken), int(overflow)
-    n = x.size
-    assert index.shape == value.shape == (capacity,)
-    assert 0 <= taken <= min(capacity, n)
-    assert overflow >= 0
-    assert overflow == 0 or taken == capacity
-    # The places in use come first and are distinct; the others say so.
-    assert len(set(index[:taken].tolist())) == taken
-    assert (index[:taken] < n).all()
-    assert (index[taken:] == n).all()
-    assert not value[taken:].any()
-    np.testing.assert_array_equal(value[:taken], x[index[:taken]])
-    # The largest were kept.
-    by_size = np.sort(np.abs(x))[::-1]
-    np.testing.assert_array_equal(np.sort(np.abs(value[:taken]))[::-1], by_size[:taken])
-    # What passed is everything above some threshold: the next one down is strictly smaller, or zero.
-    passed = taken + overflow
-    if 0 < passed < n:
-        assert by_size[passed] < by_size[passed - 1]
-    return passed
-
-
-@pytest.mark.parametrize("k", (20, 100))
-def test_sampled_threshold_passes_about_k(k: int) -> None:
-    x = np.random.default_rng(k).normal(size=N).astype(np.float32)
-    for seed in range(3):
-        passed = check_sampled(x, 200, sampled(x, jax.random.key(seed), k, 200))
-        # The sample's quantile strays like a binomial proportion: five standard deviations, and one for rounding.
-        share = k / N
-        assert abs(passed - k) <= 5 * N * np.sqrt(share * (1 - share) / 500) + N / 500
-
-
-def test_overflow_is_handed_back_and_the_largest_are_kept() -> None:
-    # Rising magnitudes: a truncation in index order would keep the small ones.
-    x = np.linspace(0.1, 1, N, dtype=np.float32) * np.where(np.arange(N) % 2, 1, -1).astype(np.float32)
-    result = sampled(x, jax.random.key(0), 100, 10)
-    assert check_sampled(x, 10, result) > 50
-    assert set(np.asarray(result[0]).tolist()) == set(range(N - 10, N))
-
-
-def test_zeros_pass_nothing() -> None:
-    x = np.zeros(N, np.float32)
-    assert check_sampled(x, 10, sampled(x, jax.random.key(0), 100, 10)) == 0
-    # A sample of zeros must not let the zeros pass, but everything else.
-    x[[3, 70, 500]] = (1, -2, 3)
-    assert check_sampled(x, 10, sampled(x, jax.random.key(0), 100, 10)) == 3
-
-
-def test_a_constant_fills_the_capacity() -> None:
-    x = np.full(N, -0.1, np.float32)
-    assert check_sampled(x, 10, sampled(x, jax.random.key(0), 100, 10)) == N
-
-
-def test_ties_at_the_threshold_all_pass() -> None:
-    x = np.where(np.arange(N) < 300, 2, 1).astype(np.float32)
-    assert check_sampled(x, 200, sampled(x, jax.random.key(1), 100, 200)) == 300
-
-
-@pytest.mark.parametrize(("n", "k", "capacity"), [(1, 1, 1), (1, 1, 4), (5, 5, 8), (5, 2, 2)])
-def test_sampled_threshold_of_few_entries(n: int, k: int, capacity: int) -> None:
-    x = np.random.default_rng(n).normal(size=n).astype(np.float32)
-    assert check_sampled(x, capacity, sampled(x, jax.random.key(0), k, capacity, 16)) >= 1
+@pytest.mark.parametrize(("block", "k"), [(1, 1), (13, 1), (13, 5), (13, 13)])
+def test_exactly_the_largest_of_each_row(block: int, k: int) -> None:
+    rows = np.random.default_rng(block + k).standard_normal((6, block)).astype(np.float32)
+    index = np.asarray(kernels.exact_top_of_rows(jnp.asarray(rows), k))
+    np.testing.assert_array_equal(index, np.argsort(-np.abs(rows), axis=1)[:, :k])
 
 
 @pytest.mark.parametrize("k", (2, 8, 40))

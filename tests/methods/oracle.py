@@ -3,6 +3,8 @@
 import ml_dtypes
 import numpy as np
 
+from gradcomp_jax import kernels
+
 Tree = dict[str, np.ndarray]
 
 
@@ -11,6 +13,27 @@ def rows_of(x: np.ndarray, block: int) -> np.ndarray:
     padded = np.zeros(-(-flat.size // block) * block, np.float32)
     padded[: flat.size] = flat
     return padded.reshape(-1, block)
+
+
+def dealt(x: np.ndarray, block: int, rows: int) -> np.ndarray:
+    """Row r has the entries r, r + rows, r + 2 rows, ... of a tensor, and zeros beyond its end."""
+    flat = np.zeros(rows * block, np.float32)
+    flat[: x.size] = x.reshape(-1)
+    return flat[np.arange(rows)[:, None] + rows * np.arange(block)]
+
+
+def undealt(rows: np.ndarray, size: int) -> np.ndarray:
+    """Inverse of :func:`dealt`: the first ``size`` entries."""
+    flat = np.empty(rows.size, rows.dtype)
+    flat[np.arange(rows.shape[0])[:, None] + rows.shape[0] * np.arange(rows.shape[1])] = rows
+    return flat[:size]
+
+
+def how_many(shapes: list[tuple[int, ...]], block: int) -> int:
+    """Over how many rows tensors of these shapes are dealt out, together."""
+    size = sum(int(np.prod(s)) for s in shapes)
+    periods = [int(np.prod(s[i:])) for s in shapes for i in range(1, len(s))]
+    return kernels.dealt_rows(-(-size // block) * block, block, tuple(periods))
 
 
 def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
@@ -47,14 +70,20 @@ class Dgc:
         rest = [name for name in sorted(shapes) if len(shapes[name]) <= 1]
         self.parts = [(compressed, block, k), (rest, 1, 1)]
         self.u = {
-            name: np.zeros((workers, *rows_of(np.zeros(s), self.block_of(name)).shape), np.float32)
-            for name, s in shapes.items()
+            name: np.zeros((workers, *self.rows(name, np.zeros(s)).shape), np.float32) for name, s in shapes.items()
         }
         self.v = {name: u.copy() for name, u in self.u.items()}
         self.owners = np.zeros((sum(self.u[name].shape[1] for name in compressed), block), np.float32)
 
-    def block_of(self, name: str) -> int:
-        return self.block if len(self.shapes[name]) > 1 else 1
+    def rows(self, name: str, x: np.ndarray) -> np.ndarray:
+        if len(self.shapes[name]) <= 1:
+            return rows_of(x, 1)
+        return dealt(x, self.block, how_many([self.shapes[name]], self.block))
+
+    def memory(self, kept: Tree, name: str) -> np.ndarray:
+        """As the tensor lies, with the zeros that fill up its last stretch of a block."""
+        size = -(-int(np.prod(self.shapes[name])) // self.block) * self.block
+        return np.stack([undealt(worker, size).reshape(-1, self.block) for worker in kept[name]])
 
     def step(self, gradients: Tree, params: Tree) -> Tree:
         local = []
@@ -69,7 +98,7 @@ class Dgc:
             route = self.route if block > 1 else "two_phase" if self.dtype == "bfloat16" else "gather"
             pushed = {}
             for name in names:
-                g = np.stack([rows_of(worker[name], block) for worker in local])
+                g = np.stack([self.rows(name, worker[name]) for worker in local])
                 if self.nesterov:
                     self.u[name] = self.m * (self.u[name] + g)
                     pushed[name] = self.v[name] + self.u[name] + g
@@ -89,7 +118,8 @@ class Dgc:
                 if self.masking and block > 1:
                     self.u[name] = np.where(gone[:, span], 0, self.u[name]).astype(np.float32)
                 size = int(np.prod(self.shapes[name]))
-                update[name] = mean[span].reshape(-1)[:size].reshape(self.shapes[name])
+                flat = undealt(mean[span], size) if block > 1 else mean[span].reshape(-1)
+                update[name] = flat.reshape(self.shapes[name])
         return update
 
     def values(self, chosen: np.ndarray, block: int) -> np.ndarray:

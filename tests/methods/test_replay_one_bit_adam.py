@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import gradcomp_jax as gc
+from tests.conformance.environments import rows_of_owners
 
 from .replay.signs import OneBitAdam
 from .replay.workers import AXIS, N, close, gaussian, replay
@@ -51,7 +52,7 @@ def test_replay(warm_up, constants) -> None:
     assert int(state.taken) == 22
     worker = [np.asarray(piece.value) for piece in state.compressed.memory[0]]
     # Owner j has the j-th of N equal runs of rows.
-    owners = np.asarray(state.compressed.server[0].value).reshape(-1, 32)
+    owners = rows_of_owners(state.compressed.server[0].value, N)
     assert not owners[len(oracle.server) :].any()
     close(np.concatenate(worker, axis=1), oracle.worker, message="residual of the workers")
     close(owners[: len(oracle.server)], oracle.server, message="residual of the owners")

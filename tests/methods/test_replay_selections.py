@@ -7,7 +7,7 @@ import pytest
 
 import gradcomp_jax as gc
 from gradcomp_jax import kernels
-from tests.conformance.environments import exchange_state
+from tests.conformance.environments import exchange_state, rows_of_owners
 
 from .replay.sparse import Sparse, coded, integers, largest, select_thinned
 from .replay.workers import AXIS, N, close, gaussian, mapped, replay
@@ -23,22 +23,22 @@ def again(k, dtype):
 
 def by_topk(k, dtype, route, *, k_back=None, block=BLOCK, **options) -> Sparse:
     back = again(k_back or k, dtype) if route == "two_phase" else None
-    return Sparse(SHAPES, N, block, largest(k), lambda x: coded(x, dtype), back, settle=k_back or k, **options)
+    return Sparse(SHAPES, N, block, largest(k), lambda x: coded(x, dtype), back, server=True, **options)
 
 
-def memory_of(state) -> np.ndarray:
-    return np.concatenate([np.asarray(piece.value) for piece in exchange_state(state).memory[0]], axis=1)
+def memory_of(state, oracle) -> np.ndarray:
+    return oracle.arranged([np.asarray(piece.value) for piece in exchange_state(state).memory[0]])
 
 
 def owners_of(state) -> np.ndarray | None:
     """The owners' residual of the compressed tensors, without the padding of the last owners."""
     server = exchange_state(state).server[0]
-    return None if server == () else np.asarray(server.value).reshape(-1, server.value.shape[-1])[: server.rows]
+    return None if server == () else rows_of_owners(server.value, N)[: server.rows]
 
 
 def check_memory(state, oracle) -> None:
     assert oracle.kept.any()
-    close(memory_of(state), oracle.kept, message="memory")
+    close(memory_of(state, oracle), oracle.kept, message="memory")
     if owners_of(state) is not None:
         assert oracle.owners.any()
         close(owners_of(state), oracle.owners, message="owners")
@@ -53,7 +53,7 @@ def following(oracle):
     def before(state) -> None:
         if oracle.steps:
             check_memory(state, oracle)
-        oracle.kept = memory_of(state)
+        oracle.kept = memory_of(state, oracle)
         if owners_of(state) is not None:
             oracle.owners = owners_of(state).copy()
 
@@ -102,7 +102,7 @@ def test_topk_sgd_by_default() -> None:
 def test_gradient_dropping(options) -> None:
     """The same over blocks that are samples of all tensors end to end."""
     tx = gc.gradient_dropping(axis_name=AXIS, density=3 / BLOCK, block=BLOCK, **options)
-    oracle = by_topk(3, options.get("dtype", "bfloat16"), options["route"], interleaved=True)
+    oracle = by_topk(3, options.get("dtype", "bfloat16"), options["route"], together=True)
     check_memory(replay(tx, oracle, gaussian(SHAPES, 3), SHAPES), oracle)
 
 
@@ -147,7 +147,7 @@ def test_random_k(dtype, route, error_feedback) -> None:
 
     memory = "residual" if error_feedback else "none"
     back = (lambda exact, step: narrow(exact)) if dtype == "bfloat16" else None
-    oracle = Sparse(SHAPES, N, BLOCK, rules, lambda x: narrow(factor * x), back, memory=memory)
+    oracle = Sparse(SHAPES, N, BLOCK, rules, lambda x: narrow(factor * x), back, memory=memory, dealt=False)
     state = replay(tx, oracle, gaussian(SHAPES, 5), SHAPES)
     if error_feedback:
         check_memory(state, oracle)

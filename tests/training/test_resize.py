@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import gradcomp_jax as gc
+from tests.conformance.environments import rows_of_owners
 
 COUNTS = (1, 2, 3, 4, 8)
 ROWS, BLOCK = 3, 5
@@ -61,9 +62,11 @@ def test_owners_rows_are_cut_anew(old: int, new: int, rows: int) -> None:
     padded = -(-rows // old) * old
     before = np.zeros((padded, BLOCK), np.float32)
     before[:rows] = np.random.default_rng(rows).normal(size=(rows, BLOCK))
-    resized = gc.resize_workers(gc.PerDevice(before, rows, "share"), old=old, new=new)
-    after = np.asarray(resized.value)
-    assert after.shape == (-(-rows // new) * new, BLOCK)
+    # Row r is worker r mod N's, and each keeps its own together.
+    held = np.concatenate([before[worker::old] for worker in range(old)])
+    resized = gc.resize_workers(gc.PerDevice(held, rows, "share"), old=old, new=new)
+    assert resized.value.shape == (-(-rows // new) * new, BLOCK)
+    after = rows_of_owners(resized.value, new)
     np.testing.assert_array_equal(after[:rows], before[:rows])
     assert not after[rows:].any()
     assert (resized.rows, resized.kind) == (rows, "share")

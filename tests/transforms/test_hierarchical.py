@@ -197,7 +197,7 @@ def test_another_number_of_workers(name: str, tmp_path) -> None:
         if old.kind == "share":
             rows = [-(-old.rows // n) for n in (2, 4)]
             a, b = (
-                np.swapaxes(x.reshape(n, 2, r, -1), 0, 1).reshape(2, n * r, -1)[:, : old.rows]
+                np.moveaxis(x.reshape(n, 2, r, -1), 0, 2).reshape(2, n * r, -1)[:, : old.rows]
                 for x, n, r in ((a, 2, rows[0]), (b, 4, rows[1]))
             )
         else:

@@ -47,7 +47,7 @@ class Layout:
 class Draws:
     """Random numbers of one part: a worker's own, by (axis index, leaf, step), and of the owners' second encoding."""
 
-    def __init__(self, kind: str | None, bits: int, leaves: list[tuple[int, Layout]], part: int, workers: int, seed=0):
+    def __init__(self, kind: str | None, bits: int, leaves, part: int, workers: int, *, in_turn: bool, seed=0):
         self.kind, self.bits = kind, bits
         block = leaves[0][1].width
         total = sum(layout.rows for _, layout in leaves)
@@ -64,7 +64,9 @@ class Draws:
                 return jnp.stack(own), self.turns(jnp.pad(seeds, (0, share * workers - total)), block)
             own = [[self.draw(key(w, i, step), piece.rows, block) for i, piece in leaves] for w in range(workers)]
             back = [self.draw(key(w, _LAST - part, step), share, block) for w in range(workers)]
-            return jnp.stack([jnp.concatenate(o) for o in own]), jnp.concatenate(back)
+            # Owners with a residual take rows in turn, others as many as follow one another.
+            by_row = jnp.stack(back, axis=1).reshape(-1, *back[0].shape[1:]) if in_turn else jnp.concatenate(back)
+            return jnp.stack([jnp.concatenate(o) for o in own]), by_row
 
         self.at = (lambda step: (None, None)) if kind is None else jax.jit(at)
 
@@ -108,7 +110,7 @@ class Part:
         self.share = -(-self.rows // workers)
         self.valid = self.stack([np.ones(layout.shape) for layout in self.layouts]) > 0
         numbered = [(number, layout) for number, _, layout in leaves]
-        self.draws = Draws(code.draws, getattr(code, "bits", 0), numbered, part, workers)
+        self.draws = Draws(code.draws, getattr(code, "bits", 0), numbered, part, workers, in_turn=remainder == "server")
 
     def stack(self, tensors: list[np.ndarray]) -> np.ndarray:
         return np.concatenate([layout.cut(t) for layout, t in zip(self.layouts, tensors, strict=True)])
@@ -129,7 +131,7 @@ class Part:
         sent, settled = np.stack([s for s, _ in encoded]), np.all([ok for _, ok in encoded], axis=0)
         mean, owners = sent.mean(axis=0), kept.owners
         if self.route == "two_phase":
-            # Owner w has rows [w * share, (w + 1) * share); the last ones may have none.
+            # Rows that fill up the owners' shares, as many for each.
             padding = [(0, self.share * self.n - self.rows), (0, 0)]
             exact = np.pad(mean, padding) + owners
             decoded, ok = self.code(exact, np.pad(self.valid, padding), back)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.methods.oracle import cut, rounded, rows_of, select, settle
+from tests.methods.oracle import cut, dealt, how_many, rounded, rows_of, select, undealt
 
 Rows = np.ndarray
 Tree = dict[str, np.ndarray]
@@ -14,19 +14,34 @@ Rule = Callable[[Rows, int], np.ndarray]
 
 def largest(k: int) -> Rule:
     """The k largest magnitudes of each row."""
-    return lambda rows, step: select_thinned(rows, k)
+    return lambda rows, step: select_in_runs(rows, k)
+
+
+def select_in_runs(rows: Rows, k: int) -> np.ndarray:
+    """`select` of a dealt row, of which only the best of each run is looked at where that leaves enough of them."""
+    n, block = rows.shape
+    run = 16
+    while run > 1 and (block % run or (k > 1 and block // run < 16 * k)):
+        run //= 2
+    if k == 1 or run == 1:
+        return select_thinned(rows, k)
+    apart = max(a for a in 2 ** np.arange(20) if a == 1 or block % (16 * a * run) == 0)
+    runs = cut(rows).reshape(n, -1, run, apart).swapaxes(2, 3)
+    best = select(runs.reshape(-1, run), 1).reshape(runs.shape).swapaxes(2, 3).reshape(n, block)
+    return select(np.where(best, cut(rows), 0).astype(np.float32), k) & best
 
 
 def select_thinned(rows: Rows, k: int) -> np.ndarray:
-    """`select` of a row that is thinned out to its best entry in each lane first, as long rows are."""
+    """`select` of a row that is thinned out to its best entries in each lane and each run first, as long rows are."""
     lanes = 64
     while lanes < 16 * k:
         lanes *= 2
     n, block = rows.shape
-    if k == 1 or block <= lanes or block % lanes:
+    if k == 1 or block <= 2 * lanes or block % lanes:
         return select(rows, k)
     by_lane = cut(rows).reshape(n, -1, lanes).swapaxes(1, 2)
     best = select(by_lane.reshape(n * lanes, -1), 1).reshape(by_lane.shape).swapaxes(1, 2).reshape(n, block)
+    best |= select(cut(rows).reshape(n * lanes, -1), 1).reshape(n, block)
     return select(np.where(best, cut(rows), 0).astype(np.float32), k) & best
 
 
@@ -55,18 +70,29 @@ class Sparse:
         choose: what a worker sends; one rule for each compressed tensor by name, or the same for all.
         wire: what becomes of the chosen values on the way.
         back: what the owner of a row makes of its exact mean; ``None`` where the mean arrives as it is.
-        settle: whether owners that pass on no more than the largest of a row keep what a worker does not take back; else
-            all that ``back`` loses goes into the owner's own memory, for all N.
+        server: whether owners add what ``back`` loses to their next mean; else it goes into their own memory, for all N.
         memory: ``residual``, ``estimate`` or ``none``.
-        interleaved: all tensors end to end, of which row j of R has entries j, j + R, ...; else each tensor cut in rows.
+        together: all tensors end to end, dealt out; else each tensor by itself.
+        dealt: row j of R has entries j, j + R, ... of a tensor; else rows are stretches.
     """
 
     def __init__(
-        self, shapes, workers, block, choose, wire, back=None, *, settle=None, memory="residual", interleaved=False
+        self,
+        shapes,
+        workers,
+        block,
+        choose,
+        wire,
+        back=None,
+        *,
+        server=False,
+        memory="residual",
+        together=False,
+        dealt=True,
     ) -> None:
         self.shapes, self.n, self.block, self.memory = shapes, workers, block, memory
-        self.choose, self.wire, self.back, self.interleaved = choose, wire, back, interleaved
-        self.settle = settle
+        self.choose, self.wire, self.back, self.together, self.dealt = choose, wire, back, together, dealt
+        self.server = server
         self.names = [name for name in sorted(shapes) if len(shapes[name]) > 1]
         self.size = {name: int(np.prod(s)) for name, s in shapes.items()}
         self.steps = 0
@@ -77,31 +103,43 @@ class Sparse:
         self.owners = np.zeros(self.kept.shape[1:], np.float32)
 
     def join(self, tree: Tree) -> Rows:
-        if not self.interleaved:
+        if not self.dealt:
             return np.concatenate([rows_of(tree[name], self.block) for name in self.names])
-        flat = np.concatenate([tree[name].reshape(-1) for name in self.names])
-        rows = -(-flat.size // self.block)
-        padded = np.append(flat, np.zeros(rows * self.block - flat.size, np.float32)).astype(np.float32)
-        return np.stack([padded[j::rows] for j in range(rows)])
+        if self.together:
+            flat = np.concatenate([tree[name].reshape(-1) for name in self.names])
+            return dealt(flat, self.block, how_many([self.shapes[name] for name in self.names], self.block))
+        return np.concatenate([dealt(tree[name], self.block, self.rows(name)) for name in self.names])
+
+    def rows(self, name: str) -> int:
+        return how_many([self.shapes[name]], self.block) if self.dealt else -(-self.size[name] // self.block)
 
     def spans(self) -> dict[str, slice]:
         """Where each tensor's rows are, of tensors that are cut by themselves."""
-        ends = np.cumsum([-(-self.size[name] // self.block) for name in self.names])
-        return {
-            name: slice(end - -(-self.size[name] // self.block), end)
-            for name, end in zip(self.names, ends, strict=True)
-        }
+        ends = np.cumsum([self.rows(name) for name in self.names])
+        return {name: slice(end - self.rows(name), end) for name, end in zip(self.names, ends, strict=True)}
 
     def split(self, rows: Rows) -> Tree:
-        if not self.interleaved:
-            flat = {name: rows[span].reshape(-1) for name, span in self.spans().items()}
-        else:
-            whole, start, flat = np.empty(rows.size, rows.dtype), 0, {}
-            for j, row in enumerate(rows):
-                whole[j :: len(rows)] = row
+        if self.together:
+            whole, start, flat = undealt(rows, sum(self.size[name] for name in self.names)), 0, {}
             for name in self.names:
                 flat[name], start = whole[start : start + self.size[name]], start + self.size[name]
-        return {name: x[: self.size[name]].reshape(self.shapes[name]) for name, x in flat.items()}
+        else:
+            flat = {name: rows[span] for name, span in self.spans().items()}
+            flat = {
+                name: undealt(x, self.size[name]) if self.dealt else x.reshape(-1)[: self.size[name]]
+                for name, x in flat.items()
+            }
+        return {name: x.reshape(self.shapes[name]) for name, x in flat.items()}
+
+    def arranged(self, pieces: list[np.ndarray]) -> np.ndarray:
+        """Memories ``[workers, rows, block]``, which lie as tensors do, as rows of this oracle."""
+        if self.together:
+            sizes = np.cumsum([self.size[name] for name in self.names])
+            parts = np.split(pieces[0].reshape(self.n, -1), sizes, axis=1)[:-1]
+        else:
+            parts = [p.reshape(self.n, -1)[:, : self.size[name]] for name, p in zip(self.names, pieces, strict=True)]
+        trees = [dict(zip(self.names, worker, strict=True)) for worker in zip(*parts, strict=True)]
+        return np.stack([self.join(tree) for tree in trees])
 
     def step(self, gradients: Tree) -> Tree:
         g = np.stack([self.join({name: gradients[name][i] for name in self.names}) for i in range(self.n)])
@@ -133,10 +171,11 @@ class Sparse:
         exact = exact / np.float32(self.n)
         if self.back is None:
             return exact, sent
-        if self.settle:
+        if self.server:
             exact = exact + self.owners
             mean = self.back(exact, self.steps)
-            return mean, settle(sent, exact, mean, self.settle, self.owners)
+            self.owners = exact - mean
+            return mean, sent
         mean, counted = self.back(exact, self.steps), sent.copy()
         share = -(-exact.shape[0] // self.n)
         for row in range(exact.shape[0]):

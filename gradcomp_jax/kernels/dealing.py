@@ -1,0 +1,85 @@
+"""A tensor's entries dealt out over blocks in turn, so that each block is a sample of the whole tensor."""
+
+import dataclasses
+import functools
+import math
+
+import jax.numpy as jnp
+import numpy as np
+
+from gradcomp_jax._typing import Array
+
+_PAGE = 1024  # entries
+_APART = 17  # entries: a cache line and one
+
+MOST_TRIED = 24
+"""How many numbers of rows are compared."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Deal:
+    """Block r has the entries r, r + rows, r + 2 rows, ... of a vector, zeros beyond its end.
+
+    Attributes:
+        size: entries of the vector.
+        block: entries of a block.
+        rows: how many blocks there are; ``block * rows`` is at least ``size``.
+    """
+
+    size: int
+    block: int
+    rows: int
+
+    def blocks(self, flat: Array) -> Array:
+        """The blocks of a vector ``[size]``: ``[rows, block]``."""
+        return jnp.pad(flat, (0, self.block * self.rows - self.size)).reshape(self.block, self.rows).T
+
+    def flat(self, blocks: Array) -> Array:
+        """Inverse of :meth:`blocks`."""
+        return blocks.T.reshape(-1)[: self.size]
+
+
+def dealt_rows(size: int, block: int, periods: tuple[int, ...] = ()) -> int:
+    """How many blocks to deal ``size`` entries out over: ``ceil(size / block)`` or a little more.
+
+    With as many blocks as fit exactly, a block's entries are often all of one column, because the step from one to the next is
+    a multiple of the tensor's width. At most one row in 256 more (one more, of fewer than 512) are tried, and the number taken
+    whose steps spread best over all the periods, by the largest gap between the places that a block's entries have in one.
+
+    Args:
+        size: entries.
+        block: entries of a block.
+        periods: lengths after which the tensor's structure repeats: its last dimension, products of trailing ones.
+    """
+    least = -(-size // block)
+    most = least + max(1, least // 256)
+    wanted = tuple(sorted({p for p in periods if 1 < p < size}))
+    if least <= 1 or not wanted:
+        return least
+    return _best_stride(least, most, block, wanted)
+
+
+@functools.lru_cache(maxsize=4096)
+def _best_stride(least: int, most: int, block: int, periods: tuple[int, ...]) -> int:
+    tried = np.unique(np.linspace(least, most, min(MOST_TRIED, most - least + 1)).astype(int))
+    # An odd number shares no factor of two with a dimension, whose factors are mostly those.
+    tried = np.unique(np.concatenate([tried, np.minimum(tried | 1, most)]))
+    return int(min(tried, key=lambda rows: (_cost(int(rows), block, periods), rows)))
+
+
+def _cost(rows: int, block: int, periods: tuple[int, ...]) -> float:
+    """The largest gap in any period; more where lines begin so close to whole pages apart that they share places in a cache."""
+    apart = min(rows % _PAGE, -rows % _PAGE)
+    return round(max(_gap(rows, block, p) for p in periods) + max(0.0, 1 - apart / _APART), 3)
+
+
+def _gap(rows: int, block: int, period: int) -> float:
+    """The largest gap between the places of a block's entries in a period, 1 where they are as even as they can be."""
+    places = np.sort(np.arange(block, dtype=np.int64) * rows % period)
+    gaps = np.diff(places, append=places[0] + period)
+    return float(gaps.max()) * min(block, period) / period
+
+
+def periods_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The products of a shape's trailing dimensions, of all but the first one."""
+    return tuple(math.prod(shape[i:]) for i in range(1, len(shape)))

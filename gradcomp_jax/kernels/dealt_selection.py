@@ -1,0 +1,226 @@
+"""The largest entries of blocks that are dealt out over a vector, and their places in it."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from gradcomp_jax._typing import Array
+from gradcomp_jax.kernels.dealing import Deal
+from gradcomp_jax.kernels.selection import (
+    LANES,
+    ROUNDS,
+    _keys,
+    _low_bits,
+    approximate_best,
+    place_in_rows,
+    top_entries,
+)
+
+_LINES = 16
+"""Lines that are reduced at once: of more, XLA's CPU backend makes a slow loop."""
+
+_LARGEST = 2**31 - 1
+
+
+def top_of_dealt(flat: Array, deal: Deal, k: int) -> tuple[Array, Array]:
+    """:func:`~gradcomp_jax.kernels.selection.top_entries` of every block of a deal, without turning the vector around.
+
+    A vector is seen as lines of ``deal.rows`` neighbours, of which each has one entry of every block; maxima are over lines.
+
+    Args:
+        flat: float32 ``[size]``.
+        deal: how its entries are dealt.
+        k: at most the block.
+
+    Returns:
+        ``(index, value)``: int32 and float32 ``[rows, k]``.
+    """
+    low_bits = _low_bits(deal.block)
+    lines = _run(deal.block, k)
+    if low_bits > 20 or lines == 1 or _parts(deal.block // lines, k) is None:
+        # Nothing to reduce, or to be sorted: as rows.
+        return top_entries(deal.blocks(flat), k)
+
+    def in_lines(flat: Array) -> Array:
+        return _best_of_lines(flat, deal, k, lines, low_bits)
+
+    def at_once(flat: Array) -> Array:
+        keys = _keys(deal.blocks(flat), low_bits)
+        return jnp.max(keys, axis=1)[:, None] if k == 1 else approximate_best(keys, k=k, low_bits=low_bits)
+
+    # What follows is computed for every entry of a dense result: it must start from the keys found, not find them anew.
+    keys = lax.optimization_barrier(lax.platform_dependent(flat, tpu=at_once, default=in_lines))
+    index = (keys & jnp.int32((1 << low_bits) - 1)) >> 1
+    if low_bits > 11:
+        return index, take_dealt(flat, deal, index)
+    value = (keys & jnp.int32(0x7FFFFFFF & -(1 << low_bits))) | (keys << 31)
+    return index, lax.bitcast_convert_type(value, jnp.float32)
+
+
+def _run(block: int, k: int) -> int:
+    """How many lines are reduced at once; as many are left as :func:`top_entries` wants lanes."""
+    run = _LINES
+    while run > 1 and (block % run or (k > 1 and block // run < (LANES if k <= 2 * ROUNDS else LANES // 2) * k)):
+        run //= 2
+    return run
+
+
+def _parts(runs: int, k: int) -> int | None:
+    """Equal parts of a block, of each of which so few entries are wanted that they can be found one after the other."""
+    return next((p for p in range(1, k + 1) if k % p == 0 and runs % p == 0 and k // p <= 2 * ROUNDS), None)
+
+
+def _best_of_lines(flat: Array, deal: Deal, k: int, run: int, low_bits: int) -> Array:
+    """The ``k`` best keys of every block, int32 ``[rows, k]``."""
+    rows, block = deal.rows, deal.block
+    apart = _apart(block, k, run)
+    length = run * apart * rows
+    whole = flat.size // length
+    found = [_best_of_runs(flat[: whole * length], 0, rows, run, apart, low_bits)] if whole else []
+    if whole * run * apart < block:
+        # Only the lines that the vector's end cuts are filled up: a padded vector would be read entry by entry.
+        rest = flat[whole * length :]
+        rest = jnp.pad(rest, (0, block * rows - flat.size))
+        found.append(_best_of_runs(rest, whole, rows, run, apart, low_bits))
+    parts = _parts(block // run, k) or 1
+    if parts > 1:
+        found = [jnp.concatenate(found).reshape(parts, -1, rows).swapaxes(0, 1)]
+    best = [functools.reduce(jnp.maximum, [jnp.max(f, axis=0) for f in found])]
+    for _ in range(k // parts - 1):
+        # Keys of one block are distinct: below the last one is without it.
+        below = [jnp.max(jnp.where(f < best[-1], f, -1), axis=0) for f in found]
+        best.append(functools.reduce(jnp.maximum, below))
+    return jnp.stack(best).reshape(k, rows).T
+
+
+def _apart(block: int, k: int, run: int) -> int:
+    """How many lines lie from one of a run to the next.
+
+    The next line may have a block's entry in the next column, or in the same row: neighbours, of which a run should not have
+    several where several are wanted.
+    """
+    apart = 1
+    while k > 1 and block % (32 * apart * run) == 0:
+        apart *= 2
+    return apart
+
+
+def _best_of_runs(flat: Array, first: int, rows: int, run: int, apart: int, low_bits: int) -> Array:
+    """The best key of every block in each run of lines: int32 ``[runs, rows]``."""
+    lines = flat.reshape(-1, run, apart, rows)
+    bits = lax.bitcast_convert_type(lines, jnp.int32)
+    group, within, beside = (lax.broadcasted_iota(jnp.int32, lines.shape, d) for d in range(3))
+    position = ((group + first) * run + within) * apart + beside
+    negative = lax.shift_right_logical(bits, jnp.int32(31))
+    keys = (bits & jnp.int32(0x7FFFFFFF & -(1 << low_bits))) | (position << 1) | negative
+    return lax.optimization_barrier(jnp.max(keys, axis=1)).reshape(-1, rows)
+
+
+def take_dealt(flat: Array, deal: Deal, index: Array) -> Array:
+    """Values at ``index`` (int32 ``[rows, k]``) of each block: float32 ``[rows, k]``; 0 beyond the vector's end."""
+    place = _places(index, deal)
+    return jnp.where(place < deal.size, flat[jnp.minimum(place, deal.size - 1)], 0.0)
+
+
+def place_dealt(index: Array, value: Array, deal: Deal, width: int) -> Array:
+    """A vector with each block's ``value`` at ``index`` and zeros elsewhere: float32 ``[size / width, width]``.
+
+    Args:
+        index: int32 ``[rows, k]``, distinct within a row.
+        value: float32 ``[rows, k]``.
+        deal: how entries are dealt.
+        width: of the matrix that the vector is seen as; divides its size.
+    """
+    k = index.shape[1]
+    if k > ROUNDS:
+        flat = (
+            jnp.zeros((deal.size,), jnp.float32).at[_places(index, deal)].add(value, mode="drop", unique_indices=True)
+        )
+        return flat.reshape(-1, width)
+
+    def in_lines(index: Array, value: Array) -> Array:
+        total = jnp.zeros((deal.size // width, width), jnp.float32)
+        for j in range(k):
+            here, there = _along(index[:, j], deal, width), _along(_as_bits(value[:, j]), deal, width)
+            line = _line_numbers(deal, width)
+            total = jnp.where(here == line, lax.bitcast_convert_type(there, jnp.float32), total)
+        return total
+
+    def in_blocks(index: Array, value: Array) -> Array:
+        return deal.flat(place_in_rows(index, value, deal.block)).reshape(-1, width)
+
+    if not _fits(deal, width):
+        return in_blocks(index, value)
+    return lax.platform_dependent(index, value, cpu=in_lines, default=in_blocks)
+
+
+def place_packed(index: Array, value: Array, deal: Deal, width: int) -> Array:
+    """:func:`place_dealt` of bfloat16 values: position and value share a word, so that one array is looked up."""
+    k = index.shape[1]
+
+    def in_lines(index: Array, value: Array) -> Array:
+        total = jnp.zeros((deal.size // width, width), jnp.float32)
+        first = _first_lines(deal, width)
+        for j in range(k):
+            low = lax.bitcast_convert_type(value[:, j], jnp.uint16).astype(jnp.int32)
+            word = (index[:, j] << 16) | low
+            # A row of the matrix may end in the line after the one that it begins in.
+            there = _along(word, deal, width, second=-(1 << 16))
+            total = jnp.where(there >> 16 == first, lax.bitcast_convert_type(there << 16, jnp.float32), total)
+        return total
+
+    def plain(index: Array, value: Array) -> Array:
+        return deal.flat(place_in_rows(index, value.astype(jnp.float32), deal.block)).reshape(-1, width)
+
+    if k > ROUNDS or deal.block > 2**15 or not _fits(deal, width):
+        return place_dealt(index, value.astype(jnp.float32), deal, width)
+    return lax.platform_dependent(index, value, cpu=in_lines, default=plain)
+
+
+def _fits(deal: Deal, width: int) -> bool:
+    """Whether a row of the matrix lies in two lines at most, and places fit 32 bits."""
+    return width <= deal.rows and deal.size <= _LARGEST
+
+
+def _places(index: Array, deal: Deal) -> Array:
+    """Where the entries at ``index`` of each block lie in the vector."""
+    return lax.broadcasted_iota(jnp.int32, index.shape, 0) + deal.rows * index.astype(jnp.int32)
+
+
+def _as_bits(value: Array) -> Array:
+    return lax.bitcast_convert_type(value, jnp.int32)
+
+
+def _first_lines(deal: Deal, width: int) -> Array:
+    """The line in which each row of the matrix begins: int32 ``[size / width, 1]``."""
+    start = lax.broadcasted_iota(jnp.uint32, (deal.size // width, 1), 0) * np.uint32(width)
+    return (start // np.uint32(deal.rows)).astype(jnp.int32)
+
+
+def _starts(deal: Deal, width: int) -> Array:
+    """The block in which each row of the matrix begins: int32 ``[size / width, 1]``."""
+    start = lax.broadcasted_iota(jnp.uint32, (deal.size // width, 1), 0) * np.uint32(width)
+    return (start % np.uint32(deal.rows)).astype(jnp.int32)
+
+
+def _line_numbers(deal: Deal, width: int) -> Array:
+    """The line of every entry of the matrix."""
+    column = lax.broadcasted_iota(jnp.int32, (deal.size // width, width), 1)
+    return _first_lines(deal, width) + (column >= deal.rows - _starts(deal, width)).astype(jnp.int32)
+
+
+def _along(table: Array, deal: Deal, width: int, second: int = 0) -> Array:
+    """What a table ``[rows]`` says of each entry's block: int32 ``[size / width, width]``.
+
+    A row of the matrix has neighbouring blocks. So it is a stretch of the table and its beginning once more (to which
+    ``second`` is added), which the compiler loads as vectors; the block of an entry by itself it would divide for.
+    """
+    twice = jnp.concatenate([table, table[:width] + jnp.int32(second)])
+    # Looks at nothing but the entry itself, and is an array in memory: fused, its two halves would be a branch for each entry.
+    least = np.int32(-(2**31))
+    twice = lax.reduce_window(twice, least, lax.max, (2,), (1,), ((0, twice.size),), window_dilation=(twice.size,))
+    stretches = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(), start_index_map=(0,))
+    mode = lax.GatherScatterMode.CLIP
+    return lax.gather(twice, _starts(deal, width), stretches, slice_sizes=(width,), mode=mode)
