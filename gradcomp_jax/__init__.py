@@ -73,6 +73,7 @@ from gradcomp_jax.transforms import forward_order as forward_order
 from gradcomp_jax.transforms import hierarchical as hierarchical
 from gradcomp_jax.transforms import local_clip as local_clip
 from gradcomp_jax.transforms import model_parallel as model_parallel
+from gradcomp_jax.transforms import rate_weighted as rate_weighted
 from gradcomp_jax.transforms import running_sum as running_sum
 from gradcomp_jax.transforms import warm_up as warm_up
 
@@ -134,6 +135,7 @@ __all__ = [
     "profile_step",
     "qsgd",
     "random_k",
+    "rate_weighted",
     "replica_spread",
     "resize_workers",
     "restore_checkpoint",

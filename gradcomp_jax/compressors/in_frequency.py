@@ -1,11 +1,17 @@
 """A selection of frequencies: another compressor over the cosine transform of each block."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal, get_args
 
-from gradcomp_jax import kernels
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import LARGEST, Compressor
+
+Average = Literal["workers", "senders"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,6 +19,7 @@ class InFrequency(Compressor):
     """See :func:`in_frequency`."""
 
     inner: Compressor
+    average: Average = "workers"
 
     @property
     def block(self) -> int:
@@ -46,21 +53,34 @@ class InFrequency(Compressor):
         return kernels.inverse_dct(self.inner.decode(payload, shared=shared))
 
     def reduce(self, payloads: Any, *, shared: Array | None = None) -> Array:
-        """Adds frequencies, and transforms back once."""
-        return kernels.inverse_dct(self.inner.reduce(payloads, shared=shared))
+        """Adds frequencies, and transforms back once; over ``senders`` each first times N over how many sent it."""
+        total = self.inner.reduce(payloads, shared=shared)
+        if self.average == "senders":
+            workers = jax.tree.leaves(payloads)[0].shape[0]
+
+            def sent(i: Array | int) -> Array:
+                one = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), payloads)
+                return self.inner.carried(one, shared=shared).astype(jnp.float32)
+
+            many = lax.fori_loop(1, workers, lambda i, so_far: so_far + sent(i), sent(0))
+            total = total * (workers / jnp.maximum(many, 1.0))
+        return kernels.inverse_dct(total)
 
     def back(self, workers: int) -> Compressor:
         """The inner compressor's, over frequencies again."""
-        return InFrequency(self.inner.back(workers))
+        return InFrequency(self.inner.back(workers), self.average)
 
 
-def in_frequency(inner: Compressor) -> InFrequency:
+def in_frequency(inner: Compressor, *, average: Average = "workers") -> InFrequency:
     """Encodes the orthonormal cosine transform (DCT-II) of every block, and decodes to entries.
 
     A block of more than 128 entries is taken for a two-dimensional chunk as nearly square as it can be.
 
     Args:
         inner: encodes the frequencies, such as ``topk``; needs no statistic of its own.
+        average: ``workers``, the mean over all of them, of which one that did not send a frequency has zero. ``senders``: over
+            those that sent it, as DeMo's code does. What arrives is then more than the mean of what was sent, so updates and
+            memories do not add up to the gradients; for payloads that are gathered.
 
     Raises:
         ValueError: for a compressor that needs seeds or a statistic that the workers agree on.
@@ -68,8 +88,9 @@ def in_frequency(inner: Compressor) -> InFrequency:
     References:
         Peng et al., 2024, DeMo, https://arxiv.org/abs/2411.19870, section 3.
     """
+    _checks.one_of("average", average, get_args(Average))
     if inner.seeded or inner.agrees:
         raise ValueError(
             f"in_frequency cannot hold {type(inner).__name__}, whose workers share a statistic or seeds; use topk"
         )
-    return InFrequency(inner)
+    return InFrequency(inner, average)

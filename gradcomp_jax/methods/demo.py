@@ -1,12 +1,13 @@
 """DeMo: decoupled momentum (Peng et al., 2024)."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.transforms import Select, exchange
+from gradcomp_jax.transforms import Select, exchange, rate_weighted
 
 
 def demo(
@@ -19,6 +20,8 @@ def demo(
     dtype: Any = "bfloat16",
     route: collectives.Route | str = "gather",
     select: Select | None = None,
+    average: Literal["workers", "senders"] = "workers",
+    rate: Callable[[Any], Any] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""The fast frequencies of each worker's momentum are sent and leave it; the slow ones stay and differ by worker.
 
@@ -36,19 +39,30 @@ def demo(
         dtype: of values on the wire, bfloat16 or float32.
         route: see :func:`gradcomp_jax.exchange`; the paper gathers.
         select: which leaves to compress; by default those with two or more dimensions that get smaller.
+        average: of a frequency over all ``workers``, or over its ``senders`` as the official code has it. The latter breaks the
+            law that updates and momenta add up to all gradients, so it is not the default.
+        rate: schedule of the learning rate, which the momentum then has in it, as in the official code; see
+            :func:`gradcomp_jax.rate_weighted`. Without, the momentum is of gradients.
 
     Raises:
-        ValueError: for values out of range.
+        ValueError: for values out of range, and for an average over senders on another route than ``gather``.
         TypeError: for a density that is traced.
 
     References:
         Peng et al., 2024, https://arxiv.org/abs/2411.19870, algorithm 1.
     """
+    way = collectives.as_route(route, second_encoding=True)
+    if average == "senders" and way.kind != "gather":
+        raise ValueError(
+            f"average='senders' counts who sent what, which route={way.kind!r} does not tell; use route='gather'"
+        )
     frequencies = exchange(
-        compressors.in_frequency(compressors.topk(density, block=block, dtype=dtype)),
+        compressors.in_frequency(compressors.topk(density, block=block, dtype=dtype), average=average),
         axis_name=axis_name,
         memory=memory.residual(decay=momentum),
-        route=collectives.as_route(route, second_encoding=True),
+        route=way,
         select=select,
     )
+    if rate is not None:
+        frequencies = rate_weighted(frequencies, rate)
     return optax.chain(frequencies, optax.scale_by_sign()) if signed else frequencies

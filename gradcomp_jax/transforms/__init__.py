@@ -19,6 +19,8 @@ from gradcomp_jax.transforms.policies import by_size as by_size
 from gradcomp_jax.transforms.policies import by_tensor as by_tensor
 from gradcomp_jax.transforms.policies import everything as everything
 from gradcomp_jax.transforms.policies import gains as gains
+from gradcomp_jax.transforms.rate_weighted import RateWeightedState as RateWeightedState
+from gradcomp_jax.transforms.rate_weighted import rate_weighted as rate_weighted
 from gradcomp_jax.transforms.running_sum import running_sum as running_sum
 from gradcomp_jax.transforms.warm_up import Stages as Stages
 from gradcomp_jax.transforms.warm_up import staged as staged

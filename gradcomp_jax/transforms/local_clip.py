@@ -11,7 +11,7 @@ from gradcomp_jax import collectives as co
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.transforms.exchange import inner_axis
 
-DIFFERENCES = "gradcomp_differences"
+NO_GRADIENT = "gradcomp_no_gradient"  # what is exchanged instead, in words
 _UNIT = 2.0**-80  # any float32 times this has a square that is finite, summed over 2**31 entries too
 
 
@@ -26,7 +26,7 @@ def local_clip(max_norm: Any, *, axis_name: AxisName | None) -> optax.GradientTr
         axis_name: the axis that the gradients are averaged over later; ``None`` for one worker.
 
     Raises:
-        ValueError: for a negative norm; when traced within :func:`gradcomp_jax.elastic_average`.
+        ValueError: for a negative norm; when traced where no gradient is exchanged (:func:`gradcomp_jax.elastic_average`).
 
     References:
         Lin et al., 2018, https://arxiv.org/abs/1712.01887, section 3.2 (local gradient clipping).
@@ -39,11 +39,10 @@ def local_clip(max_norm: Any, *, axis_name: AxisName | None) -> optax.GradientTr
 
     def update(updates: PyTree, state: optax.EmptyState, params: PyTree | None = None, **extra: Any) -> Any:
         del params
-        if extra.get(DIFFERENCES):
+        if extra.get(NO_GRADIENT):
             raise ValueError(
-                "clip_norm is for gradients, and elastic_average exchanges how far replicas are from the centre: what is"
-                " clipped off would leave the replicas and reach no centre. Clip before the inner optimizer"
-                " (optax.clip_by_global_norm), and leave clip_norm out"
+                f"clip_norm is for gradients, and here it would see that of {extra[NO_GRADIENT]}; leave clip_norm out, and clip"
+                " before that: gradcomp_jax.local_clip, or optax.clip_by_global_norm before the inner optimizer"
             )
         workers = _compat.axis_size(axis_name) or 1
 

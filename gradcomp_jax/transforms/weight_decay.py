@@ -22,9 +22,9 @@ def weight_decay(strength: Any) -> optax.GradientTransformation:
         if params is None:
             raise ValueError(
                 "weight_decay is added to a gradient and needs the parameters: call update(updates, state, params). Inside"
-                " elastic_average, outer_average, local_sgd and diloco what crosses is no gradient, and make_overlapped_step"
-                " exchanges without parameters: leave weight_decay out, and give the decay to the inner optimizer, such as"
-                " optax.adamw, or put optax.add_decayed_weights before it"
+                " elastic_average, outer_average, local_sgd, diloco and rate_weighted what crosses is no gradient, and"
+                " make_overlapped_step exchanges without parameters: leave weight_decay out, and give the decay to the inner"
+                " optimizer, such as optax.adamw, or put optax.add_decayed_weights before it"
             )
         return plain.update(updates, state, params)
 

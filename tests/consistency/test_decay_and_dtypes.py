@@ -98,7 +98,7 @@ def test_differences_of_parameters_do_not_decay(around) -> None:
 
 def test_an_elastic_band_is_not_clipped() -> None:
     tx = optax.chain(optax.sgd(0.1), gc.elastic_average(decaying(clip_norm=1.0), axis_name=AXIS, every=1))
-    with pytest.raises(ValueError, match=r"clip_norm is for gradients.*Clip before the inner optimizer"):
+    with pytest.raises(ValueError, match=r"clip_norm is for gradients.*elastic_average.*before the inner optimizer"):
         train(tx, {"w": jnp.ones((4, 6))}, lambda n: jnp.zeros((N, 4, 6)), 1)
 
 

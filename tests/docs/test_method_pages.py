@@ -131,6 +131,13 @@ def test_names_and_links_lead_somewhere(page: str) -> None:
     check_names_and_links(text_of(page), FOLDER)
 
 
+@pytest.mark.parametrize("name", [name for name, method in registry.METHODS.items() if method.kept != "nothing"])
+def test_a_page_says_where_the_learning_rate_is(name: str) -> None:
+    """Of every method that keeps something: in units of gradients, and what is there for the papers' form."""
+    differs = text_of(page_of(name)).split("Where ours differs")[1]
+    assert "learning rate" in differs and ("`gc.rate_weighted" in differs or "`rate=schedule`" in differs)
+
+
 def test_the_index_lists_every_page() -> None:
     toctree = text_of("index").split("```{toctree}")[1].split("```")[0].split("\n\n", 1)[1].split()
     assert sorted(toctree) == sorted([*PAGES, "sufficient_factors"])

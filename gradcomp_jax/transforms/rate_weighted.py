@@ -1,0 +1,104 @@
+"""Residuals in units of parameters: the learning rate is applied before the compression, as the papers have it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradcomp_jax._typing import Array, PyTree
+from gradcomp_jax.transforms.exchange import ExchangeState
+from gradcomp_jax.transforms.frozen_adam import FrozenAdamState
+from gradcomp_jax.transforms.local_clip import NO_GRADIENT
+from gradcomp_jax.transforms.running_sum import RunningSumState
+
+
+class RateWeightedState(NamedTuple):
+    """State of :func:`rate_weighted`.
+
+    Attributes:
+        step: int32 scalar, updates seen: what the rate is a function of.
+        inner: the method's state, whose memories are in units of rate times gradient.
+    """
+
+    step: Array
+    inner: Any
+
+
+def rate_weighted(
+    method: optax.GradientTransformation, rate: Callable[[Array], Any]
+) -> optax.GradientTransformationExtraArgs:
+    r"""Hands a method rate times gradient, and divides what arrives by the rate.
+
+    On worker :math:`i`, :math:`p = \eta_t g^i_t + e^i_t`, sent: :math:`C(p)`, :math:`e^i_{t+1} = p - D(C(p))`. The update is
+    the mean of what was sent over :math:`\eta_t`, which an optimizer of the same rate multiplies by :math:`\eta_t` again:
+    ``optax.chain(gc.rate_weighted(gc.topk_sgd(...), schedule), optax.sgd(schedule))``. So what was left of old gradients
+    reaches the parameters with the rate of its own step. Without, a residual is of gradients, and arrives with the rate of
+    the step in which it is sent; the two differ where the rate changes, by :math:`\eta_{t-1} / \eta_t` in the residual.
+
+    Law: :math:`\sum_t \eta_t u_t + \bar e_T = \sum_t \eta_t \bar g_t`, owners' residuals included in :math:`\bar e`.
+
+    With momentum correction the velocity, too, is of rate times gradient. Momentum that follows sees updates divided by the
+    present rate. A method's updates must grow with its gradients: not around a sign (a signed ``gc.demo`` takes ``rate``).
+    In a step whose rate is not positive all workers skip the exchange: the update is zero, memories stay, and ``skipped``
+    goes up.
+
+    State: :class:`RateWeightedState`. Wire: the method's. One more copy of the gradient, in float32.
+
+    Args:
+        method: an exchange with a memory.
+        rate: a schedule, ``rate(step)``, of the number of updates so far (int32 scalar); the optimizer's own.
+
+    Raises:
+        TypeError: for a rate that is no function.
+        ValueError: from ``init``, for a method without a memory, EF21 (whose estimate is compared anew with every gradient) and
+            1-bit Adam (whose update does not grow with the gradient); when traced, for weight decay or clipping inside.
+
+    References:
+        Karimireddy et al., 2019, https://arxiv.org/abs/1901.09847, algorithm 2; Stich et al., 2018,
+        https://arxiv.org/abs/1809.07599, algorithm 1; Zheng et al., 2019, https://arxiv.org/abs/1905.10936, algorithm 1.
+    """
+    if not callable(rate):
+        raise TypeError(
+            f"rate must be a function of the step, got {rate!r}: with a constant rate both forms are the same"
+        )
+    inside = optax.with_extra_args_support(method)
+
+    def init(params: PyTree) -> RateWeightedState:
+        # The method sees float32 leaves: the division comes before the rounding.
+        inner = inside.init(jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params))
+        _check(inner)
+        return RateWeightedState(jnp.zeros((), jnp.int32), inner)
+
+    def update(updates: PyTree, state: RateWeightedState, params: PyTree | None = None, **extra: Any) -> Any:
+        del params
+        now = jnp.asarray(rate(state.step), jnp.float32)
+        usable = now > 0
+        # Nothing that is sent could be divided by zero: what is not finite makes all workers skip.
+        weight, unit = jnp.where(usable, now, jnp.nan), jnp.where(usable, now, 1.0)
+        weighted = jax.tree.map(lambda g: g.astype(jnp.float32) * weight, updates)
+        sent, inner = inside.update(
+            weighted, state.inner, None, **{**extra, NO_GRADIENT: "rate_weighted, rate times gradient"}
+        )
+        result = jax.tree.map(lambda s, g: (s / unit).astype(g.dtype), sent, updates)
+        return result, RateWeightedState(state.step + 1, inner)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check(inner: Any) -> None:
+    kinds = (ExchangeState, FrozenAdamState, RunningSumState)
+    found = [s for s in jax.tree.leaves(inner, is_leaf=lambda s: isinstance(s, kinds)) if isinstance(s, kinds)]
+    if any(isinstance(s, RunningSumState) for s in found):
+        raise ValueError(
+            "EF21 adds no errors up, its estimates are compared anew with every gradient: leave rate_weighted out"
+        )
+    if any(isinstance(s, FrozenAdamState) for s in found):
+        raise ValueError(
+            "Adam's updates do not grow with the gradient, so they cannot be divided by a rate: leave it out"
+        )
+    if not any(jax.tree.leaves(s.memory) for s in found if isinstance(s, ExchangeState)):
+        raise ValueError(
+            "nothing stays behind in this method, and a rate would change nothing: leave rate_weighted out"
+        )
