@@ -23,6 +23,9 @@ def running_sum(exchange: optax.GradientTransformationExtraArgs) -> optax.Gradie
     With :func:`gradcomp_jax.memory.estimate` inside, that is the mean of the workers' estimates. Where the exchange was
     skipped the sum stays and the update is zero.
 
+    The exchange is given the gradients in float32, whatever their dtype, and sees every leaf as float32: its means are
+    added up unrounded, and the sum alone is cast to the gradients' dtype.
+
     Args:
         exchange: the exchange, or a chain that ends in one.
 
@@ -32,13 +35,16 @@ def running_sum(exchange: optax.GradientTransformationExtraArgs) -> optax.Gradie
 
     def init(params: PyTree) -> RunningSumState:
         zeros = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
-        return RunningSumState(zeros, exchange.init(params))
+        return RunningSumState(zeros, exchange.init(zeros))
 
     def update(updates: PyTree, state: RunningSumState, params: PyTree | None = None, **extra: Any) -> Any:
-        steps, inner = exchange.update(updates, state.inner, params, **extra)
+        # An exchange delivers in its leaves' dtype, and what rounding takes of each step is in no worker's memory: it
+        # would add up.
+        wide = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
+        steps, inner = exchange.update(wide, state.inner, params, **extra)
         ok = took_place(state.inner, inner)
-        moved = jax.tree.map(lambda t, s: t + s.astype(jnp.float32), state.total, steps)
-        delivered = jax.tree.map(lambda m, s: jnp.where(ok, m, 0.0).astype(s.dtype), moved, steps)
+        moved = jax.tree.map(jnp.add, state.total, steps)
+        delivered = jax.tree.map(lambda m, g: jnp.where(ok, m, 0.0).astype(g.dtype), moved, updates)
         return delivered, RunningSumState(keep_if(ok, moved, state.total), inner)
 
     return optax.GradientTransformationExtraArgs(init, update)
