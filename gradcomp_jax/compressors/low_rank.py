@@ -1,6 +1,7 @@
 """PowerSGD's code: one step of a power iteration, started where the last one ended."""
 
 import dataclasses
+import math
 from typing import Literal
 
 import jax
@@ -44,15 +45,15 @@ class LowRank(Compressor):
         return "mean"
 
     def init(self, shape: tuple[int, ...]) -> Array:
-        """Q of the first step, from the seed: the same on every worker."""
-        del shape
-        return jax.random.normal(jax.random.key(self.seed), (1, self.shape[1], self.rank), jnp.float32)
+        """Q of the first step for every matrix of the tensor, from the seed: the same on every worker."""
+        matrices = kernels.row_count(math.prod(shape), self.block)
+        return jax.random.normal(jax.random.key(self.seed), (matrices, self.shape[1], self.rank), jnp.float32)
 
     def _matrices(self, rows: Array) -> Array:
         return rows.reshape(-1, *self.shape)
 
     def measure(self, rows: Array, count: Array, state: PyTree = ()) -> Array:
-        """P = M Q: float32 ``[1, shape[0], rank]``."""
+        """P = M Q: float32 ``[matrices, shape[0], rank]``."""
         del count
         return _product("bij,bjr->bir", self._matrices(rows), state)
 
@@ -109,7 +110,8 @@ def low_rank(rank: int, shape: tuple[int, int], *, seed: int = 0) -> LowRank:
 
     :math:`P = \mathrm{orth}(\frac1N \sum_i M_i Q_{t-1})`, :math:`Q_t = \frac1N \sum_i M_i^T P`, and the mean of the
     matrices is taken for :math:`P Q_t^T`. Both sums are plain all-reduces, whatever N is. :math:`Q` is the warm start of
-    the next step and the only state; it is equal on every worker.
+    the next step and the only state; it is equal on every worker. A tensor of several matrices, one after the other, has
+    a P and a Q for each.
 
     Args:
         rank: r, at least 1.

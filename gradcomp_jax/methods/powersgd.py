@@ -1,18 +1,21 @@
 """PowerSGD (Vogels et al., 2019)."""
 
 import functools
+from typing import Any
 
 import optax
 
 from gradcomp_jax import _checks, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.transforms import Select, by_matrix, exchange
+from gradcomp_jax.transforms import Matrix, Select, by_matrix, exchange, plus_trace
 
 
 def powersgd(
     *,
     axis_name: AxisName | None,
     rank: int = 4,
+    matrix: Matrix | None = None,
+    momentum: Any = None,
     select: Select | None = None,
     seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -24,17 +27,32 @@ def powersgd(
     The paper's residual is :math:`M - P Q^T` with the mean Q. Both give the same updates, because only the residuals'
     mean enters them; this one does not collect the workers' differences, which never cross.
 
-    A tensor is a matrix of its last dimension against all others. Matrices of one shape are orthogonalized together. What
-    would not shrink goes dense. Momentum goes after it.
+    A tensor is one matrix by default, whose rows are its leading dimensions, as many as make rows + columns fewest: a
+    convolution kernel [height, width, in, out] has height x width x in rows, as in the paper; an attention kernel [embed,
+    heads, head_dim] has embed rows and heads x head_dim columns; one of [heads, head_dim, embed] has embed columns. Layers
+    that are stacked, [layers, in, out], have to be told apart from those by name. ``matrix={"layers/": 1}`` says that one
+    leading dimension numbers the matrices in every tensor whose path has ``layers/`` in it: each matrix has a P and a Q of
+    its own. ``{"attention/out": (1, 2)}`` says in addition that the two dimensions after it are the rows. Matrices of one
+    shape are orthogonalized together. What would not shrink goes dense.
+
+    With ``momentum`` :math:`\lambda` the update is :math:`P Q^T + m` with :math:`m \leftarrow \lambda m + P Q^T`, the
+    momentum of the paper's algorithm 2. Plain SGD goes after it. Without, any momentum or Adam goes after it.
 
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         rank: of the approximation; 1 to 4 in the paper.
+        matrix: which dimensions number the matrices and which are rows, where the default is not right. Maps patterns, which
+            are searched for in a tensor's path as by :func:`gradcomp_jax.by_path`, to ``batch`` or ``(batch, rows)``, numbers
+            of dimensions; the first pattern found counts. Or a function ``matrix(path, leaf)`` that returns one of those or
+            ``None``, the default. With ``batch`` alone the other dimensions are split as by default; vectors go dense.
+        momentum: :math:`\lambda`, in [0, 1); ``None`` for none.
         select: which leaves to compress; by default those with two or more dimensions that get smaller.
         seed: of the first Q.
 
     Raises:
-        ValueError: for a rank below 1.
+        ValueError: for a rank below 1, a momentum outside [0, 1), a pattern that is no regular expression; when traced, for a
+            split that leaves a tensor no columns.
+        TypeError: for a split that is no number or pair.
 
     References:
         Vogels et al., 2019, https://arxiv.org/abs/1905.13727, algorithms 1 and 2.
@@ -42,9 +60,8 @@ def powersgd(
     _checks.positive_int("rank", rank)
     dense = compressors.dense()
     code = functools.partial(compressors.low_rank, seed=seed)
-    return exchange(
-        by_matrix(lambda rows, columns: code(min(rank, rows, columns), (rows, columns)), dense=dense, select=select),
-        axis_name=axis_name,
-        memory=memory.residual(),
-        dense_compressor=dense,
+    policy = by_matrix(
+        lambda rows, columns: code(min(rank, rows, columns), (rows, columns)), dense=dense, select=select, matrix=matrix
     )
+    averaged = exchange(policy, axis_name=axis_name, memory=memory.residual(), dense_compressor=dense)
+    return averaged if momentum is None else optax.chain(averaged, plus_trace(momentum))

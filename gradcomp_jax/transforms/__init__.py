@@ -7,9 +7,11 @@ from gradcomp_jax.transforms.forward_order import forward_order as forward_order
 from gradcomp_jax.transforms.frozen_adam import frozen_adam as frozen_adam
 from gradcomp_jax.transforms.hierarchical import hierarchical as hierarchical
 from gradcomp_jax.transforms.local_clip import local_clip as local_clip
+from gradcomp_jax.transforms.matrix_view import Matrix as Matrix
 from gradcomp_jax.transforms.model_parallel import model_parallel as model_parallel
 from gradcomp_jax.transforms.moving_density import density_controller as density_controller
 from gradcomp_jax.transforms.moving_density import density_schedule as density_schedule
+from gradcomp_jax.transforms.plus_trace import plus_trace as plus_trace
 from gradcomp_jax.transforms.policies import Policy as Policy
 from gradcomp_jax.transforms.policies import Select as Select
 from gradcomp_jax.transforms.policies import by_column as by_column

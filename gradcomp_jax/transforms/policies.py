@@ -10,6 +10,7 @@ import jax
 
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax.compressors import Compressor
+from gradcomp_jax.transforms.matrix_view import Matrix, Sides, last_against_others, sides_of
 
 _LONGEST = 2**20  # entries of a block
 
@@ -103,17 +104,19 @@ class ByPath(Policy):
 
 @dataclasses.dataclass(frozen=True)
 class ByShape(Policy):
-    """A compressor made for each tensor's two sides, where that gains; see :func:`by_matrix` and :func:`by_column`."""
+    """A compressor made for the two sides of each tensor's matrices, where that gains; see :func:`by_matrix`."""
 
     make: Callable[[int, int], Compressor]
+    sides: Sides
     dense: Compressor
     select: Select | None
 
     def choose(self, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:
-        """Of tensors with two or more dimensions: the last one, and all before it."""
-        if len(leaf.shape) < 2 or not leaf.size:
+        """Of what is a matrix, or several of one shape."""
+        sides = self.sides(path, leaf)
+        if sides is None:
             return "dense"
-        code = self.make(leaf.size // leaf.shape[-1], leaf.shape[-1])
+        code = self.make(*sides)
         wanted = smaller(code, self.dense, leaf.size) if self.select is None else self.select(path, leaf)
         return code if wanted else "dense"
 
@@ -122,20 +125,34 @@ class ByShape(Policy):
         return iter(())
 
 
-def by_matrix(make: Callable[[int, int], Compressor], *, dense: Compressor, select: Select | None = None) -> Policy:
-    """Sees a tensor as a matrix, its last dimension against all others, and makes a compressor for its two sides.
+def by_matrix(
+    make: Callable[[int, int], Compressor],
+    *,
+    dense: Compressor,
+    select: Select | None = None,
+    matrix: Matrix | None = None,
+) -> Policy:
+    """Sees a tensor as a matrix, or as several of one shape, and makes a compressor for its two sides.
+
+    The block of the compressor is one matrix. By default a tensor is one matrix, whose rows are the leading dimensions that
+    make rows + columns fewest.
 
     Args:
         make: ``make(rows, columns) -> compressor``, equal for equal sides.
         dense: what goes dense goes through; where that is no more bytes, a tensor does.
         select: which of the tensors with two or more dimensions to compress, in place of that rule.
+        matrix: which dimensions are what, by path: see :func:`gradcomp_jax.powersgd`.
+
+    Raises:
+        ValueError: for a split that leaves no rows or columns.
+        TypeError: for what is no split.
     """
-    return ByShape(make, dense, select)
+    return ByShape(make, sides_of(matrix), dense, select)
 
 
 def by_column(make: Callable[[int], Compressor], *, dense: Compressor, select: Select | None = None) -> Policy:
     """A compressor whose block is one column of a tensor, for an exchange with ``view="columns"``; as :func:`by_matrix`."""
-    return ByShape(lambda rows, columns: make(rows), dense, select)
+    return ByShape(lambda rows, columns: make(rows), last_against_others, dense, select)
 
 
 def by_tensor(make: Callable[[int], Compressor], *, dense: Compressor, select: Select | None = None) -> Policy:

@@ -12,7 +12,7 @@ from tests.conformance.environments import exchange_state
 from .replay.power_iteration import PowerSgd
 from .replay.workers import AXIS, N, close, mapped
 
-SHAPES = {"bias": (7,), "conv": (3, 3, 4, 5), "left": (20, 12), "right": (20, 12), "tiny": (2, 2), "wide": (8, 30)}
+SHAPES = {"bias": (7,), "conv": (3, 3, 4, 12), "left": (20, 12), "right": (20, 12), "tiny": (2, 2), "wide": (8, 30)}
 COMPRESSED = ("conv", "left", "right", "wide")
 
 

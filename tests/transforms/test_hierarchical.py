@@ -83,6 +83,28 @@ def share(x, j):
     return padded[j * size : (j + 1) * size]
 
 
+def test_a_share_of_stacked_layers_is_whole_layers(monkeypatch) -> None:
+    """Where the devices divide the layers, each device has matrices of its own, and a mean of their rank is reproduced;
+    with momentum, twice at first."""
+    rng, shape = np.random.default_rng(0), (2 * DEVICES, 10, 12)
+    monkeypatch.setitem(
+        METHODS, "stacked", lambda: gc.powersgd(axis_name=OUTER, rank=1, matrix={"layers": 1}, momentum=0.5)
+    )
+    monkeypatch.setitem(globals(), "SHAPES", {"layers": shape})
+    world = World("stacked")
+    state = world.init()
+    (right,) = jax.tree.leaves(exchange_state(state).compressor)
+    assert right.shape[1:] == (12, 1), "a matrix for each layer, none of them dense"
+    mean = rng.standard_normal((*shape[:2], 1)) @ rng.standard_normal((shape[0], 1, shape[2]))
+    apart = rng.standard_normal((N * DEVICES, *shape))
+    gradient = {"layers": (mean + apart - apart.mean(axis=0)).astype(np.float32)}
+    for times in (2, 2.5):
+        updates, state = world.update(gradient, state)
+        np.testing.assert_allclose(
+            updates["layers"], np.broadcast_to(times * mean, apart.shape), atol=1e-5 * np.abs(mean).max()
+        )
+
+
 def whole(parts, shape):
     return np.concatenate([np.asarray(p).reshape(-1) for p in parts])[: int(np.prod(shape))].reshape(shape)
 

@@ -1,0 +1,99 @@
+"""Which of a tensor's dimensions number its matrices, which are rows and which are columns."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+
+import jax
+
+from gradcomp_jax import _checks
+
+Split = int | tuple[int, int]
+"""``batch``: so many leading dimensions number the matrices, and the others are split evenly. ``(batch, rows)``: and so
+many after them are the rows; the rest are the columns."""
+
+Matrix = Mapping[str, Split] | Callable[[str, jax.ShapeDtypeStruct], Split | None]
+"""A split for each pattern that is searched for in the path, the first that is found; or ``matrix(path, leaf)``. A tensor
+without one (``None``) is a single matrix, split evenly."""
+
+Sides = Callable[[str, jax.ShapeDtypeStruct], tuple[int, int] | None]
+"""``sides(path, leaf)``: rows and columns of each of a tensor's matrices; ``None`` for a tensor that is none."""
+
+
+def even_split(shape: tuple[int, ...]) -> int:
+    """How many leading dimensions are rows, so that rows + columns are fewest; of equals, the fewest dimensions.
+
+    A low-rank factor pair is ``rank * (rows + columns)`` numbers, so the fewest sides are the fewest bytes. A dense layer
+    over several dimensions is split where its inputs end and its outputs begin: ``[embed, heads, head_dim]`` after the
+    first and ``[heads, head_dim, embed]`` before the last. A convolution kernel ``[height, width, in, out]`` is split before
+    the last, as long as it has at least as many output channels as its window has entries.
+
+    Args:
+        shape: two or more dimensions.
+    """
+    return min(range(1, len(shape)), key=lambda k: math.prod(shape[:k]) + math.prod(shape[k:]))
+
+
+def sides_of(matrix: Matrix | None) -> Sides:
+    """The rule that ``matrix=`` stands for.
+
+    Raises:
+        ValueError: for a pattern that is no regular expression and a split that leaves no rows; when traced, for a split
+            that leaves a tensor no columns.
+        TypeError: for what is no mapping or function, and for a split that is no number or pair.
+    """
+    if matrix is None:
+        return lambda path, leaf: _sides(path, leaf.shape, 0)
+    if callable(matrix):
+        return lambda path, leaf: _sides(path, leaf.shape, _checked(path, matrix(path, leaf)))
+    if not isinstance(matrix, Mapping):
+        raise TypeError(
+            "matrix must map patterns of paths to splits, such as {'layers/': 1}, or be a function (path, leaf) -> split,"
+            f" got {matrix!r}"
+        )
+    rules = []
+    for pattern, split in matrix.items():
+        try:
+            rules.append((re.compile(pattern), _checked(pattern, split)))
+        except re.error as error:
+            raise ValueError(f"matrix must map regular expressions, got {pattern!r}: {error}") from error
+
+    def sides(path: str, leaf: jax.ShapeDtypeStruct) -> tuple[int, int] | None:
+        split = next((split for pattern, split in rules if pattern.search(path)), 0)
+        return _sides(path, leaf.shape, split)
+
+    return sides
+
+
+def last_against_others(path: str, leaf: jax.ShapeDtypeStruct) -> tuple[int, int] | None:
+    """The last dimension against all others."""
+    del path
+    return (leaf.size // leaf.shape[-1], leaf.shape[-1]) if len(leaf.shape) >= 2 and leaf.size else None
+
+
+def _checked(name: str, split: Split | None) -> Split:
+    if split is None:
+        return 0
+    pair = split if isinstance(split, tuple) else (split, 1)
+    if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) for n in pair):
+        raise TypeError(
+            f"matrix must give {name!r} the number of leading dimensions that number its matrices, such as 1 for stacked"
+            f" layers, or a pair (batch, rows) of numbers of dimensions, got {split!r}"
+        )
+    _checks.non_negative_int(f"the batch dimensions that matrix gives {name!r}", pair[0])
+    _checks.positive_int(f"the row dimensions that matrix gives {name!r}", pair[1])
+    return split
+
+
+def _sides(path: str, shape: tuple[int, ...], split: Split) -> tuple[int, int] | None:
+    batch, rows = split if isinstance(split, tuple) else (split, None)
+    one = shape[batch:]
+    if rows is not None and len(one) <= rows:
+        raise ValueError(
+            f"matrix={split} leaves no columns of {path!r} of shape {shape}; give it {batch} alone, with which vectors go"
+            " dense, or a pattern that is not found in its path"
+        )
+    if len(one) < 2 or not math.prod(shape):
+        return None
+    k = even_split(one) if rows is None else rows
+    return math.prod(one[:k]), math.prod(one[k:])
