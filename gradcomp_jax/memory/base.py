@@ -25,6 +25,10 @@ class Memory(abc.ABC):
         del lossless
         return self
 
+    def held(self, memory: Any) -> Array:
+        """What stays behind, of all that a memory has: float32 ``[rows, block]``."""
+        return memory
+
     @abc.abstractmethod
     def init(self, rows: Array) -> Any:
         """The memory before the first step, for zeros of float32 ``[rows, block]``."""

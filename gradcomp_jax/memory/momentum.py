@@ -30,6 +30,10 @@ class MomentumCorrection(Memory):
         del lossless
         return dataclasses.replace(self, masking=False)
 
+    def held(self, memory: Momentum) -> Array:
+        """The accumulated velocities."""
+        return memory.accumulated
+
     def init(self, rows: Array) -> Momentum:
         """Zeros, of which no two share a buffer: both are donated."""
         return Momentum(rows, jnp.zeros_like(rows))

@@ -14,7 +14,8 @@ from gradcomp_jax import memory as mem
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import routes
 from gradcomp_jax.compressors import Compressor, dense
-from gradcomp_jax.per_device import PerDevice
+from gradcomp_jax.per_device import PerDevice, is_per_device
+from gradcomp_jax.transforms.memory_ratio import memory_ratio
 from gradcomp_jax.transforms.passes import Streams, absorb
 from gradcomp_jax.transforms.plan import Part, Piece, Planner, View, path_name
 from gradcomp_jax.transforms.policies import Policy, Select, Selected, gains
@@ -33,6 +34,9 @@ class ExchangeState(NamedTuple):
         memory: for each part and piece, the memory as :class:`~gradcomp_jax.per_device.PerDevice` float32 rows.
         compressor: for each part and piece, the compressor's own state.
         server: for each part, the owners' residual (``PerDevice`` of kind ``share``) or ``()``.
+        memory_ratio: the norm of this worker's memories over that of its gradient, ``PerDevice`` float32 ``[1]``, estimated from
+            some entries of each tensor; ``()`` without a memory. It settles near the number of steps that an entry waits
+            for; if it keeps growing, something never goes out.
     """
 
     step: Array
@@ -40,6 +44,7 @@ class ExchangeState(NamedTuple):
     memory: tuple
     compressor: tuple
     server: tuple
+    memory_ratio: Any
 
 
 def exchange(
@@ -114,7 +119,10 @@ def exchange(
             states.append(tuple(part.compressor.init((p.size,)) for p in members))
             servers.append(_init_server(part, members, workers, axis_name))
         zero = jnp.zeros((), jnp.int32)
-        return ExchangeState(zero, zero, tuple(memories), tuple(states), tuple(servers))
+        ratio: Any = ()
+        if jax.tree.leaves(memories):
+            ratio = PerDevice(_compat.varying(jnp.zeros((1,), jnp.float32), axis_name), 1)
+        return ExchangeState(zero, zero, tuple(memories), tuple(states), tuple(servers), ratio)
 
     def update(
         updates: PyTree, state: ExchangeState, params: PyTree | None = None, **extra: Any
@@ -134,7 +142,7 @@ def exchange(
             return updates, state._replace(step=state.step + 1)
         streams = Streams.of(key, state.step, axis_name, inner)
         numbers = plan.buckets(buckets_of(extra))
-        averaged = [leaves[i] for i in plan.averaged]
+        gradient, averaged = list(leaves), [leaves[i] for i in plan.averaged]
         sent: list[Sent] = []
         for chosen in numbers:
             also, after = ([], sent[-1].arrived) if sent else (averaged, None)
@@ -162,8 +170,17 @@ def exchange(
         for i in plan.averaged:
             leaves[i] = jnp.where(ok, _compat.invarying(leaves[i], axis_name), jnp.zeros((), leaves[i].dtype))
         skipped = state.skipped + jnp.where(ok, 0, 1).astype(jnp.int32)
+        ratio = state.memory_ratio
+        if is_per_device(ratio):
+            held = (
+                (part.memory, piece.leaves, kept)
+                for (part, members), states in zip(plan.parts, memory, strict=True)
+                for piece, kept in zip(members, states, strict=True)
+                if part.memory.keeps
+            )
+            ratio = dataclasses.replace(ratio, value=memory_ratio(held, gradient, ratio.value, ok))
         result = ExchangeState(
-            state.step + 1, skipped, tuple(map(tuple, memory)), tuple(map(tuple, compressor)), tuple(servers)
+            state.step + 1, skipped, tuple(map(tuple, memory)), tuple(map(tuple, compressor)), tuple(servers), ratio
         )
         return jax.tree.unflatten(treedef, leaves), result
 
