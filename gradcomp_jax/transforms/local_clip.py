@@ -50,9 +50,11 @@ def local_clip(max_norm: Any, *, axis_name: AxisName | None) -> optax.GradientTr
             parts = [jnp.sum(jnp.square(g.astype(jnp.float32) * unit)) for g in jax.tree.leaves(updates)]
             return sum(parts, jnp.zeros((), jnp.float32))
 
-        # Of all the parts that a worker's devices have between them. From 2**64 on a square overflows: then both the norm
-        # and the bound are in a larger unit, of the same pass.
-        plain, scaled = co.psum([square(1.0), square(_UNIT)], inner_axis(extra))
+        # From 2**64 on a square overflows: then, in one more pass, both the norm and the bound are in a larger unit.
+        mine = square(1.0)
+        large = jax.lax.cond(jnp.isfinite(mine), lambda: mine * _UNIT**2, lambda: square(_UNIT))
+        # Of all the parts that a worker's devices have between them.
+        plain, scaled = co.psum([mine, large], inner_axis(extra))
         fits = jnp.isfinite(plain)
         norm = jnp.sqrt(jnp.where(fits, plain, scaled))
         bound = jnp.asarray(max_norm, jnp.float32) * jnp.float32(workers**-0.5) * jnp.where(fits, 1.0, _UNIT)
