@@ -15,8 +15,9 @@ class Cut:
 
     Attributes:
         devices: how many there are.
-        dim: the dimension that the user's sharding divides; ``None`` cuts the rows of the matrix of the last dimension
-            against all others, so that a share of a matrix is a matrix, with zeros at the end of the last shares.
+        dim: the dimension that the user's sharding divides; ``None`` cuts the entries in their order: the first dimension
+            where it divides, else as many leading ones joined as it takes, so that a share of a matrix is a matrix. Where all
+            but the last do not divide, zeros are at the end of the last shares.
     """
 
     devices: int
@@ -28,7 +29,9 @@ class Cut:
             return (*shape[: self.dim], shape[self.dim] // self.devices, *shape[self.dim + 1 :])
         if len(shape) < 2:
             return (-(-math.prod(shape) // self.devices),)
-        return -(-math.prod(shape[:-1]) // self.devices), shape[-1]
+        joined = [math.prod(shape[:k]) for k in range(1, len(shape))]
+        k = next((k for k, rows in enumerate(joined, 1) if rows % self.devices == 0), len(joined))
+        return -(-joined[k - 1] // self.devices), *shape[k:]
 
     def stack(self, x: Array) -> Array:
         """All shares of a tensor: ``[devices, ...]``."""
