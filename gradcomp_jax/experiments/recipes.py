@@ -174,6 +174,11 @@ RECIPES: dict[str, Recipe] = {
     "dgc-no-warm-up": Recipe(_dgc, "DGC at its final density from the first step"),
     "dgc-no-clip": Recipe(functools.partial(_dgc, clip_norm=None), "DGC without local clipping", stages=warm_up_stages),
     "dgc-gather": Recipe(_dgc_gather, "DGC by gather, at the density that sends the same bytes", stages=warm_up_stages),
+    "dgc-put-back": Recipe(
+        functools.partial(_dgc, route=_route("put_back")),
+        "DGC whose workers take back all that owners do not keep",
+        stages=warm_up_stages,
+    ),
     "topk-gather": Recipe(
         functools.partial(_residual, route="gather", share=0.25), "top-k with a residual, by gather at the same bytes"
     ),
