@@ -64,7 +64,9 @@ def methods(cell: Cell) -> dict[str, optax.GradientTransformationExtraArgs]:
     settings = task(cell.dataset).settings
     rate, momentum = settings.learning_rate, settings.momentum
     topk = functools.partial(gc.topk_sgd, axis_name=AXIS, density=cell.density)
-    dgc = functools.partial(gc.dgc, axis_name=AXIS, density=cell.density, momentum=momentum, clip_norm=settings.clip_norm)
+    dgc = functools.partial(
+        gc.dgc, axis_name=AXIS, density=cell.density, momentum=momentum, clip_norm=settings.clip_norm
+    )
     heavy_ball = functools.partial(optax.sgd, rate, momentum)
     return {
         "dense": optax.chain(gc.dense(axis_name=AXIS), heavy_ball()),

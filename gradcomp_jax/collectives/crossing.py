@@ -101,7 +101,6 @@ class _Owned:
 
 def _own(parcel: Parcel, received: Any, workers: int, index: Array) -> _Owned:
     """Reduces the payloads of my rows, encodes their mean for the others and accounts for the loss."""
-    share = -(-parcel.rows // workers)
 
     def mine(a: Array) -> Array:
         # By the owner's number: that of its first row may be more than an index holds.

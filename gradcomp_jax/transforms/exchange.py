@@ -34,9 +34,9 @@ class ExchangeState(NamedTuple):
         memory: for each part and piece, the memory as :class:`~gradcomp_jax.per_device.PerDevice` float32 rows.
         compressor: for each part and piece, the compressor's own state.
         server: for each part, the owners' residual (``PerDevice`` of kind ``share``) or ``()``.
-        memory_ratio: the norm of this worker's memories over that of its gradient, ``PerDevice`` float32 ``[1]``, estimated from
-            some entries of each tensor; ``()`` without a memory. It settles near the number of steps that an entry waits
-            for; if it keeps growing, something never goes out.
+        memory_ratio: the norm of this worker's memories over that of its gradient, ``PerDevice`` float32 ``[1]``, estimated
+            from some entries of each tensor; ``()`` without a memory. It settles near the number of steps that an entry
+            waits for; if it keeps growing, something never goes out.
     """
 
     step: Array
@@ -146,9 +146,7 @@ def exchange(
         sent: list[Sent] = []
         for chosen in numbers:
             also, after = ([], sent[-1].arrived) if sent else (averaged, None)
-            sent.append(
-                send(plan, chosen, leaves, state, streams, axis_name, bucket=len(sent), also=also, after=after)
-            )
+            sent.append(send(plan, chosen, leaves, state, streams, axis_name, bucket=len(sent), also=also, after=after))
         ok = jnp.stack([s.ok for s in sent]).all()
         if inner is not None:
             # Each device has seen its part of the tensors alone, and all of a worker must skip together.

@@ -157,7 +157,7 @@ def by_column(make: Callable[[int], Compressor], *, dense: Compressor, select: S
 
 def by_tensor(make: Callable[[int], Compressor], *, dense: Compressor, select: Select | None = None) -> Policy:
     """A compressor whose block is a whole tensor, or 2**20 entries of a longer one; as :func:`by_matrix`."""
-    return ByShape(lambda rows, columns: make(min(rows * columns, _LONGEST)), dense, select)
+    return ByShape(lambda rows, columns: make(min(rows * columns, _LONGEST)), last_against_others, dense, select)
 
 
 def by_size(rules: Mapping[int, Rule]) -> Policy:
