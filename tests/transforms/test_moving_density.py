@@ -8,6 +8,7 @@ import pytest
 
 import gradcomp_jax as gc
 from tests.conformance.environments import environment
+from tests.methods.oracle import dealt, how_many
 
 AXIS, N, SHAPE = "data", 8, (32, 64)
 DENSITIES = (1 / 64, 4 / 64, 16 / 64)
@@ -29,6 +30,12 @@ def draw(rng, alike=0.0):
     return {"w": jnp.asarray(alike * common + (1 - alike) * rng.standard_normal((N, *SHAPE)), jnp.float32)}
 
 
+def in_blocks(x):
+    """Workers' tensors as the blocks that they are dealt out over: ``[N, rows, 64]``."""
+    rows = how_many([SHAPE], 64)
+    return np.stack([dealt(worker, 64, rows) for worker in np.asarray(x)])
+
+
 def naive(gradient, memory, k):
     """The selection error of every row, in NumPy."""
 
@@ -39,6 +46,7 @@ def naive(gradient, memory, k):
             kept[r, best] = row[best]
         return kept
 
+    gradient, memory = (in_blocks(a) for a in (gradient, memory))
     x = gradient + memory
     sent = np.mean([select(rows) for rows in x], axis=0)
     return np.linalg.norm(select(x.mean(axis=0)) - sent) / np.linalg.norm(gradient.mean(axis=0))
@@ -47,7 +55,7 @@ def naive(gradient, memory, k):
 def test_the_error_is_that_of_the_definition() -> None:
     # So few of a row that the selection is exact.
     tx = gc.density_controller(
-        (1 / 64, 2 / 64, 4 / 64), 1e9, axis_name=AXIS, every=1, rows=32, select=everything, make=block64, route="gather"
+        (1 / 64, 2 / 64, 4 / 64), 1e9, axis_name=AXIS, every=1, rows=64, select=everything, make=block64, route="gather"
     )
     world, params, rng = environment("vmap", tx), {"w": jnp.zeros(SHAPE)}, np.random.default_rng(0)
     state, levels = world.init(params), [2]
@@ -88,7 +96,7 @@ def test_a_schedule_takes_the_lowest_density_that_suffices() -> None:
     state, sent = world.init(params), []
     for _ in range(6):
         updates, state = world.update(draw(rng, alike=1.0), state, params)
-        sent.append(int((np.asarray(updates["w"][0]) != 0).sum(axis=1).max()))
+        sent.append(int((in_blocks(updates["w"])[0] != 0).sum(axis=1).max()))
     assert sent == [16, 16, 4, 4, 1, 1]
 
 
