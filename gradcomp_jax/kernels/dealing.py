@@ -10,6 +10,7 @@ import numpy as np
 from gradcomp_jax._typing import Array
 
 _PAGE = 1024  # entries
+_LONG = 8192  # entries of a line from which a block's lines do not lie in a cache together
 _APART = 17  # entries: a cache line and one
 
 MOST_TRIED = 24
@@ -69,7 +70,7 @@ def _best_stride(least: int, most: int, block: int, periods: tuple[int, ...]) ->
 
 def _cost(rows: int, block: int, periods: tuple[int, ...]) -> float:
     """The largest gap in any period; more where lines begin so close to whole pages apart that they share places in a cache."""
-    apart = min(rows % _PAGE, -rows % _PAGE)
+    apart = min(rows % _PAGE, -rows % _PAGE) if rows >= _LONG else _APART
     return round(max(_gap(rows, block, p) for p in periods) + max(0.0, 1 - apart / _APART), 3)
 
 

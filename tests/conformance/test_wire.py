@@ -10,7 +10,7 @@ import gradcomp_jax as gc
 
 from .environments import AXIS, WORKERS, environment, exchange_state
 from .methods import METHODS, Case
-from .test_conformance import COMPRESSED, SHAPES, gradients, parameters, pieces_of
+from .test_conformance import COMPRESSED, SHAPES, dealt_over, gradients, parameters, pieces_of
 
 N = WORKERS
 KINDS = ("all-to-all", "all-gather", "all-reduce", "collective-permute")
@@ -26,7 +26,9 @@ def parts_of(case: Case) -> list[tuple[gc.compressors.Compressor, str, list[int]
     for members in pieces_of(case)[:-1]:
         code = case.code(SHAPES[members[0][0]][0])
         sizes = [sum(math.prod(SHAPES[name][0]) for name in leaves) for leaves in members]
-        parts.append((code, case.wire[1], [-(-size // code.block) for size in sizes]))
+        rows = [-(-size // code.block) for size in sizes]
+        rows = [dealt_over(case, leaves, n * code.block) or n for leaves, n in zip(members, rows, strict=True)]
+        parts.append((code, case.wire[1], rows))
     for members in pieces_of(case)[-1:]:
         rest = sum(math.prod(SHAPES[name][0]) for leaves in members for name in leaves)
         parts.append((*case.rest, [rest] if rest else []))
