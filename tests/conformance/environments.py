@@ -47,6 +47,12 @@ def rows_of_owners(value: Any, workers: int) -> np.ndarray:
     return owned.reshape(workers, -1, owned.shape[-1]).swapaxes(0, 1).reshape(-1, owned.shape[-1])
 
 
+def owners_of_leaf(mark: gc.PerDevice, size: int, workers: int, *, dealt: bool) -> np.ndarray:
+    """An owner's residual of a part with a single leaf, in the order of its entries."""
+    rows = rows_of_owners(mark.value, workers)[: mark.rows]
+    return (rows.T if dealt else rows).reshape(-1)[:size]
+
+
 def mesh_of(kind: AxisType, workers: int = WORKERS) -> jax.sharding.Mesh:
     return jax.make_mesh((workers,), (AXIS,), axis_types=(kind,), devices=jax.devices()[:workers])
 

@@ -10,6 +10,8 @@ import pytest
 import scipy.fft
 
 import gradcomp_jax as gc
+from tests.conformance.environments import owners_of_leaf
+from tests.methods.oracle import dealt, how_many, undealt
 
 AXIS, N, STEPS = "data", 4, 12
 SHAPE = (16, 40)
@@ -32,15 +34,14 @@ def gradients(step: int, dtype: Any = np.float32) -> np.ndarray:
     return (rng.normal(size=(N, *SHAPE)) + np.random.default_rng(99).normal(size=SHAPE)).astype(dtype)
 
 
-def left_over(state: Any) -> np.ndarray:
+def left_over(state: Any, *, dealt: bool = True) -> np.ndarray:
     """The mean of all that is kept, in units of rate times gradient."""
     exchange = state.inner
     (kept,) = exchange.memory[0]
     kept = kept.accumulated if isinstance(kept, gc.memory.Momentum) else kept
     total = np.asarray(kept.value, np.float64).reshape(N, -1).mean(axis=0)[: int(np.prod(SHAPE))]
     if exchange.server[0] != ():
-        mark = exchange.server[0]
-        total = total + np.asarray(mark.value, np.float64).reshape(-1)[: total.size]
+        total = total + owners_of_leaf(exchange.server[0], total.size, N, dealt=dealt).astype(np.float64)
     return total.reshape(SHAPE)
 
 
@@ -78,8 +79,9 @@ def test_rates_times_updates_and_what_is_kept_are_rates_times_gradients(method: 
         now = float(rate(step))
         moved += now * u[0]
         due += 0 if step == 5 else now * g.astype(np.float64).mean(axis=0)
-        np.testing.assert_allclose(moved + left_over(state), due, atol=2e-5 * max(1, np.abs(due).max()))
-    assert np.abs(left_over(state)).max() > 1e-3
+        kept = left_over(state, dealt=method != "server")
+        np.testing.assert_allclose(moved + kept, due, atol=2e-5 * max(1, np.abs(due).max()))
+    assert np.abs(kept).max() > 1e-3
     assert int(state.inner.skipped) == 1
 
 
@@ -88,16 +90,17 @@ def test_it_is_the_papers_form() -> None:
     state, update = mapped(
         gc.rate_weighted(gc.topk_sgd(axis_name=AXIS, density=1 / 64, block=64, route="gather", dtype="float32"), rate)
     )
-    error = np.zeros((N, SHAPE[0] * SHAPE[1] // 64, 64))
+    rows = how_many([SHAPE], 64)
+    error = np.zeros((N, rows, 64))
     for step in range(STEPS):
         g = gradients(step)
         updates, state = update({"w": jnp.asarray(g)}, state)
-        target = error + float(rate(step)) * g.reshape(error.shape)
+        target = error + float(rate(step)) * np.stack([dealt(worker, 64, rows) for worker in g])
         best = np.abs(target).argmax(axis=2)[:, :, None]
         sent = np.zeros_like(target)
         np.put_along_axis(sent, best, np.take_along_axis(target, best, 2), 2)
         error = target - sent
-        want = sent.mean(axis=0).reshape(SHAPE) / float(rate(step))
+        want = undealt(sent.mean(axis=0), g[0].size).reshape(SHAPE) / float(rate(step))
         np.testing.assert_allclose(updates["w"][0], want, atol=1e-4)
 
 
