@@ -78,8 +78,8 @@ def test_init_state_places_everything(explicit: bool) -> None:
     assert {leaf.kind for leaf in found} == {"worker", "share"}
     for leaf in found:
         per_worker = leaf.rows if leaf.kind == "worker" else -(-leaf.rows // 4)
-        assert leaf.value.shape == (4 * per_worker, 16)
-        assert leaf.value.sharding.is_equivalent_to(NamedSharding(mesh, P("data")), 2)
+        assert leaf.value.shape in ((4 * per_worker, 16), (4,)), "rows of blocks, or how much is held back"
+        assert leaf.value.sharding.is_equivalent_to(NamedSharding(mesh, P("data")), leaf.value.ndim)
         assert not np.any(leaf.value)
     # No two leaves share a buffer: all of them are donated.
     pointers = [a.addressable_shards[0].data.unsafe_buffer_pointer() for a in jax.tree.leaves(state)]
