@@ -248,8 +248,8 @@ def _lay(rows: Array, laid: Laid) -> Array:
     return rows if laid is None else laid[0].flat(rows).reshape(-1, laid[1])
 
 
-def _anew(payload: Any, laid: Laid, after: Any) -> Any:
-    return payload if laid is None else lax.optimization_barrier((payload, after))[0]
+def _anew(code: Compressor, payload: Any, laid: Laid, after: Any) -> Any:
+    return lax.optimization_barrier((payload, after))[0] if laid and code.decodes_anew else payload
 
 
 def _decode(code: Compressor, payload: Any, shared: Array | None, laid: Laid) -> Array:
@@ -276,7 +276,7 @@ def _deliver(parcel: Parcel, result: Any, owned: _Owned | None, workers: int) ->
                 return (_decode(back, part, shared(span), laid) if back.selects else _lay(part, laid)) * workers
 
         return Delivery(
-            lambda span, laid, after: _decode(back, _anew(_rows(joined, span), laid, after), shared(span), laid),
+            lambda span, laid, after: _decode(back, _anew(back, _rows(joined, span), laid, after), shared(span), laid),
             rounding,
             whole=back.fills,
             server=owned.server,
@@ -284,7 +284,12 @@ def _deliver(parcel: Parcel, result: Any, owned: _Owned | None, workers: int) ->
     if parcel.route.kind == "gather":
         return Delivery(
             lambda span, laid, after: (
-                _reduce(parcel.compressor, _anew(_rows(result, span, axis=1), laid, after), shared(span), laid)
+                _reduce(
+                    parcel.compressor,
+                    _anew(parcel.compressor, _rows(result, span, axis=1), laid, after),
+                    shared(span),
+                    laid,
+                )
                 / workers
             )
         )

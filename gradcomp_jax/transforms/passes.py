@@ -239,12 +239,9 @@ def _remember(
 ) -> Any:
     """The new memory of piece j."""
     part, piece, code = e.part, e.members[j], e.part.compressor
-    # Entries that were dealt out are found anew for each use: an array that several passes share would be held.
-    once, again = (
-        (e.payloads[j], e.payloads[j])
-        if not part.dealt
-        else (lax.optimization_barrier((e.payloads[j], after))[0] for after in (ok, (ok, ok)))
-    )
+    once = again = e.payloads[j]
+    if part.dealt and code.decodes_anew:
+        once, again = (lax.optimization_barrier((e.payloads[j], after))[0] for after in (ok, (ok, ok)))
     sent = part.decode(piece, once, e.own[j])
     left = part.carried(piece, again, e.own[j])
     if code.fills and part.padded(piece):
