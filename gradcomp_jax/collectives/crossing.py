@@ -269,8 +269,8 @@ def _lay(rows: Array, laid: Laid) -> Array:
     return rows if laid is None else laid[0].flat(rows).reshape(-1, laid[1])
 
 
-def _anew(payload: Any, laid: Laid, after: Any) -> Any:
-    return payload if laid is None else lax.optimization_barrier((payload, after))[0]
+def _anew(code: Compressor, payload: Any, laid: Laid, after: Any) -> Any:
+    return lax.optimization_barrier((payload, after))[0] if laid and code.decodes_anew else payload
 
 
 def _decode(code: Compressor, payload: Any, shared: Array | None, laid: Laid) -> Array:
@@ -300,7 +300,7 @@ def _deliver(parcel: Parcel, result: Any, owned: _Owned | None, workers: int) ->
             return parcel.compressor.clipped(payload, back.smallest(_rows(joined, span)))
 
         return Delivery(
-            lambda span, laid, after: _decode(back, _anew(_rows(joined, span), laid, after), shared(span), laid),
+            lambda span, laid, after: _decode(back, _anew(back, _rows(joined, span), laid, after), shared(span), laid),
             rounding,
             returned if parcel.remainder == "settle" else None,
             drops=back.drops,
@@ -309,7 +309,12 @@ def _deliver(parcel: Parcel, result: Any, owned: _Owned | None, workers: int) ->
     if parcel.route.kind == "gather":
         return Delivery(
             lambda span, laid, after: (
-                _reduce(parcel.compressor, _anew(_rows(result, span, axis=1), laid, after), shared(span), laid)
+                _reduce(
+                    parcel.compressor,
+                    _anew(parcel.compressor, _rows(result, span, axis=1), laid, after),
+                    shared(span),
+                    laid,
+                )
                 / workers
             )
         )

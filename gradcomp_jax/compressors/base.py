@@ -66,6 +66,11 @@ class Compressor(abc.ABC):
         return False
 
     @property
+    def decodes_anew(self) -> bool:
+        """Whether each pass that needs a dealt payload decoded had better decode it, than all of them share an array."""
+        return False
+
+    @property
     def lossless(self) -> bool:
         """Whether decoding returns the rows bit for bit."""
         return False

@@ -71,6 +71,11 @@ class TopK(Compressor):
         return True
 
     @property
+    def decodes_anew(self) -> bool:
+        """Few entries of a block are compared with; many are scattered."""
+        return self.k <= kernels.ROUNDS
+
+    @property
     def density(self) -> float:
         """Fraction of the entries that are sent."""
         return self.k / self.block_size

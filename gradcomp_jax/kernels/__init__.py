@@ -52,6 +52,7 @@ from gradcomp_jax.kernels.rows import valid_counts as valid_counts
 from gradcomp_jax.kernels.rows import valid_mask as valid_mask
 from gradcomp_jax.kernels.sampling import nonzero_of_rows as nonzero_of_rows
 from gradcomp_jax.kernels.sampling import random_of_rows as random_of_rows
+from gradcomp_jax.kernels.selection import ROUNDS as ROUNDS
 from gradcomp_jax.kernels.selection import exact_top_of_rows as exact_top_of_rows
 from gradcomp_jax.kernels.selection import mark_in_rows as mark_in_rows
 from gradcomp_jax.kernels.selection import place_in_rows as place_in_rows

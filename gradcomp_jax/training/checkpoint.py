@@ -134,7 +134,7 @@ def _plain(path: tuple) -> str:
 def _workers(state: PyTree) -> int | None:
     """The number of workers that all per-device leaves fit; ``None`` without such leaves, or if there is none.
 
-    Owners' shares alone may fit several numbers: any of them will do, because it is the rows that are cut anew.
+    Owners' shares alone could fit several numbers; an exchange's state has a number for each worker beside them.
     """
     marked = [leaf for leaf in jax.tree.leaves(state, is_leaf=is_per_device) if is_per_device(leaf) and leaf.rows]
     sizes = [leaf.value.shape[0] for leaf in marked]

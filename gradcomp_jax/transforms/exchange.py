@@ -120,7 +120,8 @@ def exchange(
             servers.append(_init_server(part, members, workers, axis_name))
         zero = jnp.zeros((), jnp.int32)
         ratio: Any = ()
-        if jax.tree.leaves(memories):
+        if jax.tree.leaves((memories, servers)):
+            # Where only owners have a residual, too: its shape alone would not tell a checkpoint how many workers there were.
             ratio = PerDevice(_compat.varying(jnp.zeros((1,), jnp.float32), axis_name), 1)
         return ExchangeState(zero, zero, tuple(memories), tuple(states), tuple(servers), ratio)
 

@@ -298,7 +298,7 @@ def _settled(e: Encoded, j: int, delivery: co.Delivery, span: tuple[int, int], a
 
 def _apart(part: Part, payload: Any, after: Any) -> Any:
     """A payload that is decoded anew for each use if it was dealt out: an array that several passes share would be held."""
-    return lax.optimization_barrier((payload, after))[0] if part.dealt else payload
+    return lax.optimization_barrier((payload, after))[0] if part.dealt and part.compressor.decodes_anew else payload
 
 
 def _keep_if(ok: Array, new: Any, old: Any, marks: Any) -> Any:
