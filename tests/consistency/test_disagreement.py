@@ -49,16 +49,17 @@ OVERSHOOTS = (
 )
 
 
-@pytest.mark.parametrize(("method", "kind"), [("topk", "cancelling"), ("topk", "noisy"), ("int8", "cancelling")])
+@pytest.mark.parametrize("kind", ["cancelling", "noisy"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_as_with_a_gather(wrapper: str, method: str, kind: str, request: pytest.FixtureRequest) -> None:
-    """Four fifths of what arrives with a gather, and at most three times what is held; nothing grows with the steps."""
+    """Nine tenths of what arrives with a gather, and at most three times what is held; nothing grows with the steps."""
     if (wrapper, method) == ("elastic", "topk"):
         request.applymarker(failing(OVERSHOOTS))
     here, there = run(wrapper, method)[kind], run(wrapper, method, "gather")[kind]
     check_bounded(here)
     assert here.kept[-1] <= 3 * there.kept[-1]
-    assert here.delivered[-1] >= 0.8 * there.delivered[-1] > 0
+    assert here.delivered[-1] >= 0.9 * there.delivered[-1] > 0
 
 
 @pytest.mark.parametrize("method", METHODS)
