@@ -124,13 +124,6 @@ def by_worker(mark: gc.PerDevice, env: Environment) -> np.ndarray:
     return value.reshape(WORKERS, -1, *value.shape[1:]) if env.rows_first else value
 
 
-def share_rows(mark: gc.PerDevice, env: Environment) -> np.ndarray:
-    """The owners' shares as ``[rows, ...]``, padding dropped."""
-    value = np.asarray(mark.value)
-    flat = value if env.rows_first else value.reshape(-1, *value.shape[2:])
-    return flat[: mark.rows]
-
-
 def exchange_state(state: Any) -> gc.ExchangeState:
     """The exchange's state inside a chain's; of a method with two exchanges the last one, with the steps of both."""
     found = [

@@ -22,7 +22,7 @@ from .environments import (
     environment,
     exchange_state,
     found_in,
-    share_rows,
+    rows_of_owners,
 )
 from .methods import METHODS, Case
 
@@ -160,17 +160,23 @@ def check_vote(gradient: Any, update: Any, case: Case) -> None:
 
 
 def check_estimate(case: Case, world: Environment, gradient: Any, update: Any, new: Any) -> None:
-    """The update is the mean of the workers' estimates, and what is sent whole is estimated exactly."""
+    """The update is the mean of the workers' estimates but for what owners have, and what is sent whole is exact."""
     for part, members in enumerate(pieces_of(case)):
+        server, start = exchange_state(new).server[part], 0
         for number, leaves in enumerate(members):
             kept = memories(new)[part][number]
             estimates = by_worker(kept, world).reshape(WORKERS, -1).astype(np.float64)
+            mean = estimates.mean(axis=0)
+            if isinstance(server, gc.PerDevice):
+                rows = dealt_over(case, leaves, len(mean)) or len(mean) // kept.value.shape[-1]
+                span, start = slice(start, start + rows), start + rows
+                mean = mean - owned(case, leaves, server, span, len(mean))
             want = as_rows(case, {k: update[k][None] for k in leaves}, leaves, kept)[0]
             scale = max(
                 np.abs(estimates).max(initial=0), max(np.abs(gradient[k]).max(initial=0) for k in leaves), 1e-30
             )
             half = 2**-8 * np.abs(want).max(initial=0) if "half" in leaves else 0
-            np.testing.assert_allclose(estimates.mean(axis=0), want, atol=4e-6 * scale + half, rtol=0)
+            np.testing.assert_allclose(mean, want, atol=4e-6 * scale + half, rtol=0)
             if part == len(pieces_of(case)) - 1:
                 seen = as_rows(case, gradient, leaves, kept)
                 np.testing.assert_allclose(estimates, seen, atol=4e-6 * scale, rtol=0)
@@ -196,6 +202,12 @@ def dealt_over(case: Case, names: list[str], size: int) -> int | None:
         return None
     periods = tuple(n for name in names for n in gc.kernels.periods_of(SHAPES[name][0]))
     return gc.kernels.dealt_rows(size, code.block, periods)
+
+
+def owned(case: Case, names: list[str], server: gc.PerDevice, span: slice, size: int) -> np.ndarray:
+    """What owners have of a piece with these rows of its part, as its memory lies: ``[size]``."""
+    rows = rows_of_owners(server.value, WORKERS)[span]
+    return (rows.T if dealt_over(case, names, size) else rows).reshape(-1)[:size]
 
 
 def check_conservation(case: Case, world: Environment, gradient: Any, update: Any, old: Any, new: Any) -> None:
@@ -228,10 +240,8 @@ def check_conservation(case: Case, world: Environment, gradient: Any, update: An
                 block = server_new.value.shape[-1]
                 rows = dealt_over(case, leaves, len(before)) or len(before) // block
                 span, start = slice(start, start + rows), start + rows
-                held = [share_rows(s, world)[span] for s in (server_old, server_new)]
-                if dealt_over(case, leaves, len(before)):
-                    held = [rows.T.reshape(-1)[: len(before)] for rows in held]
-                before, after = before + held[0].reshape(-1), after + held[1].reshape(-1)
+                held = [owned(case, leaves, s, span, len(before)) for s in (server_old, server_new)]
+                before, after = before + held[0], after + held[1]
             seen = pushed.mean(axis=0) + before
             padding = as_rows(case, {name: np.ones((1, *SHAPES[name][0])) for name in leaves}, leaves, cut_as)[0] == 0
             assert not after[padding].any(), "the padding holds something"
