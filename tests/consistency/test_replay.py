@@ -210,23 +210,30 @@ def two_bits(row: np.ndarray) -> np.ndarray:
 
 
 def test_sparse_loco() -> None:
-    """Chunks of 8 of the matrix: the four largest of each in two bits, gathered; what is left decays and waits."""
+    """The matrix dealt out over chunks of 8: the three largest of each in two bits, gathered; what is left decays and waits."""
     tx = optax.chain(
         optax.sgd(RATE),
         gc.sparse_loco(
-            axis_name=AXIS, every=3, density=0.5, chunk=8, decay=0.9, learning_rate=0.8, select=lambda p, x: x.ndim > 1
+            axis_name=AXIS,
+            every=3,
+            density=3 / 8,
+            chunk=8,
+            decay=0.9,
+            learning_rate=0.8,
+            select=lambda p, x: x.ndim > 1,
         ),
     )
     x, centre = start(), start()[0]
-    left = np.zeros((N, 16))
+    rows = gc.kernels.dealt_rows(16, 8, (3,))
+    left = np.zeros((N, 8 * rows))
     for n, state in enumerate(run(tx)):
         x = [each(lambda w, g: w - RATE * g, one, g) for one, g in zip(x, gradients(x, n), strict=True)]
         if (n + 1) % 3 == 0:
-            sent = np.zeros((N, 16))
+            sent = np.zeros((N, 8 * rows))
             for j in range(N):
-                target = 0.9 * left[j] + np.pad((centre["w"] - x[j]["w"]).reshape(-1), (0, 1))
-                for row in (slice(0, 8), slice(8, 16)):
-                    chosen = np.argsort(-np.abs(target[row]), kind="stable")[:4]
+                target = 0.9 * left[j] + np.pad((centre["w"] - x[j]["w"]).reshape(-1), (0, 8 * rows - 15))
+                for row in (slice(r, None, rows) for r in range(rows)):
+                    chosen = np.argsort(-np.abs(target[row]), kind="stable")[:3]
                     sent[j][row][chosen] = two_bits(target[row][chosen])
                 left[j] = target - sent[j]
             come = {"w": sent.mean(axis=0)[:15].reshape(5, 3), "b": centre["b"] - mean(x)["b"]}

@@ -44,7 +44,7 @@ def method(monkeypatch) -> registry.Method:
 def test_it_is_a_row_of_the_table(method) -> None:
     row = {row.name: row for row in registry.table()}[NAME]
     # An index and 8 bits for each of ten entries of a block, and a scale for them.
-    assert row.up == pytest.approx((10 * (16 + 8) + 32) / 1024, rel=1e-3)
+    assert row.up == pytest.approx((10 * (16 + 8) + 32) / 1024, rel=1 / 256)
     assert row.state == pytest.approx(4, rel=1e-3)
 
 
