@@ -15,6 +15,7 @@ from gradcomp_jax.kernels.selection import (
     _low_bits,
     approximate_best,
     place_in_rows,
+    take_from_rows,
     top_entries,
 )
 
@@ -120,6 +121,8 @@ def _best_of_runs(flat: Array, first: int, rows: int, run: int, apart: int, low_
 
 def take_dealt(flat: Array, deal: Deal, index: Array) -> Array:
     """Values at ``index`` (int32 ``[rows, k]``) of each block: float32 ``[rows, k]``; 0 beyond the vector's end."""
+    if deal.size > _LARGEST:
+        return take_from_rows(deal.blocks(flat), index)
     place = _places(index, deal)
     return jnp.where(place < deal.size, flat[jnp.minimum(place, deal.size - 1)], 0.0)
 
@@ -134,7 +137,7 @@ def place_dealt(index: Array, value: Array, deal: Deal, width: int) -> Array:
         width: of the matrix that the vector is seen as; divides its size.
     """
     k = index.shape[1]
-    if k > ROUNDS:
+    if k > ROUNDS and deal.size <= _LARGEST:
         flat = (
             jnp.zeros((deal.size,), jnp.float32).at[_places(index, deal)].add(value, mode="drop", unique_indices=True)
         )
@@ -151,7 +154,7 @@ def place_dealt(index: Array, value: Array, deal: Deal, width: int) -> Array:
     def in_blocks(index: Array, value: Array) -> Array:
         return deal.flat(place_in_rows(index, value, deal.block)).reshape(-1, width)
 
-    if not _fits(deal, width):
+    if k > ROUNDS or not _fits(deal, width):
         return in_blocks(index, value)
     return lax.platform_dependent(index, value, cpu=in_lines, default=in_blocks)
 

@@ -1,6 +1,7 @@
 """Every method that must conform. A new method adds one line here."""
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -32,6 +33,7 @@ class Case:
             leaves. A registered method without a case of its own has none: its bytes are then those of its lowered program.
         rest: and of the others.
         view: how leaves are cut into rows.
+        selects: of a method without ``wire``: whether it deals entries out over blocks of 1024, as selections do by default.
     """
 
     make: Callable[[Any], optax.GradientTransformationExtraArgs]
@@ -44,6 +46,7 @@ class Case:
     decay: float = 1.0
     outruns: float = 1.0
     view: Literal["rows", "columns", "tree"] = "rows"
+    selects: bool = False
 
     def code(self, shape: tuple[int, ...]) -> gc.compressors.Compressor:
         """The compressor of a compressed leaf."""
@@ -311,7 +314,8 @@ LAWS: dict[str, Law] = {"nothing": "unbiased", "residual": "residual", "momentum
 def plain_case(method: registry.Method) -> Case:
     """What must hold of a registered method about which nothing else is said."""
     law = {"sign": "vote", "direction": "adam"}.get(method.update, LAWS[method.kept])
-    return Case(lambda axis: method.build(axis_name=axis), law, None, outruns=math.inf)
+    selects = "density" in inspect.signature(method.make).parameters
+    return Case(lambda axis: method.build(axis_name=axis), law, None, outruns=math.inf, selects=selects)
 
 
 METHODS |= {

@@ -197,11 +197,14 @@ def as_rows(case: Case, leaves: Any, names: list[str], kept: Any) -> np.ndarray:
 
 def dealt_over(case: Case, names: list[str], size: int) -> int | None:
     """Over how many rows the entries of a piece are dealt out, those of a selection; ``None`` where they are not."""
-    code = case.code(SHAPES[names[0]][0]) if case.wire and names[0] in chosen_of(case) else None
-    if code is None or not code.deals:
-        return None
+    block = 1024 if case.selects else None
+    if names[0] not in chosen_of(case):
+        block = None
+    elif case.wire:
+        code = case.code(SHAPES[names[0]][0])
+        block = code.block if code.deals else None
     periods = tuple(n for name in names for n in gc.kernels.periods_of(SHAPES[name][0]))
-    return gc.kernels.dealt_rows(size, code.block, periods)
+    return None if block is None else gc.kernels.dealt_rows(size, block, periods)
 
 
 def owned(case: Case, names: list[str], server: gc.PerDevice, span: slice, size: int) -> np.ndarray:
