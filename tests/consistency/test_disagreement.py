@@ -51,7 +51,9 @@ OVERSHOOTS = (
 
 @pytest.mark.parametrize("kind", ["cancelling", "noisy"])
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize(
+    "wrapper", [w if w == "delayed" else pytest.param(w, marks=pytest.mark.slow) for w in WRAPPERS]
+)
 def test_as_with_a_gather(wrapper: str, method: str, kind: str, request: pytest.FixtureRequest) -> None:
     """Nine tenths of what arrives with a gather, and at most three times what is held; nothing grows with the steps."""
     if (wrapper, method) == ("elastic", "topk"):
@@ -63,7 +65,9 @@ def test_as_with_a_gather(wrapper: str, method: str, kind: str, request: pytest.
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize(
+    "wrapper", [w if w == "delayed" else pytest.param(w, marks=pytest.mark.slow) for w in WRAPPERS]
+)
 def test_gathered(wrapper: str, method: str, request: pytest.FixtureRequest) -> None:
     """Nothing runs away where nothing is encoded twice, and two fifths of all arrives: the least, one step in two."""
     if (wrapper, method) == ("elastic", "topk"):
