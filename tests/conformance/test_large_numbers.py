@@ -23,7 +23,7 @@ def kept(state: Any) -> list[np.ndarray]:
 
 
 @each_method
-@pytest.mark.parametrize("leaf", ("matrix", "bias"))
+@pytest.mark.parametrize("leaf", ("matrix", pytest.param("bias", marks=pytest.mark.slow)))
 @pytest.mark.parametrize("everybody", (False, True))
 def test_what_a_sum_could_not_hold_is_skipped_on_every_worker(method: str, leaf: str, everybody: bool) -> None:
     _, world = built(method, "vmap")
@@ -51,7 +51,7 @@ def test_what_a_sum_could_not_hold_is_skipped_on_every_worker(method: str, leaf:
 
 
 @each_method
-@pytest.mark.parametrize("below", (0.99, 2.0**-14, 2.0**-30))
+@pytest.mark.parametrize("below", (0.99, *(pytest.param(2.0**-n, marks=pytest.mark.slow) for n in (14, 30))))
 def test_whatever_is_kept_stays_finite(method: str, below: float) -> None:
     """Gradients up to the limit, of one sign and of both, step after step: taken or skipped, nothing overflows."""
     _, world = built(method, "vmap")
