@@ -12,6 +12,23 @@ from gradcomp_jax._typing import Array, AxisName
 Kind = Literal["worker", "share", "replica"]
 
 
+@dataclasses.dataclass(frozen=True)
+class Return:
+    """How the rows that owners hold go back to the workers' memories, where so few are left that there are no owners.
+
+    Attributes:
+        least: workers from which on there are owners.
+        rows: how many of the owners' rows are of each memory, in their order.
+        dealt: whether those are dealt out over it.
+        sign: 1 where a memory is what was kept, -1 where it is what counts as sent.
+    """
+
+    least: int
+    rows: tuple[int, ...]
+    dealt: bool
+    sign: int
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PerDevice:
@@ -33,6 +50,8 @@ class PerDevice:
             tensor's entries; 0 of every other.
         shares: devices that make up one worker, of which each has such a value for its part of every tensor; 1 unless
             the exchange is hierarchical.
+        returns: of a ``share`` that is for some numbers of workers only: what becomes of it below the least of them, where
+            each holds one row of zeros.
         lifted: whether the value has no rows of its own: :func:`lift` gave it one, and :func:`lower` takes it away.
     """
 
@@ -41,12 +60,15 @@ class PerDevice:
     kind: Kind = dataclasses.field(default="worker", metadata={"static": True})
     shares: int = dataclasses.field(default=1, metadata={"static": True})
     entries: int = dataclasses.field(default=0, metadata={"static": True})
+    returns: Return | None = dataclasses.field(default=None, metadata={"static": True})
     lifted: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def held(self, workers: int) -> int:
         """Rows that each device would hold, were there so many workers."""
         if self.entries:
             return workers * -(-self.entries // (workers * self.value.shape[-1]))
+        if self.returns and workers < self.returns.least:
+            return 1
         return -(-self.rows // workers) if self.kind == "share" else self.rows
 
 

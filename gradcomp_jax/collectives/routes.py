@@ -13,6 +13,9 @@ from gradcomp_jax.memory.momentum import MomentumCorrection
 # Entries up to which what goes dense joins a payload on its way: beyond, the copies cost more than a collective's latency.
 MOST_RIDING = 2**18
 
+# Workers up to which a gather of selections is as few bytes as two phases, in one message in the place of two, and exact.
+MOST_GATHERED = 2
+
 Kind = Literal["auto", "gather", "two_phase", "sum", "doubling", "reduce_scatter"]
 Remainder = Literal["settle", "put_back", "server", "drop"]
 
@@ -153,9 +156,14 @@ def remainder_of(route: Route, compressor: Compressor, memory: Memory, workers: 
     return "settle" if isinstance(memory, MomentumCorrection) else "server"
 
 
-def keeps_server_residual(route: Route, compressor: Compressor, memory: Memory) -> bool:
-    """Whether owners have a residual of their own; whatever the number of workers, so that a state survives its change."""
-    return remainder_of(resolve(route, compressor, 1, 2), compressor, memory, 2) in ("settle", "server")
+def owners_from(route: Route, compressor: Compressor, memory: Memory) -> int | None:
+    """The number of workers from which on owners have a residual; ``None`` if they never have one."""
+    many = MOST_GATHERED + 1
+    if route.kind not in ("auto", "two_phase"):
+        return None
+    if remainder_of(resolve(route, compressor, 1, many), compressor, memory, many) not in ("settle", "server"):
+        return None
+    return 1 if route.kind == "two_phase" else many
 
 
 def sent_bytes(kind: Kind, compressor: Compressor, rows: int, workers: int) -> int:
@@ -199,8 +207,8 @@ def resolve(route: Route, compressor: Compressor, rows: int, workers: int) -> Ro
     if route.kind != "auto":
         return route
     if route.second_encoding and compressor.back(workers).drops:
-        # For two workers a gather is as many bytes, but a residual that owners had among more would never go out.
-        return dataclasses.replace(route, kind="two_phase")
+        # By the number of workers alone: whether owners have a residual hangs on it, in every part and bucket alike.
+        return dataclasses.replace(route, kind="gather" if workers <= MOST_GATHERED else "two_phase")
     # On equal bytes the earlier one wins: one collective is better than two. A bfloat16 all-reduce is widened to
     # float32 by some backends, where a two-phase exchange of 16-bit words is not.
     is_dense = isinstance(compressor, Dense)

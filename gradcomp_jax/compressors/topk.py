@@ -231,7 +231,8 @@ def topk(
     Args:
         density: fraction of the entries to send, in (0, 1].
         block: entries of a row; by default 1024, longer below a density of about 1/1365.
-        back_density: fraction that the owners keep on the way back; ``density`` by default.
+        back_density: fraction that the owners keep on the way back; by default half as many entries again as are sent up,
+            rounded down, because workers that disagree send different ones (``k = 1``: one).
         back: what the owners of a two-phase exchange send: ``topk``, the largest entries of the mean; ``union``, every
             entry that any worker sent, exactly, or whole blocks where that is less; or another compressor of this block.
         dtype: of the values on the wire: float32, bfloat16, or int8 with a float32 scale for each block, which pays from
@@ -254,7 +255,7 @@ def topk(
     if size > 2**20:
         raise ValueError(f"block must be at most {2**20}, got {size}")
     k = max(1, round(density * size))
-    k_back = k
+    k_back = min(size, k + k // 2)
     if back_density is not None:
         k_back = max(1, round(_checks.in_unit_interval("back_density", back_density) * size))
     resolved = jnp.dtype(dtype)

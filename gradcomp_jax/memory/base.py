@@ -20,6 +20,11 @@ class Memory(abc.ABC):
         """Whether anything stays behind; without, what is not sent is lost (or, unbiased, averages out)."""
         return True
 
+    @property
+    def counts_sent(self) -> bool:
+        """Whether it holds what was sent, in the place of what was kept."""
+        return False
+
     def on_dense(self, *, lossless: bool) -> "Memory":
         """The memory for leaves that are sent whole, ``lossless`` or rounded to a narrower dtype."""
         del lossless

@@ -10,6 +10,11 @@ from gradcomp_jax.memory.base import Memory
 class Estimate(Memory):
     """See :func:`estimate`."""
 
+    @property
+    def counts_sent(self) -> bool:
+        """The estimate is the sum of what was sent."""
+        return True
+
     def init(self, rows: Array) -> Array:
         """Zeros."""
         return rows

@@ -8,7 +8,9 @@ import numpy as np
 
 from gradcomp_jax import _checks
 from gradcomp_jax._typing import PyTree
+from gradcomp_jax.memory import Momentum
 from gradcomp_jax.per_device import PerDevice, is_per_device
+from gradcomp_jax.transforms import ExchangeState
 
 
 def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
@@ -17,7 +19,8 @@ def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
     The mean over the workers of every residual and velocity stays what it was: where ``new`` is a multiple of ``old``
     the workers' own rows are repeated, otherwise everyone gets the mean, and the first worker what rounding the mean to
     float32 left over, so that what is off in the sum is one rounding of the first worker's rows. Owners' shares are
-    cut anew. Everything else is passed through.
+    cut anew; where so few workers are left that there are no owners, what those held goes back to every worker.
+    Everything else is passed through.
 
     Args:
         state: a tree with the global values of its :class:`PerDevice` leaves, as ``init_state`` and checkpoints hold
@@ -35,6 +38,10 @@ def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
     _checks.positive_int("new", new)
 
     def resize(leaf: Any) -> Any:
+        if isinstance(leaf, ExchangeState):
+            inside = ExchangeState(*(jax.tree.map(resize, field, is_leaf=is_per_device) for field in leaf))
+            memories = [_returned(*pair, old, new) for pair in zip(inside.memory, leaf.server, strict=True)]
+            return inside._replace(memory=tuple(memories))
         if not is_per_device(leaf) or old == new:
             return leaf
         change = {"worker": _worker, "share": _share, "replica": _replica}[leaf.kind]
@@ -43,7 +50,26 @@ def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
             return _owned(leaf, value, old, new)
         return dataclasses.replace(leaf, value=cast(Any, change(leaf, value, old, new)))
 
-    return jax.tree.map(resize, state, is_leaf=is_per_device)
+    return jax.tree.map(resize, state, is_leaf=lambda node: is_per_device(node) or isinstance(node, ExchangeState))
+
+
+def _returned(memories: tuple, server: Any, old: int, new: int) -> tuple:
+    """Resized memories of a part, with what owners held before, where there are none from now on."""
+    returns = server.returns if is_per_device(server) else None
+    if returns is None or not new < returns.least <= old:
+        return memories
+    rows = _rows(server, np.asarray(server.value), old)
+    result, start = [], 0
+    for memory, count in zip(memories, returns.rows, strict=True):
+        kept = memory.accumulated if isinstance(memory, Momentum) else memory
+        size = kept.rows * kept.value.shape[-1]
+        owed = rows[:, start : start + count]
+        flat = (owed.swapaxes(1, 2) if returns.dealt else owed).reshape(len(rows), -1)[:, :size]
+        value = np.asarray(kept.value).reshape(new, len(rows), size) + returns.sign * flat
+        kept = dataclasses.replace(kept, value=cast(Any, value.reshape(kept.value.shape)))
+        result.append(memory._replace(accumulated=kept) if isinstance(memory, Momentum) else kept)
+        start += count
+    return tuple(result)
 
 
 def _each(leaf: PerDevice, value: np.ndarray, workers: int, rows: int) -> np.ndarray:
@@ -93,12 +119,17 @@ def _replica(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> np.ndarr
 
 
 def _share(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> np.ndarray:
-    before, after = -(-leaf.rows // old), -(-leaf.rows // new)
-    # Of each device within the workers, all rows: owners take them in turn.
-    owned = np.moveaxis(_each(leaf, value, old, before), 0, 2).reshape(leaf.shares, old * before, *value.shape[1:])
+    after = leaf.held(new)
     result = np.zeros((leaf.shares, new * after, *value.shape[1:]), value.dtype)
-    result[:, : leaf.rows] = owned[:, : leaf.rows]
+    if not leaf.returns or min(old, new) >= leaf.returns.least:
+        result[:, : leaf.rows] = _rows(leaf, value, old)
     return _flat(np.moveaxis(result.reshape(leaf.shares, after, new, *value.shape[1:]), 2, 0))
+
+
+def _rows(leaf: PerDevice, value: np.ndarray, workers: int) -> np.ndarray:
+    """Of each device within the workers all rows, ``[shares, rows, ...]``: owners take them in turn."""
+    each = np.moveaxis(_each(leaf, value, workers, leaf.held(workers)), 0, 2)
+    return each.reshape(leaf.shares, -1, *value.shape[1:])[:, : leaf.rows]
 
 
 def _flat(each: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from gradcomp_jax import memory as mem
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import routes
 from gradcomp_jax.compressors import Compressor, dense
-from gradcomp_jax.per_device import PerDevice, is_per_device
+from gradcomp_jax.per_device import PerDevice, Return, is_per_device
 from gradcomp_jax.transforms.memory_ratio import memory_ratio
 from gradcomp_jax.transforms.passes import Streams, absorb
 from gradcomp_jax.transforms.plan import Part, Piece, Planner, View, path_name
@@ -283,8 +283,11 @@ def _init_memory(part: Part, piece: Piece, axis_name: AxisName | None) -> Any:
 
 
 def _init_server(part: Part, members: list[Piece], workers: int, axis_name: AxisName | None) -> Any:
-    if not members or not routes.keeps_server_residual(part.route, part.compressor, part.memory):
+    least = routes.owners_from(part.route, part.compressor, part.memory)
+    if not members or least is None:
         return ()
-    rows = sum(part.rows(p) for p in members)
-    zeros = jnp.zeros((-(-rows // workers), part.compressor.block), jnp.float32)
-    return PerDevice(_compat.varying(zeros, axis_name), rows, "share")
+    rows = tuple(part.rows(p) for p in members)
+    returns = Return(least, rows, part.dealt, -1 if part.memory.counts_sent else 1) if least > 1 else None
+    mark = PerDevice(jnp.zeros(()), sum(rows), "share", returns=returns)
+    zeros = jnp.zeros((mark.held(workers), part.compressor.block), jnp.float32)
+    return dataclasses.replace(mark, value=_compat.varying(zeros, axis_name))

@@ -189,9 +189,11 @@ def parcel(e: Encoded, server: Any, streams: Streams) -> co.Parcel:
     code, workers, rows = e.part.compressor, streams.workers, [e.part.rows(p) for p in e.members]
     route = routes.resolve(e.part.route, code, sum(rows), workers)
     remainder = routes.remainder_of(route, code, e.part.memory, workers)
-    residual = None
-    if remainder in ("settle", "server"):
-        residual = in_turn.take(_residual(server, code, workers), in_turn.runs(e.starts, rows), streams.worker, workers)
+    residual, of_owners = None, remainder in ("settle", "server")
+    if of_owners or is_per_device(server):
+        held = _residual(server, code, workers)
+        if of_owners:
+            residual = in_turn.take(held, in_turn.runs(e.starts, rows), streams.worker, workers)
 
     def join(arrays: Sequence[Array]) -> Array:
         if residual is None:
@@ -217,7 +219,7 @@ def _residual(server: Any, code: Any, workers: int) -> Array:
         ValueError: if the state was made for another number of workers, or for none.
     """
     found = server.value.shape if is_per_device(server) else None
-    if found is None or found != (-(-server.rows // workers), code.block):
+    if found is None or found != (server.held(workers), code.block):
         raise ValueError(
             f"the owners' residual has shape {found} on this worker, which is none of {workers} workers: initialise inside"
             " the axis (gradcomp_jax.init_state does), or use gradcomp_jax.resize_workers after a change of their number"

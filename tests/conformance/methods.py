@@ -133,7 +133,7 @@ METHODS: dict[str, Case] = {
     ),
     "topk-gather": Case(lambda axis: gc.exchange(topk(0.02), axis_name=axis), "residual", (topk(0.02), "gather")),
     "topk-put-back": Case(
-        lambda axis: gc.exchange(topk(0.1, block=100), axis_name=axis, route="two_phase"),
+        lambda axis: gc.exchange(topk(0.1, block=100), axis_name=axis, route=two_phase("put_back")),
         "residual",
         (topk(0.1, block=100), "two_phase"),
     ),

@@ -145,14 +145,9 @@ def test_one_worker_needs_no_axis(method: str) -> None:
     tx = METHODS[method].make(AXIS)
     one = jax.vmap(tx.update, axis_name=AXIS, in_axes=(0, 0, None), axis_size=1)
     states = jax.vmap(tx.init, axis_name=AXIS, in_axes=None, axis_size=1)(params)
-    mapped, after = jax.jit(one)(jax.tree.map(lambda a: a[None], gradient), states, params)
+    mapped, _ = jax.jit(one)(jax.tree.map(lambda a: a[None], gradient), states, params)
     for name in params:
-        got, want = np.asarray(mapped[name][0]), np.asarray(updates[name])
-        if jax.tree.leaves(exchange_state(after).server) and METHODS[method].wire and METHODS[method].wire[0].drops:
-            # A worker that is its own owner selects once more, and may keep an entry for the next step.
-            assert (got == 0).sum() - (want == 0).sum() <= 0.01 * want.size
-            want = np.where(got == 0, 0, want)
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(mapped[name][0], updates[name], rtol=1e-5, atol=1e-5)
     assert int(exchange_state(state).skipped) == 0
 
 

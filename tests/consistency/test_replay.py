@@ -210,13 +210,13 @@ def two_bits(row: np.ndarray) -> np.ndarray:
 
 
 def test_sparse_loco() -> None:
-    """The matrix dealt out over chunks of 8: the three largest of each in two bits, gathered; what is left decays and waits."""
+    """The matrix dealt out over chunks of 8: the four largest of each in two bits, gathered; what is left decays and waits."""
     tx = optax.chain(
         optax.sgd(RATE),
         gc.sparse_loco(
             axis_name=AXIS,
             every=3,
-            density=3 / 8,
+            density=0.5,
             chunk=8,
             decay=0.9,
             learning_rate=0.8,
@@ -233,7 +233,7 @@ def test_sparse_loco() -> None:
             for j in range(N):
                 target = 0.9 * left[j] + np.pad((centre["w"] - x[j]["w"]).reshape(-1), (0, 8 * rows - 15))
                 for row in (slice(r, None, rows) for r in range(rows)):
-                    chosen = np.argsort(-np.abs(target[row]), kind="stable")[:3]
+                    chosen = np.argsort(-np.abs(target[row]), kind="stable")[:4]
                     sent[j][row][chosen] = two_bits(target[row][chosen])
                 left[j] = target - sent[j]
             come = {"w": sent.mean(axis=0)[:15].reshape(5, 3), "b": centre["b"] - mean(x)["b"]}

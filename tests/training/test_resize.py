@@ -1,5 +1,7 @@
 """A change of the number of workers keeps what the workers hold between them."""
 
+import dataclasses
+
 import jax
 import ml_dtypes
 import numpy as np
@@ -81,6 +83,75 @@ def test_there_and_back_is_the_same() -> None:
         workers = 2 if before.kind == "worker" else 1
         want = before.value.reshape(workers, -1).astype(np.float64).mean(axis=0)
         np.testing.assert_allclose(after.value.reshape(workers, -1).astype(np.float64).mean(axis=0), want, rtol=1e-7)
+
+
+METHODS = {
+    "topk_sgd": lambda: gc.topk_sgd(axis_name="data", density=1 / 8, block=16),
+    "dgc": lambda: gc.dgc(axis_name="data", density=1 / 8, block=16),
+    "ef21": lambda: gc.ef21(axis_name="data", density=1 / 8, block=16),
+    "stretches": lambda: gc.exchange(
+        gc.compressors.topk(1 / 8, block=16),
+        axis_name="data",
+        view="rows",
+        route=gc.collectives.auto(second_encoding=True),
+    ),
+}
+
+
+def trained(tx, workers: int):
+    """The exchange's state after four steps of different gradients, and how it lies."""
+    params = {"a": np.zeros((33, 20), np.float32), "b": np.zeros((7, 40), np.float32)}
+    axes = gc.state_axes(jax.eval_shape(jax.vmap(tx.init, axis_name="data", in_axes=None, axis_size=workers), params))
+    state = jax.vmap(tx.init, axis_name="data", in_axes=None, out_axes=axes, axis_size=workers)(params)
+    step = jax.jit(jax.vmap(tx.update, axis_name="data", in_axes=(0, axes, None), out_axes=(0, axes)))
+    rng = np.random.default_rng(workers)
+    for _ in range(4):
+        gradient = jax.tree.map(lambda p: rng.normal(size=(workers, *p.shape)).astype(np.float32), params)
+        _, state = step(gradient, state, params)
+
+    def flat(leaf):
+        return dataclasses.replace(leaf, value=np.asarray(leaf.value).reshape(-1, leaf.value.shape[-1]))
+
+    exchange = next(x for x in jax.tree.leaves(state, is_leaf=is_exchange) if is_exchange(x))
+    return jax.tree.map(lambda x: flat(x) if marked(x) else x, exchange, is_leaf=marked)
+
+
+def marked(leaf) -> bool:
+    return isinstance(leaf, gc.PerDevice)
+
+
+def is_exchange(node) -> bool:
+    return isinstance(node, gc.transforms.ExchangeState)
+
+
+def kept(state, workers: int) -> list[np.ndarray]:
+    """The mean over the workers of each compressed leaf's memory, as a vector."""
+    found = [getattr(m, "accumulated", m) for m in state.memory[0]]
+    return [np.asarray(m.value, np.float64).reshape(workers, -1).mean(axis=0) for m in found]
+
+
+@pytest.mark.parametrize("new", (1, 2))
+@pytest.mark.parametrize("name", METHODS)
+def test_where_no_owners_are_left_the_workers_take_over(name: str, new: int) -> None:
+    """Each leaf's memories and owners' rows mean together what they did; and two workers have no owners."""
+    tx = METHODS[name]()
+    before = trained(tx, 8)
+    after = gc.resize_workers(before, old=8, new=new)
+    fresh = trained(tx, new)
+    assert jax.tree.structure(after) == jax.tree.structure(fresh)
+    assert jax.tree.map(np.shape, after) == jax.tree.map(np.shape, fresh)
+    assert not np.any(after.server[0].value) and not np.any(fresh.server[0].value)
+    rows, start = rows_of_owners(before.server[0].value, 8), 0
+    for shape, held, got in zip(((33, 20), (7, 40)), kept(before, 8), kept(after, new), strict=True):
+        count = len(held) // 16
+        if name != "stretches":
+            count = gc.kernels.dealt_rows(len(held), 16, shape[1:])
+        of_leaf = rows[start : start + count].astype(np.float64)
+        owed = (of_leaf if name == "stretches" else of_leaf.T).reshape(-1)[: len(held)]
+        assert np.abs(owed).max() > 0.01
+        # Of EF21's estimates, which hold what was sent, what owners still have was not.
+        np.testing.assert_allclose(got, held - owed if name == "ef21" else held + owed, atol=1e-6)
+        start += count
 
 
 def test_no_rows_and_narrow_dtypes() -> None:
