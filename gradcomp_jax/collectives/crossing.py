@@ -61,8 +61,7 @@ class Delivery:
             vector that was dealt out over them. Decoded anew for each use that names another thing to wait for: an array
             that several passes share would be held.
         rounding: what this worker's share of the mean lost to rounding, times N, likewise; for ``put_back``.
-        returned: a payload of this worker's, in rows ``[a, b)``, cut to what comes back of an entry that is zero in the
-            mean; for ``settle``.
+        settled: what does not come back of a payload of this worker's, of rows ``[a, b)``; for ``settle``.
         drops: whether an entry that is zero in the mean was not kept; else a zero is a number like any other.
         server: the owner's new residual.
         payload: rows ``[a, b)`` of the mean of the payloads themselves, where they were added.
@@ -70,7 +69,7 @@ class Delivery:
 
     mean: Callable[[Span, Laid, Any], Array]
     rounding: Callable[[Span, Laid], Array] | None = None
-    returned: Callable[[Any, Span], Any] | None = None
+    settled: Callable[[Any, Span], Any] | None = None
     drops: bool = False
     server: Array | None = None
     payload: Callable[[Span], Any] | None = None
@@ -128,10 +127,8 @@ def _own(parcel: Parcel, received: Any, workers: int, index: Array) -> _Owned:
     if parcel.remainder == "settle":
         # What each worker takes back of an entry, it works out from its own payload and the mean alone, and so does the
         # owner for all of them.
-        bound = back.smallest(payload)
-        returned = parcel.compressor.reduce(parcel.compressor.clipped(received, bound)) / workers
-        kept = back.decode(payload)
-        return _Owned(mean, bad, back, payload, server=mean - jnp.where(kept != 0, kept, returned))
+        settled = parcel.compressor.reduce(parcel.compressor.settled(received, payload)) / workers
+        return _Owned(mean, bad, back, payload, server=parcel.server + settled - back.decode(payload))
     if parcel.remainder == "put_back":
         if back.selects:
             rounding = back.rounding(mean, payload, shared=shared)
@@ -296,13 +293,13 @@ def _deliver(parcel: Parcel, result: Any, owned: _Owned | None, workers: int) ->
                 part = _rows(kept, span)
                 return (_decode(back, part, shared(span), laid) if back.selects else _lay(part, laid)) * workers
 
-        def returned(payload: Any, span: Span) -> Any:
-            return parcel.compressor.clipped(payload, back.smallest(_rows(joined, span)))
+        def settled(payload: Any, span: Span) -> Any:
+            return parcel.compressor.settled(payload, _rows(joined, span))
 
         return Delivery(
             lambda span, laid, after: _decode(back, _anew(back, _rows(joined, span), laid, after), shared(span), laid),
             rounding,
-            returned if parcel.remainder == "settle" else None,
+            settled if parcel.remainder == "settle" else None,
             drops=back.drops,
             server=owned.server,
         )

@@ -31,7 +31,8 @@ class Route:
             their owners, who reduce them, encode the mean and give it to everybody; 2(N-1)/N payloads whatever N
             is. ``sum``: an all-reduce of payloads that add up. ``doubling``: recursive doubling, payloads until the dense
             sum is smaller. ``reduce_scatter``: the first of two phases, each worker keeps the mean of what it owns.
-            ``auto``: decided by bytes once N is known.
+            ``auto``: decided once N is known: by bytes, the fewer messages on equal ones; a selection whose mean may be
+            selected once more goes in two phases from three workers on.
         remainder: what becomes of what a two-phase exchange's second encoding loses. ``server``: the owner adds it to its
             next mean. ``settle``, for selections, whose losses are whole entries: each worker takes back of an entry that
             the owner did not keep at most the smallest magnitude that it did keep in the row, and the owner adds the rest
@@ -97,7 +98,11 @@ def reduce_scatter(param_specs: PyTree) -> Route:
 
 
 def auto(*, second_encoding: bool = False) -> Route:
-    """The cheapest route by bytes; ``second_encoding`` admits one that encodes the mean once more with a loss."""
+    """The cheapest route by bytes; ``second_encoding`` admits one that encodes the mean once more with a loss.
+
+    Selections with ``second_encoding`` take a gather for two workers and two phases for more, however many: memory and bytes
+    then do not grow with N.
+    """
     return Route("auto", None, second_encoding)
 
 

@@ -215,12 +215,17 @@ class Compressor(abc.ABC):
         """For a selection: a payload with the same positions and what rounding took from their values."""
         raise TypeError(f"{type(self).__name__} is not a selection")
 
-    def smallest(self, payload: Payload) -> Array:
-        """The smallest magnitude in each row of a payload whose code :attr:`drops` entries: float32 ``[rows, 1]``."""
-        raise TypeError(f"{type(self).__name__} drops no entries")
+    def settled(self, payload: Payload, mean: Payload) -> Payload:
+        """For codes that :attr:`drop <drops>` entries: what of a worker's payload does not come back to it.
 
-    def clipped(self, payload: Payload, bound: Array) -> Payload:
-        """A payload whose magnitudes are at most ``bound``, float32 ``[rows, 1]``; of a code that :attr:`drops` entries."""
+        Args:
+            payload: of one worker, or of several, stacked on a new leading dimension.
+            mean: what the owners kept of all workers' payloads.
+
+        Returns:
+            The payload without the smallest magnitude of the row's mean, or without all that is smaller, where the mean lacks
+            the entry.
+        """
         raise TypeError(f"{type(self).__name__} drops no entries")
 
     def next_state(self, state: PyTree, mean: Payload) -> PyTree:

@@ -14,6 +14,9 @@ from gradcomp_jax.compressors.union import Union, index_dtype
 
 MAX_BLOCK = 65536
 
+_MOST_COMPARED = 128
+"""Pairs of a row's positions that are compared; of more, they are looked up."""
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -196,13 +199,17 @@ class TopK(Compressor):
         exact = kernels.take_from_rows(rows, payload.index)
         return TopKPayload(payload.index, exact - payload.numbers())
 
-    def smallest(self, payload: TopKPayload) -> Array:
-        """Zero where a row had fewer than ``k`` entries that are not zero."""
-        return jnp.min(jnp.abs(payload.numbers()), axis=-1, keepdims=True)
-
-    def clipped(self, payload: TopKPayload, bound: Array) -> TopKPayload:
-        """The same positions, in float32."""
-        return TopKPayload(payload.index, jnp.clip(payload.numbers(), -bound, bound))
+    def settled(self, payload: TopKPayload, mean: TopKPayload) -> TopKPayload:
+        """The same positions, in float32. Nothing comes back of a row whose mean has fewer than ``k`` entries."""
+        value, kept = payload.numbers(), mean.numbers()
+        bound = jnp.min(jnp.abs(kept), axis=-1, keepdims=True)
+        index = payload.index.astype(jnp.int32)
+        if index.shape[-1] * kept.shape[-1] <= _MOST_COMPARED:
+            among = ((index[..., None] == mean.index.astype(jnp.int32)[:, None, :]) & (kept != 0)[:, None, :]).any(-1)
+        else:
+            marks = kernels.place_in_rows(mean.index, kept, self.block) != 0
+            among = jnp.take_along_axis(jnp.broadcast_to(marks, (*index.shape[:-1], self.block)), index, axis=-1)
+        return TopKPayload(payload.index, jnp.where(among, value, value - jnp.clip(value, -bound, bound)))
 
 
 def block_for(density: float) -> int:

@@ -48,12 +48,14 @@ def dgc(
         momentum_correction: without, plain error feedback, and the momentum follows the exchange (an ablation).
         masking: momentum factor masking.
         block: entries among which the largest are chosen; 1024 by default, longer for densities that need it.
-        back_density: fraction that the owners of a two-phase exchange keep; ``density`` by default.
+        back_density: fraction that the owners of a two-phase exchange send back; by default half as many entries of a
+            block again as a worker sends, rounded down.
         dtype: of values on the wire, bfloat16 or float32; of the dense leaves too.
         exact: the paper's selection, by sorting: the largest entries of each tensor as a whole, or of every 2**20 entries dealt
             out of a longer one, in place of ``block``. Many times slower; a tensor is one row, so gather it.
-        route: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``gather`` and ``two_phase``, where entries
-            that the owners do not keep are put back into the workers' memories.
+        route: see :func:`gradcomp_jax.exchange`. By default ``gather`` for two workers and ``two_phase`` for more, where
+            a worker takes back, of an entry that its owner does not send back, at most the smallest that it does, and the
+            owner keeps the rest.
         select: which leaves to compress; by default those with two or more dimensions.
 
     Raises:

@@ -34,7 +34,8 @@ def gradient_dropping(
         density: fraction of the entries to send; the paper drops 99%.
         block: entries among which the largest are chosen; 1024 by default, longer for densities that need it.
         dtype: of values on the wire, bfloat16 or float32.
-        route: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``gather`` and ``two_phase``.
+        route: see :func:`gradcomp_jax.exchange`. By default ``gather`` for two workers and ``two_phase`` for more, where owners
+            keep what they do not send back in a residual of their own.
         select: which leaves to compress; by default those with two or more dimensions that get smaller.
 
     Raises:

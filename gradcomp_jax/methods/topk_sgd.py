@@ -29,11 +29,13 @@ def topk_sgd(
         axis_name: the axis to average over, or ``None`` for one worker.
         density: fraction of the entries to send.
         block: entries among which the largest are chosen; 1024 by default, longer for densities that need it.
-        back_density: fraction that the owners of a two-phase exchange keep; ``density`` by default.
+        back_density: fraction that the owners of a two-phase exchange send back; by default half as many entries of a
+            block again as a worker sends, rounded down.
         dtype: of values on the wire: bfloat16, float32 or int8.
         exact: the paper's selection, by sorting: the largest entries of each tensor as a whole, or of every 2**20 entries dealt
             out of a longer one, in place of ``block``. Many times slower; a tensor is one row, so gather it.
-        route: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``gather`` and ``two_phase``.
+        route: see :func:`gradcomp_jax.exchange`. By default ``gather`` for two workers and ``two_phase`` for more, where owners
+            keep what they do not send back in a residual of their own.
         select: which leaves to compress; by default those with two or more dimensions that get smaller.
 
     Raises:

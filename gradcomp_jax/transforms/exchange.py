@@ -74,8 +74,9 @@ def exchange(
     magnitude above 1/(4N) of float32's largest number (2e37 for four workers), because sums could overflow; codes that add
     entries up before they send (signs, rotations, frequencies, low rank) may skip from that over their block's entries on.
 
-    State: :class:`ExchangeState`; memories are float32 and per device. With a ``server`` remainder, initialise inside
-    the axis (:func:`gradcomp_jax.init_state` does), because the owners' shares depend on the number of workers.
+    State: :class:`ExchangeState`; memories are float32 and per device. Initialise inside the axis
+    (:func:`gradcomp_jax.init_state` does): the owners' shares, which selections in two phases have by default, depend on
+    the number of workers.
     Wire: the payloads, one buffer, and one word for the common decision to skip.
 
     Args:

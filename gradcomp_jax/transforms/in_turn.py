@@ -58,6 +58,8 @@ def take(residual: Array, chosen: Sequence[Run], worker: Array, workers: int) ->
         worker: this worker's number.
         workers: N.
     """
+    if _is_all(chosen, residual, workers):
+        return residual
     parts = [
         jnp.where(_within(run, worker, workers)[:, None], lax.slice_in_dim(residual, *_span(run, workers)), 0.0)
         for run in chosen
@@ -67,6 +69,8 @@ def take(residual: Array, chosen: Sequence[Run], worker: Array, workers: int) ->
 
 def put(residual: Array, new: Array, chosen: Sequence[Run], worker: Array, workers: int) -> Array:
     """The residual with new values of what :func:`take` gave."""
+    if _is_all(chosen, residual, workers):
+        return new
     start = 0
     for run in chosen:
         first, end = _span(run, workers)
@@ -75,6 +79,11 @@ def put(residual: Array, new: Array, chosen: Sequence[Run], worker: Array, worke
         residual = lax.dynamic_update_slice_in_dim(residual, part, first, 0)
         start += end - first
     return residual
+
+
+def _is_all(chosen: Sequence[Run], residual: Array, workers: int) -> bool:
+    """Whether one run is all rows; those that an owner has beyond the last one are zeros, before and after."""
+    return len(chosen) == 1 and _span(chosen[0], workers) == (0, residual.shape[0])
 
 
 def _span(run: Run, workers: int) -> tuple[int, int]:

@@ -270,10 +270,8 @@ def _remember(
     """The new memory of piece j."""
     part, piece, code = e.part, e.members[j], e.part.compressor
     target, memory, before = _target(part, piece, leaves, old, ok)
-    if delivery.returned is not None:
-        sent, left = _settled(e, j, delivery, span, ok), _settled(e, j, delivery, span, (ok, ok)) != 0
-        return _keep_if(ok, part.memory.absorb(target, sent, left, memory), before, old)
-    once, again = _apart(part, e.payloads[j], ok), _apart(part, e.payloads[j], (ok, ok))
+    payload = e.payloads[j] if delivery.settled is None else delivery.settled(e.payloads[j], span)
+    once, again = _apart(part, payload, ok), _apart(part, payload, (ok, ok))
     sent = part.decode(piece, once, e.own[j])
     left = part.carried(piece, again, e.own[j])
     if code.fills and part.padded(piece):
@@ -287,15 +285,6 @@ def _remember(
             left &= delivery.mean(span, laid, (ok, ok)) != 0
             sent = jnp.where(delivery.mean(span, laid, ok) != 0, sent, 0.0)
     return _keep_if(ok, part.memory.absorb(target, sent, left, memory), before, old)
-
-
-def _settled(e: Encoded, j: int, delivery: co.Delivery, span: tuple[int, int], after: Any) -> Array:
-    """What counts as sent of a piece's entries: all of those that the owner kept, and what does not come back of others."""
-    assert delivery.returned is not None
-    part, piece, payload = e.part, e.members[j], _apart(e.part, e.payloads[j], after)
-    sent = part.decode(piece, payload, e.own[j])
-    returned = part.decode(piece, delivery.returned(payload, span), e.own[j])
-    return sent - jnp.where(delivery.mean(span, part.laid(piece), after) != 0, 0.0, returned)
 
 
 def _apart(part: Part, payload: Any, after: Any) -> Any:

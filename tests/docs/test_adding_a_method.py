@@ -45,8 +45,8 @@ def method(monkeypatch) -> registry.Method:
 def test_it_is_a_row_of_the_table(method) -> None:
     row = {row.name: row for row in registry.table()}[NAME]
     # An index and 8 bits for each of ten entries of a block, and a scale for them.
-    rows = gc.kernels.dealt_rows(4096 * 1024, 1024, (1024,)) / 4096
-    assert row.up == pytest.approx((10 * (16 + 8) + 32) / 1024 * rows, rel=1e-3)
+    rows = 8 * -(-gc.kernels.dealt_rows(4096 * 1024, 1024, (1024,)) // 8)
+    assert row.up == pytest.approx((10 * (16 + 8) + 32) * rows / (4096 * 1024), rel=1e-3)
     # A residual, and an eighth of one at the owners.
     assert row.state == pytest.approx(4 + 4 / 8, rel=1e-3)
 

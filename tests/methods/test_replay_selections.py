@@ -22,7 +22,7 @@ def again(k, dtype):
 
 
 def by_topk(k, dtype, route, *, k_back=None, block=BLOCK, **options) -> Sparse:
-    back = again(k_back or k, dtype) if route == "two_phase" else None
+    back = again(k_back or k + k // 2, dtype) if route == "two_phase" else None
     return Sparse(SHAPES, N, block, largest(k), lambda x: coded(x, dtype), back, server=True, **options)
 
 
