@@ -2,8 +2,8 @@
 
     python benchmarks/disagreement.py --json docs/results/disagreement.json --markdown docs/results/disagreement.md
 
-Selections by every route, on the digits (8 workers) and on Fashion-MNIST (8 and 16), split by label, three seeds each, and
-once more with the same examples dealt out at random. Every cell is trained under ``vmap`` on one device with the
+Selections by every route, on the digits (8 workers) and on Fashion-MNIST (8 and 16), split by label, and once more with the
+same examples dealt out at random. Every cell is trained under ``vmap`` on one device with the
 hyper-parameters of its data set. Cells that the JSON file has are not trained again. About two hours on two cores;
 ``--only digits`` takes some minutes.
 """
@@ -71,10 +71,10 @@ def methods(cell: Cell) -> dict[str, optax.GradientTransformationExtraArgs]:
     return {
         "dense": optax.chain(gc.dense(axis_name=AXIS), heavy_ball()),
         "top-k, gather": optax.chain(topk(route="gather"), heavy_ball()),
-        "top-k, put back": optax.chain(topk(route=PUT_BACK), heavy_ball()),
+        "top-k, put back": optax.chain(topk(route=PUT_BACK, back_density=cell.density), heavy_ball()),
         "top-k, default": optax.chain(topk(), heavy_ball()),
         "DGC, gather": optax.chain(dgc(route="gather"), optax.sgd(rate)),
-        "DGC, put back": optax.chain(dgc(route=PUT_BACK), optax.sgd(rate)),
+        "DGC, put back": optax.chain(dgc(route=PUT_BACK, back_density=cell.density), optax.sgd(rate)),
         "DGC, default": optax.chain(dgc(), optax.sgd(rate)),
     }
 
@@ -146,17 +146,18 @@ def report(results: dict[str, list[list[float]]], command: str) -> str:
         "Measured: every worker has the examples of some classes only, and the gradients of one cancel those of another.",
         "Accuracy on the test set in percent, mean and standard deviation over the seeds; root mean square of what workers",
         "hold back of the compressed tensors, and of what the owners of the two-phase exchange do. `put back` is the",
-        "two-phase exchange in which workers take back all that the owners did not keep.",
+        "two-phase exchange in which owners send back as many entries as a worker does, and workers take back all others.",
         "",
     ]
     for cell in CELLS:
         rows = {name: results.get(key(cell, name)) for name in methods(cell)}
         if not any(rows.values()):
             continue
+        seeds = min(len(runs) for runs in rows.values() if runs)
         lines += [
             f"## {cell.name}",
             "",
-            f"Density {cell.density:g}, {cell.steps:,} steps of {cell.workers} x {cell.batch} examples.",
+            f"Density {cell.density:g}, {cell.steps:,} steps of {cell.workers} x {cell.batch} examples, {seeds} seeds.",
             "",
             "| method | accuracy % | workers' rms | owners' rms |",
             "|---|---:|---:|---:|",
