@@ -44,7 +44,8 @@ class PerDevice:
             workers hold between them, before padding to a multiple of their number.
         kind: ``worker``: each worker has its own value for every row (a residual, a velocity), and what a
             change of the number of workers must preserve is their mean. ``share``: each worker has the
-            only value of its share of the rows, which the workers take in turn (a server residual), and each row must be preserved. ``replica``: all
+            only value of its share of the rows, which the workers take in turn (a server residual), and each row must be
+            preserved. ``replica``: all
             workers have the same value, which differs only by the device within a worker.
         entries: of a ``worker`` value whose rows are cut by owner (as many for each, its share of a tensor and padding): the
             tensor's entries; 0 of every other.

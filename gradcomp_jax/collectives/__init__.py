@@ -3,6 +3,7 @@
 from gradcomp_jax.collectives.crossing import Arrived as Arrived
 from gradcomp_jax.collectives.crossing import Delivery as Delivery
 from gradcomp_jax.collectives.crossing import Parcel as Parcel
+from gradcomp_jax.collectives.crossing import anew as anew
 from gradcomp_jax.collectives.crossing import cross as cross
 from gradcomp_jax.collectives.fused import permute as permute
 from gradcomp_jax.collectives.fused import pmax as pmax

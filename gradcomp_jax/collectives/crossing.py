@@ -108,8 +108,9 @@ def _own(parcel: Parcel, received: Any, workers: int, index: Array) -> _Owned:
     shared, count = None if parcel.shared is None else mine(parcel.shared), mine(parcel.count)
     back = None if parcel.route.kind == "reduce_scatter" else parcel.compressor.back(workers)
     mean = parcel.compressor.reduce(received, shared=shared) / workers
+    residual = jnp.float32(0) if parcel.server is None else parcel.server
     if parcel.server is not None:
-        mean = mean + parcel.server
+        mean = mean + residual
 
     def clear(rows: Array) -> Array:
         """Without what a code leaves in the padding."""
@@ -125,10 +126,9 @@ def _own(parcel: Parcel, received: Any, workers: int, index: Array) -> _Owned:
     if parcel.remainder == "server":
         return _Owned(mean, bad, back, payload, server=clear(mean - back.decode(payload, shared=shared)))
     if parcel.remainder == "settle":
-        # What each worker takes back of an entry, it works out from its own payload and the mean alone, and so does the
-        # owner for all of them.
+        # What each worker takes back, it works out from its own payload and the mean alone, and so does the owner for all.
         settled = parcel.compressor.reduce(parcel.compressor.settled(received, payload)) / workers
-        return _Owned(mean, bad, back, payload, server=parcel.server + settled - back.decode(payload))
+        return _Owned(mean, bad, back, payload, server=residual + settled - back.decode(payload))
     if parcel.remainder == "put_back":
         if back.selects:
             rounding = back.rounding(mean, payload, shared=shared)
@@ -266,7 +266,8 @@ def _lay(rows: Array, laid: Laid) -> Array:
     return rows if laid is None else laid[0].flat(rows).reshape(-1, laid[1])
 
 
-def _anew(code: Compressor, payload: Any, laid: Laid, after: Any) -> Any:
+def anew(code: Compressor, payload: Any, laid: Laid, after: Any) -> Any:
+    """A payload that is decoded anew for each use if it was dealt out: an array that several passes share would be held."""
     return lax.optimization_barrier((payload, after))[0] if laid and code.decodes_anew else payload
 
 
@@ -297,7 +298,7 @@ def _deliver(parcel: Parcel, result: Any, owned: _Owned | None, workers: int) ->
             return parcel.compressor.settled(payload, _rows(joined, span))
 
         return Delivery(
-            lambda span, laid, after: _decode(back, _anew(back, _rows(joined, span), laid, after), shared(span), laid),
+            lambda span, laid, after: _decode(back, anew(back, _rows(joined, span), laid, after), shared(span), laid),
             rounding,
             settled if parcel.remainder == "settle" else None,
             drops=back.drops,
@@ -308,7 +309,7 @@ def _deliver(parcel: Parcel, result: Any, owned: _Owned | None, workers: int) ->
             lambda span, laid, after: (
                 _reduce(
                     parcel.compressor,
-                    _anew(parcel.compressor, _rows(result, span, axis=1), laid, after),
+                    anew(parcel.compressor, _rows(result, span, axis=1), laid, after),
                     shared(span),
                     laid,
                 )

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -10,8 +11,7 @@ from jax import lax
 
 from gradcomp_jax import kernels
 from gradcomp_jax._typing import Array, PyTree
-
-LARGEST = float(jnp.finfo(jnp.float32).max)
+from gradcomp_jax.kernels import LARGEST
 
 
 def largest_of(workers: int) -> float:
@@ -21,6 +21,19 @@ def largest_of(workers: int) -> float:
     what an owner's rounding took from the mean.
     """
     return LARGEST / (4 * workers)
+
+
+def add_up(one: Callable[[Any, Array | int], Array], payloads: Any) -> Array:
+    """The sum of what ``one(payload, i)`` makes of the payload of each worker i, stacked on a leading dimension.
+
+    Memory is one dense copy, whatever their number is, and the order is fixed.
+    """
+
+    def of(i: Array | int) -> Array:
+        return one(jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), payloads), i)
+
+    workers = jax.tree.leaves(payloads)[0].shape[0]
+    return of(0) if workers == 1 else lax.fori_loop(1, workers, lambda i, total: total + of(i), of(0))
 
 
 Payload = Any
@@ -192,15 +205,7 @@ class Compressor(abc.ABC):
         Memory is one dense copy, whatever N is. The order of the sum is fixed, so equal payloads give equal bits on
         every worker.
         """
-
-        def one(i: int | Array) -> Array:
-            picked = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), payloads)
-            return self.decode(picked, shared=self.for_worker(shared, i))
-
-        workers = jax.tree.leaves(payloads)[0].shape[0]
-        if workers == 1:
-            return one(0)
-        return lax.fori_loop(1, workers, lambda i, total: total + one(i), one(0))
+        return add_up(lambda one, i: self.decode(one, shared=self.for_worker(shared, i)), payloads)
 
     def back(self, workers: int) -> "Compressor":
         """The compressor of the way back: what an owner encodes the mean of ``workers`` payloads with."""

@@ -5,11 +5,10 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
-from gradcomp_jax.compressors.base import LARGEST, Compressor
+from gradcomp_jax.compressors.base import LARGEST, Compressor, add_up
 
 Average = Literal["workers", "senders"]
 
@@ -57,12 +56,7 @@ class InFrequency(Compressor):
         total = self.inner.reduce(payloads, shared=shared)
         if self.average == "senders":
             workers = jax.tree.leaves(payloads)[0].shape[0]
-
-            def sent(i: Array | int) -> Array:
-                one = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), payloads)
-                return self.inner.carried(one, shared=shared).astype(jnp.float32)
-
-            many = lax.fori_loop(1, workers, lambda i, so_far: so_far + sent(i), sent(0))
+            many = add_up(lambda one, _: self.inner.carried(one, shared=shared).astype(jnp.float32), payloads)
             total = total * (workers / jnp.maximum(many, 1.0))
         return kernels.inverse_dct(total)
 

@@ -9,7 +9,7 @@ from jax import lax
 
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
-from gradcomp_jax.compressors.base import LARGEST, Compressor
+from gradcomp_jax.compressors.base import LARGEST, Compressor, add_up
 from gradcomp_jax.compressors.union import Union, index_dtype
 
 MAX_BLOCK = 65536
@@ -157,12 +157,7 @@ class TopK(Compressor):
         self, payloads: TopKPayload, deal: kernels.Deal, width: int, *, shared: Array | None = None
     ) -> Array:
         """Adds one worker's entries after the other into one dense copy."""
-
-        def one(i: int | Array) -> Array:
-            picked = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), payloads)
-            return self.decode_dealt(picked, deal, width, shared=shared)
-
-        return lax.fori_loop(1, payloads.index.shape[0], lambda i, total: total + one(i), one(0))
+        return add_up(lambda one, _: self.decode_dealt(one, deal, width, shared=shared), payloads)
 
     def carried(self, payload: TopKPayload, *, shared: Array | None = None) -> Array:
         """The chosen entries, unless they are zero."""

@@ -41,6 +41,7 @@ from gradcomp_jax.kernels.random import hash_bits as hash_bits
 from gradcomp_jax.kernels.random import row_seeds as row_seeds
 from gradcomp_jax.kernels.random import seeded_bits as seeded_bits
 from gradcomp_jax.kernels.random import uniform as uniform
+from gradcomp_jax.kernels.reductions import LARGEST as LARGEST
 from gradcomp_jax.kernels.reductions import all_finite as all_finite
 from gradcomp_jax.kernels.reductions import largest_of_rows as largest_of_rows
 from gradcomp_jax.kernels.reductions import norm_of_rows as norm_of_rows

@@ -43,10 +43,10 @@ def max_of_lanes(keys: Array, lanes: int) -> Array:
     return lax.optimization_barrier(jnp.max(keys.reshape(n, block // lanes, lanes), axis=1))
 
 
-_LARGEST = float(jnp.finfo(jnp.float32).max)
+LARGEST = float(jnp.finfo(jnp.float32).max)
 
 
-def all_finite(x: Array, largest: float = _LARGEST) -> Array:
+def all_finite(x: Array, largest: float = LARGEST) -> Array:
     """Whether no entry is a NaN or an infinity, or above a magnitude: any floating dtype and shape to a boolean scalar.
 
     A NaN fails every comparison; a maximum of floats may lose it (XLA's CPU backend drops NaNs from it by default).

@@ -268,7 +268,8 @@ def refuse_reduced(updates: PyTree, axis_name: AxisName | None, averaged: Iterab
         return
     expected = set(averaged)
     for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(updates)):
-        if i not in expected and not _compat.is_varying(leaf, axis_name):
+        # Without entries there is nothing to reduce, and a choice among none is a constant.
+        if i not in expected and jnp.size(leaf) and not _compat.is_varying(leaf, axis_name):
             raise ValueError(
                 f"the gradient {path_name(path)!r} is already reduced over {axis_name!r}: inside jax.shard_map, "
                 "jax.grad with respect to replicated parameters inserts a dense all-reduce of its own. Differentiate with"

@@ -115,8 +115,7 @@ def frozen_adam(
 
 def _seen(g: Array) -> Array:
     """The gradient, with an infinity in the place of what has squares that overflow, alone or summed over a tensor."""
-    # A choice among no entries is a constant, which no longer varies over the axis.
-    return jnp.where(jnp.abs(g) > _LARGEST, jnp.inf, g) if g.size else g
+    return jnp.where(jnp.abs(g) > _LARGEST, jnp.inf, g)
 
 
 def _towards(old: PyTree, new: PyTree, decay: float) -> PyTree:

@@ -271,25 +271,20 @@ def _remember(
     part, piece, code = e.part, e.members[j], e.part.compressor
     target, memory, before = _target(part, piece, leaves, old, ok)
     payload = e.payloads[j] if delivery.settled is None else delivery.settled(e.payloads[j], span)
-    once, again = _apart(part, payload, ok), _apart(part, payload, (ok, ok))
+    laid = part.laid(piece)
+    once, again = (co.anew(code, payload, laid, after) for after in (ok, (ok, ok)))
     sent = part.decode(piece, once, e.own[j])
     left = part.carried(piece, again, e.own[j])
     if code.fills and part.padded(piece):
         valid = kernels.valid_mask(part.kept_counts(piece), code.block)
         sent, left = jnp.where(valid, sent, 0.0), left & valid
     if delivery.rounding is not None:
-        laid = part.laid(piece)
         sent = sent - delivery.rounding(span, laid)
         if delivery.drops:
             # Entries that no owner kept were not sent after all.
             left &= delivery.mean(span, laid, (ok, ok)) != 0
             sent = jnp.where(delivery.mean(span, laid, ok) != 0, sent, 0.0)
     return _keep_if(ok, part.memory.absorb(target, sent, left, memory), before, old)
-
-
-def _apart(part: Part, payload: Any, after: Any) -> Any:
-    """A payload that is decoded anew for each use if it was dealt out: an array that several passes share would be held."""
-    return lax.optimization_barrier((payload, after))[0] if part.dealt and part.compressor.decodes_anew else payload
 
 
 def _keep_if(ok: Array, new: Any, old: Any, marks: Any) -> Any:

@@ -97,8 +97,13 @@ def test_back_keeps_what_was_asked_for() -> None:
     compressor = compressors.topk(3 / 13, block=13, back_density=5 / 13)
     assert compressor.back(8).k == 5
     assert compressor.back(8).block == 13
-    assert compressors.topk(3 / 13, block=13).back(8) == compressors.topk(3 / 13, block=13)
     assert not compressor.exact_back(8)
+
+
+@pytest.mark.parametrize(("k", "back"), [(1, 1), (2, 3), (3, 4), (8, 12), (9, 13), (13, 13)])
+def test_back_keeps_half_as_many_again(k: int, back: int) -> None:
+    expected = compressors.topk(back / 13, block=13, back_density=back / 13)
+    assert compressors.topk(k / 13, block=13).back(8) == expected
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,13 @@ METHODS = {
     "stretches": lambda route: gc.exchange(
         gc.compressors.topk(1 / 32, block=64), axis_name="data", route=route, view="rows"
     ),
+    "stretches with momentum": lambda route: gc.exchange(
+        gc.compressors.topk(1 / 32, block=64),
+        axis_name="data",
+        memory=gc.memory.momentum_correction(0.9),
+        route=route,
+        view="rows",
+    ),
     "random_k": lambda route: gc.random_k(axis_name="data", density=1 / 32, block=64, route=route),
     "int8": lambda route: gc.block_quantized(axis_name="data", block=64, route=route),
     "ef_sign": lambda route: gc.ef_sign_sgd(axis_name="data", block=64, route=route),
@@ -30,9 +37,10 @@ METHODS = {
     "eden": lambda route: gc.eden(axis_name="data", block=64, route=route),
     "ef21": lambda route: gc.ef21(axis_name="data", density=1 / 32, block=64, route=route),
 }
-each_method = pytest.mark.parametrize("name", [name for name in METHODS if name != "stretches"])
+STRETCHES = ("stretches", "stretches with momentum")
+each_method = pytest.mark.parametrize("name", [name for name in METHODS if name not in STRETCHES])
 # EF21's running sum is the optimizer's: it lies as the parameters do, which a train state knows.
-each_exchange = pytest.mark.parametrize("name", [name for name in METHODS if name not in ("ef21", "stretches")])
+each_exchange = pytest.mark.parametrize("name", [name for name in METHODS if name not in ("ef21", *STRETCHES)])
 
 
 def params():
@@ -100,7 +108,7 @@ def test_updates_and_residuals_add_up_to_the_gradients(name: str) -> None:
     np.testing.assert_allclose(moved["bias"], seen["bias"], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["dense", "stretches", "int8", "ef_sign"])
+@pytest.mark.parametrize("name", ["dense", *STRETCHES, "int8", "ef_sign"])
 def test_it_is_a_gather_of_which_each_worker_keeps_its_shard(name: str) -> None:
     """Where blocks do not cross the borders between owners, the rows are the same, and so is every bit."""
     specs = {**SPECS, "kernel": P(), "matrix": P()}
