@@ -68,6 +68,14 @@ def methods(cell: Cell) -> dict[str, optax.GradientTransformationExtraArgs]:
         gc.dgc, axis_name=AXIS, density=cell.density, momentum=momentum, clip_norm=settings.clip_norm
     )
     heavy_ball = functools.partial(optax.sgd, rate, momentum)
+    as_many = (
+        {}
+        if cell.density * 1024 < 2
+        else {
+            "top-k, as many back": optax.chain(topk(back_density=cell.density), heavy_ball()),
+            "DGC, as many back": optax.chain(dgc(back_density=cell.density), optax.sgd(rate)),
+        }
+    )
     return {
         "dense": optax.chain(gc.dense(axis_name=AXIS), heavy_ball()),
         "top-k, gather": optax.chain(topk(route="gather"), heavy_ball()),
@@ -76,6 +84,7 @@ def methods(cell: Cell) -> dict[str, optax.GradientTransformationExtraArgs]:
         "DGC, gather": optax.chain(dgc(route="gather"), optax.sgd(rate)),
         "DGC, put back": optax.chain(dgc(route=PUT_BACK, back_density=cell.density), optax.sgd(rate)),
         "DGC, default": optax.chain(dgc(), optax.sgd(rate)),
+        **as_many,
     }
 
 
@@ -146,7 +155,8 @@ def report(results: dict[str, list[list[float]]], command: str) -> str:
         "Measured: every worker has the examples of some classes only, and the gradients of one cancel those of another.",
         "Accuracy on the test set in percent, mean and standard deviation over the seeds; root mean square of what workers",
         "hold back of the compressed tensors, and of what the owners of the two-phase exchange do. `put back` is the",
-        "two-phase exchange in which owners send back as many entries as a worker does, and workers take back all others.",
+        "two-phase exchange in which owners send back as many entries as a worker does, and workers take back all others;",
+        "`as many back` is the default with as many entries back as a worker sends, where that is not the default.",
         "",
     ]
     for cell in CELLS:
