@@ -53,6 +53,23 @@ def owners_of_leaf(mark: gc.PerDevice, size: int, workers: int, *, dealt: bool) 
     return (rows.T if dealt else rows).reshape(-1)[:size]
 
 
+def means_kept(state: gc.transforms.ExchangeState, workers: int) -> list[np.ndarray]:
+    """Of each compressed tensor what all workers keep, on the mean, with what its owners do: vectors, padding included."""
+    result = []
+    for memories, server in zip(state.memory, state.server, strict=True):
+        found = [getattr(m, "accumulated", m) for m in memories if jax.tree.leaves(m)]
+        means = [np.asarray(m.value, np.float64).reshape(workers, -1).mean(axis=0) for m in found]
+        if isinstance(server, gc.PerDevice) and workers >= server.returns.least:
+            rows = rows_of_owners(server.value, workers)[: server.rows].astype(np.float64)
+            pieces = np.split(rows, np.cumsum(server.returns.rows)[:-1])
+            owed = [
+                (p.T if server.returns.dealt else p).reshape(-1)[: len(m)] for p, m in zip(pieces, means, strict=True)
+            ]
+            means = [m + server.returns.sign * o for m, o in zip(means, owed, strict=True)]
+        result += means
+    return result
+
+
 def mesh_of(kind: AxisType, workers: int = WORKERS) -> jax.sharding.Mesh:
     return jax.make_mesh((workers,), (AXIS,), axis_types=(kind,), devices=jax.devices()[:workers])
 

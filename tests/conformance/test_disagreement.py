@@ -159,8 +159,9 @@ def test_the_figures_can_tell() -> None:
     here = courses(optax.chain(gc.dense(axis_name=AXIS), optax.sgd(1.0)))["cancelling"]
     np.testing.assert_allclose(here.delivered, np.arange(1, STEPS + 1), rtol=1e-4)
     assert not here.kept.any() and not here.apart.any()
-    # Where workers take back whole what the owners do not keep, what cancels crowds out the rest.
-    starved = courses(optax.chain(exchanged(codes.topk(1 / 16, block=128), two_phase("put_back")), optax.sgd(1.0)))
+    # Where owners keep as many entries as workers send, and workers take back all others, what cancels crowds out the rest.
+    as_many = codes.topk(1 / 16, block=128, back_density=1 / 16)
+    starved = courses(optax.chain(exchanged(as_many, two_phase("put_back")), optax.sgd(1.0)))
     there = run("topk-settle", reference=True)
     for kind in ("cancelling", "noisy"):
         assert starved[kind].growth() > MOST_GROWTH

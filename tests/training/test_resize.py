@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gradcomp_jax as gc
-from tests.conformance.environments import rows_of_owners
+from tests.conformance.environments import means_kept, rows_of_owners
 
 COUNTS = (1, 2, 3, 4, 8)
 ROWS, BLOCK = 3, 5
@@ -124,12 +124,6 @@ def is_exchange(node) -> bool:
     return isinstance(node, gc.transforms.ExchangeState)
 
 
-def kept(state, workers: int) -> list[np.ndarray]:
-    """The mean over the workers of each compressed leaf's memory, as a vector."""
-    found = [getattr(m, "accumulated", m) for m in state.memory[0]]
-    return [np.asarray(m.value, np.float64).reshape(workers, -1).mean(axis=0) for m in found]
-
-
 @pytest.mark.parametrize("new", (1, 2))
 @pytest.mark.parametrize("name", METHODS)
 def test_where_no_owners_are_left_the_workers_take_over(name: str, new: int) -> None:
@@ -141,17 +135,19 @@ def test_where_no_owners_are_left_the_workers_take_over(name: str, new: int) -> 
     assert jax.tree.structure(after) == jax.tree.structure(fresh)
     assert jax.tree.map(np.shape, after) == jax.tree.map(np.shape, fresh)
     assert not np.any(after.server[0].value) and not np.any(fresh.server[0].value)
-    rows, start = rows_of_owners(before.server[0].value, 8), 0
-    for shape, held, got in zip(((33, 20), (7, 40)), kept(before, 8), kept(after, new), strict=True):
-        count = len(held) // 16
-        if name != "stretches":
-            count = gc.kernels.dealt_rows(len(held), 16, shape[1:])
-        of_leaf = rows[start : start + count].astype(np.float64)
-        owed = (of_leaf if name == "stretches" else of_leaf.T).reshape(-1)[: len(held)]
-        assert np.abs(owed).max() > 0.01
-        # Of EF21's estimates, which hold what was sent, what owners still have was not.
-        np.testing.assert_allclose(got, held - owed if name == "ef21" else held + owed, atol=1e-6)
-        start += count
+    assert np.abs(before.server[0].value).max() > 0.01
+    dealt = tuple(gc.kernels.dealt_rows(size, 16, (width,)) for size, width in ((42 * 16, 20), (18 * 16, 40)))
+    assert before.server[0].returns.rows == ((42, 18) if name == "stretches" else dealt)
+    assert before.server[0].returns.dealt == (name != "stretches")
+    for want, got in zip(means_kept(before, 8), means_kept(after, new), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-6)
+    if name == "stretches":
+        # The helper's order of rows is the layout's own: here it is plain.
+        owed = rows_of_owners(before.server[0].value, 8)[:42].reshape(-1)
+        mean = np.asarray(before.memory[0][0].value).reshape(8, -1).mean(axis=0)
+        np.testing.assert_allclose(
+            np.asarray(after.memory[0][0].value).reshape(new, -1).mean(axis=0), mean + owed, atol=1e-6
+        )
 
 
 def test_no_rows_and_narrow_dtypes() -> None:
