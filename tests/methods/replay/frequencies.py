@@ -40,20 +40,20 @@ class Demo:
         chunks = rows.astype(np.float64).reshape(-1, *self.sides)
         return np.stack([a @ chunk @ b.T for chunk in chunks]).reshape(rows.shape)
 
-    def strongest(self, rows: np.ndarray) -> np.ndarray:
-        """What of the frequencies of some rows crosses."""
+    def strongest(self, rows: np.ndarray, k: int) -> np.ndarray:
+        """What of the frequencies of some rows crosses, k of each."""
         frequencies = self.transform(rows).astype(np.float32)
-        return coded(np.where(select_thinned(frequencies, self.k), frequencies, 0).astype(np.float32), self.dtype)
+        return coded(np.where(select_thinned(frequencies, k), frequencies, 0).astype(np.float32), self.dtype)
 
     def step(self, gradients):
         g = np.stack([self.join({name: gradients[name][i] for name in self.names}) for i in range(self.n)])
         pushed = self.beta * self.m + g
-        crossed = np.stack([self.strongest(rows) for rows in pushed])
+        crossed = np.stack([self.strongest(rows, self.k) for rows in pushed])
         mean = np.where(self.valid, self.transform(crossed.mean(axis=0), back=True), 0)
         sent = np.stack([np.where(self.valid, self.transform(q, back=True), 0) for q in crossed])
         if self.two_phase:
             exact = mean
-            mean = np.where(self.valid, self.transform(self.strongest(exact), back=True), 0)
+            mean = np.where(self.valid, self.transform(self.strongest(exact, self.k + self.k // 2), back=True), 0)
             share = -(-len(exact) // self.n)
             for row in range(len(exact)):
                 # What the owner did not give back is its own to keep.
