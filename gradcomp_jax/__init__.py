@@ -2,25 +2,13 @@
 
 from gradcomp_jax import collectives as collectives
 from gradcomp_jax import compressors as compressors
-from gradcomp_jax import consistency as consistency
 from gradcomp_jax import kernels as kernels
 from gradcomp_jax import memory as memory
 from gradcomp_jax import methods as methods
 from gradcomp_jax import planning as planning
+from gradcomp_jax import replicas as replicas
 from gradcomp_jax.audit import WireReport as WireReport
 from gradcomp_jax.audit import wire_bytes as wire_bytes
-from gradcomp_jax.consistency import accumulate as accumulate
-from gradcomp_jax.consistency import consolidate as consolidate
-from gradcomp_jax.consistency import delayed_average as delayed_average
-from gradcomp_jax.consistency import diloco as diloco
-from gradcomp_jax.consistency import elastic_average as elastic_average
-from gradcomp_jax.consistency import gossip as gossip
-from gradcomp_jax.consistency import local_sgd as local_sgd
-from gradcomp_jax.consistency import mean_wire_bytes as mean_wire_bytes
-from gradcomp_jax.consistency import outer_average as outer_average
-from gradcomp_jax.consistency import replica_spread as replica_spread
-from gradcomp_jax.consistency import sparse_loco as sparse_loco
-from gradcomp_jax.consistency import staleness as staleness
 from gradcomp_jax.methods import block_quantized as block_quantized
 from gradcomp_jax.methods import demo as demo
 from gradcomp_jax.methods import dense as dense
@@ -49,6 +37,18 @@ from gradcomp_jax.planning import calibrate as calibrate
 from gradcomp_jax.planning import predict as predict
 from gradcomp_jax.planning import profile_step as profile_step
 from gradcomp_jax.planning import should_compress as should_compress
+from gradcomp_jax.replicas import accumulate as accumulate
+from gradcomp_jax.replicas import consolidate as consolidate
+from gradcomp_jax.replicas import delayed_average as delayed_average
+from gradcomp_jax.replicas import diloco as diloco
+from gradcomp_jax.replicas import elastic_average as elastic_average
+from gradcomp_jax.replicas import gossip as gossip
+from gradcomp_jax.replicas import local_sgd as local_sgd
+from gradcomp_jax.replicas import mean_wire_bytes as mean_wire_bytes
+from gradcomp_jax.replicas import outer_average as outer_average
+from gradcomp_jax.replicas import replica_spread as replica_spread
+from gradcomp_jax.replicas import sparse_loco as sparse_loco
+from gradcomp_jax.replicas import staleness as staleness
 from gradcomp_jax.training import TrainState as TrainState
 from gradcomp_jax.training import data_sharding as data_sharding
 from gradcomp_jax.training import init_state as init_state
@@ -93,7 +93,6 @@ __all__ = [
     "calibrate",
     "collectives",
     "compressors",
-    "consistency",
     "consolidate",
     "data_sharding",
     "delayed_average",
@@ -137,6 +136,7 @@ __all__ = [
     "random_k",
     "rate_weighted",
     "replica_spread",
+    "replicas",
     "resize_workers",
     "restore_checkpoint",
     "running_sum",

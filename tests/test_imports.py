@@ -33,7 +33,7 @@ LAYERS = {
     "audit": 3,
     "transforms": 4,
     "methods": 5,
-    "consistency": 5,
+    "replicas": 5,
     "training": 6,
     "planning": 6,
     "experiments": 7,

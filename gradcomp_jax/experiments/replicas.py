@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import optax
 
-from gradcomp_jax import consistency as c
+from gradcomp_jax import replicas as c
 from gradcomp_jax.experiments.registered import Transformation, WarmUp, after
 from gradcomp_jax.experiments.settings import Settings
 from gradcomp_jax.methods import block_quantized, dense, dgc

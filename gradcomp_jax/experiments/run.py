@@ -13,11 +13,11 @@ from jax.sharding import PartitionSpec as P
 
 from gradcomp_jax._errors import SettingError
 from gradcomp_jax.audit import wire_bytes
-from gradcomp_jax.consistency import consolidate, mean_wire_bytes
 from gradcomp_jax.experiments import models, recipes
 from gradcomp_jax.experiments.datasets import Dataset, load
 from gradcomp_jax.experiments.settings import Settings
 from gradcomp_jax.experiments.tasks import Task, task
+from gradcomp_jax.replicas import consolidate, mean_wire_bytes
 from gradcomp_jax.training import init_state, make_train_step
 
 # The first steps of a process still touch fresh memory: they are not timed.

@@ -14,9 +14,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gradcomp_jax import _checks, _compat, _specs, per_device
 from gradcomp_jax._typing import AxisName, PyTree
-from gradcomp_jax.consistency import DelayedState, delayed_average
-from gradcomp_jax.consistency.delayed import mean_of
 from gradcomp_jax.per_device import PerDevice, is_per_device
+from gradcomp_jax.replicas import DelayedState, delayed_average
+from gradcomp_jax.replicas.delayed import mean_of
 from gradcomp_jax.training.gradients import local_value_and_grad
 from gradcomp_jax.training.state import TrainState, check_axis, has_replicas, lift_replicas, state_specs
 

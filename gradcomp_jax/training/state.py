@@ -11,8 +11,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from gradcomp_jax import _checks, _compat, _mapped, _specs, per_device
 from gradcomp_jax._typing import Array, AxisName, PyTree
-from gradcomp_jax.consistency import MARKED
 from gradcomp_jax.per_device import PerDevice, is_per_device
+from gradcomp_jax.replicas import MARKED
 from gradcomp_jax.transforms import ExchangeState
 
 
@@ -96,7 +96,7 @@ def init_state(
         axis_name: the axis of the workers.
         param_specs: the parameters' ``PartitionSpec`` on the mesh, a tree or a prefix of it; replicated by default.
         replicas: whether every worker has parameters of its own, equal at first, as the methods of
-            :mod:`gradcomp_jax.consistency` need it: parameters and the optimizer's state are then :class:`PerDevice` (all but
+            :mod:`gradcomp_jax.replicas` need it: parameters and the optimizer's state are then :class:`PerDevice` (all but
             what an exchange or such a method holds, which say by themselves what differs). :func:`make_train_step` sees
             that from the state; :func:`gradcomp_jax.consolidate` makes one set of parameters again.
 

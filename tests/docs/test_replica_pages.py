@@ -6,7 +6,7 @@ import jax
 import pytest
 
 import gradcomp_jax as gc
-from gradcomp_jax.consistency import MARKED
+from gradcomp_jax.replicas import MARKED
 from tests.docs.test_method_pages import check_headings, check_names_and_links, python_blocks, run
 
 FOLDER = Path(__file__).parents[2] / "docs" / "replicas"
@@ -21,9 +21,7 @@ def text_of(page: str) -> str:
 
 def test_every_method_has_a_page() -> None:
     public = {
-        name
-        for name in gc.__all__
-        if getattr(getattr(gc, name), "__module__", "").startswith("gradcomp_jax.consistency")
+        name for name in gc.__all__ if getattr(getattr(gc, name), "__module__", "").startswith("gradcomp_jax.replicas")
     }
     described = set().union(*(SHARED.get(page, {page}) for page in PAGES))
     assert described == public - {"consolidate", "mean_wire_bytes", "replica_spread", "staleness"}

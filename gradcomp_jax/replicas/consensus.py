@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from gradcomp_jax import _checks
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.audit import wire_bytes
-from gradcomp_jax.consistency.elastic import ElasticState
-from gradcomp_jax.consistency.outer import OuterState
 from gradcomp_jax.per_device import PerDevice, is_lifted, is_per_device
+from gradcomp_jax.replicas.elastic import ElasticState
+from gradcomp_jax.replicas.outer import OuterState
 
 Of = Literal["mean", "centre"]
 
@@ -62,7 +62,7 @@ def staleness(state: Any) -> Array:
 
     found = [x for x in jax.tree.leaves(state, is_leaf=is_loose) if is_loose(x)]
     if len(found) != 1:
-        raise ValueError(f"expected the state of one method of gradcomp_jax.consistency, found {len(found)}")
+        raise ValueError(f"expected the state of one method of gradcomp_jax.replicas, found {len(found)}")
     return found[0].staleness()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import gradcomp_jax as gc
 from gradcomp_jax import per_device
-from gradcomp_jax.consistency import MARKED
+from gradcomp_jax.replicas import MARKED
 
 AXIS, N = "data", 4
 

@@ -9,9 +9,9 @@ import optax
 
 from gradcomp_jax import _checks, _compat
 from gradcomp_jax._typing import Array, AxisName, PyTree
-from gradcomp_jax.consistency import healthy
-from gradcomp_jax.consistency.branching import when
 from gradcomp_jax.per_device import PerDevice
+from gradcomp_jax.replicas import nonfinite
+from gradcomp_jax.replicas.branching import when
 from gradcomp_jax.transforms.local_clip import NO_GRADIENT
 
 
@@ -86,14 +86,14 @@ def elastic_average(
     exchange = optax.with_extra_args_support(method)
 
     def init(params: PyTree) -> ElasticState:
-        centre = _compat.invarying(healthy.or_zeros(params)[0], axis_name)
+        centre = _compat.invarying(nonfinite.or_zeros(params)[0], axis_name)
         zero = jnp.zeros((), jnp.int32)
-        return ElasticState(zero, healthy.counter(axis_name), centre, exchange.init(params), every)
+        return ElasticState(zero, nonfinite.counter(axis_name), centre, exchange.init(params), every)
 
     def update(updates: PyTree, state: ElasticState, params: PyTree | None = None, **extra: Any) -> Any:
-        healthy.need_replicas(params, axis_name, "elastic_average")
+        nonfinite.need_replicas(params, axis_name, "elastic_average")
         band = beta / (_compat.axis_size(axis_name) or 1) if alpha is None else alpha
-        own, ok = healthy.steady(updates, params)
+        own, ok = nonfinite.steady(updates, params)
 
         def pull(own: PyTree, centre: PyTree, inner: Any) -> tuple[PyTree, PyTree, Any]:
             apart = jax.tree.map(lambda p, c: p.astype(jnp.float32) - c, params, centre)
@@ -104,7 +104,7 @@ def elastic_average(
         now = True if every == 1 else state.step % every == 0
         operands = (own, state.centre, state.method)
         own, centre, inner = when(now, pull, operands, *operands)
-        new = ElasticState(state.step + 1, healthy.count(state.dropped, ok), centre, inner, every)
-        return healthy.like(own, updates), new
+        new = ElasticState(state.step + 1, nonfinite.count(state.dropped, ok), centre, inner, every)
+        return nonfinite.like(own, updates), new
 
     return optax.GradientTransformationExtraArgs(init, update)

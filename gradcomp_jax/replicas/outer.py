@@ -10,9 +10,9 @@ import optax
 
 from gradcomp_jax import _checks, _compat
 from gradcomp_jax._typing import Array, AxisName, PyTree
-from gradcomp_jax.consistency import healthy
-from gradcomp_jax.consistency.branching import each_nth, when
 from gradcomp_jax.per_device import PerDevice
+from gradcomp_jax.replicas import nonfinite
+from gradcomp_jax.replicas.branching import each_nth, when
 
 
 @jax.tree_util.register_dataclass
@@ -96,11 +96,11 @@ def outer_average(
     outer = optax.with_extra_args_support(optimizer)
 
     def init(params: PyTree) -> OuterState:
-        centre = _compat.invarying(healthy.or_zeros(params)[0], axis_name)
+        centre = _compat.invarying(nonfinite.or_zeros(params)[0], axis_name)
         pieces = [only(centre, members) for members in cut(centre, parts)]
         return OuterState(
             jnp.zeros((), jnp.int32),
-            healthy.counter(axis_name),
+            nonfinite.counter(axis_name),
             centre,
             tuple(outer.init(piece) for piece in pieces),
             tuple(exchange.init(piece) for piece in pieces),
@@ -108,8 +108,8 @@ def outer_average(
         )
 
     def update(updates: PyTree, state: OuterState, params: PyTree | None = None, **extra: Any) -> Any:
-        healthy.need_replicas(params, axis_name, "outer_average")
-        own, ok = healthy.steady(updates, params)
+        nonfinite.need_replicas(params, axis_name, "outer_average")
+        own, ok = nonfinite.steady(updates, params)
         (own_leaves, treedef), centre_leaves = jax.tree.flatten(own), jax.tree.leaves(state.centre)
         outers, methods = list(state.outer), list(state.method)
 
@@ -133,13 +133,13 @@ def outer_average(
                 own_leaves[i], centre_leaves[i] = u, c
         new = OuterState(
             state.step + 1,
-            healthy.count(state.dropped, ok),
+            nonfinite.count(state.dropped, ok),
             jax.tree.unflatten(treedef, centre_leaves),
             tuple(outers),
             tuple(methods),
             every,
         )
-        return healthy.like(jax.tree.unflatten(treedef, own_leaves), updates), new
+        return nonfinite.like(jax.tree.unflatten(treedef, own_leaves), updates), new
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -10,9 +10,9 @@ import optax
 
 from gradcomp_jax import _checks, _compat
 from gradcomp_jax._typing import Array, AxisName, PyTree
-from gradcomp_jax.consistency import healthy
-from gradcomp_jax.consistency.branching import when
 from gradcomp_jax.per_device import PerDevice, is_per_device
+from gradcomp_jax.replicas import nonfinite
+from gradcomp_jax.replicas.branching import when
 
 
 @jax.tree_util.register_dataclass
@@ -85,7 +85,7 @@ def accumulate(
 
         def go(total: PyTree, inner_state: Any) -> tuple[PyTree, Any, PyTree]:
             mean = jax.tree.map(lambda m: m.value[0] / batches.astype(jnp.float32), total, is_leaf=is_per_device)
-            moved, inner_state = exchange.update(healthy.like(mean, updates), inner_state, params, **extra)
+            moved, inner_state = exchange.update(nonfinite.like(mean, updates), inner_state, params, **extra)
             return moved, inner_state, jax.tree.map(jnp.zeros_like, total)
 
         full = batches >= (every(state.step) if callable(every) else every)

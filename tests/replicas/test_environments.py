@@ -13,7 +13,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import gradcomp_jax as gc
 from gradcomp_jax import per_device
-from gradcomp_jax.consistency import MARKED
+from gradcomp_jax.replicas import MARKED
 from tests.conformance.environments import AXIS, ENVIRONMENTS, WORKERS, mesh_of
 
 SHAPES = {

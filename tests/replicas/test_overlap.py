@@ -7,7 +7,7 @@ import pytest
 
 import gradcomp_jax as gc
 from gradcomp_jax.audit.hlo import parse_module
-from tests.consistency.problem import AXIS, N, batch, loss, mesh_of, params
+from tests.replicas.problem import AXIS, N, batch, loss, mesh_of, params
 
 
 def methods():

@@ -6,8 +6,8 @@ import optax
 
 from gradcomp_jax._typing import AxisName
 from gradcomp_jax.compressors import topk
-from gradcomp_jax.consistency.outer import outer_average
 from gradcomp_jax.memory import residual
+from gradcomp_jax.replicas.outer import outer_average
 from gradcomp_jax.transforms.exchange import exchange
 
 

@@ -11,9 +11,9 @@ from jax import lax
 from gradcomp_jax import _checks, _compat
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.compressors.base import largest_of
-from gradcomp_jax.consistency import healthy
-from gradcomp_jax.consistency.branching import each_nth, when
 from gradcomp_jax.per_device import PerDevice, is_per_device
+from gradcomp_jax.replicas import nonfinite
+from gradcomp_jax.replicas.branching import each_nth, when
 from gradcomp_jax.transforms.plan import path_name
 
 
@@ -113,16 +113,16 @@ def delayed_average(
 
         flying = () if synchronous else jax.tree.map(ring, params)
         zero, inner = jnp.zeros((), jnp.int32), exchange.init(params)
-        return DelayedState(zero, healthy.counter(axis_name), flying, inner, delay, every)
+        return DelayedState(zero, nonfinite.counter(axis_name), flying, inner, delay, every)
 
     def update(updates: PyTree, state: DelayedState, params: PyTree | None = None, **extra: Any) -> Any:
         if synchronous:
             means, inner = exchange.update(updates, state.method, params, **extra)
             return means, dataclasses.replace(state, step=state.step + 1, method=inner)
         if compensate and params is not None:
-            healthy.need_replicas(params, axis_name, "delayed_average with compensation")
+            nonfinite.need_replicas(params, axis_name, "delayed_average with compensation")
         # Sums of ``every`` gradients are sent, and must not be too large for the exchange.
-        own, ok = healthy.or_zeros(updates, largest_of((_compat.axis_size(axis_name) or 1) * every))
+        own, ok = nonfinite.or_zeros(updates, largest_of((_compat.axis_size(axis_name) or 1) * every))
         before = landing(state.flying, state.step, delay, every)
         flying = added(state.flying, own, state.step, every)
         # Without a delay the sum that lands has this step's gradient in it.
@@ -135,9 +135,9 @@ def delayed_average(
         lands = (state.step >= delay) & each_nth(state.step - delay, every) if every > 1 else True
         correction, inner = when(lands, land, (None, state.method), sums, state.method)
         total = jax.tree.map(jnp.add, own, correction) if compensate else correction
-        new = DelayedState(state.step + 1, healthy.count(state.dropped, ok), flying, inner, delay, every)
+        new = DelayedState(state.step + 1, nonfinite.count(state.dropped, ok), flying, inner, delay, every)
         # With compensation what is taken back later must be what was added now: float32, as the sums are.
-        return total if compensate else healthy.like(total, updates), new
+        return total if compensate else nonfinite.like(total, updates), new
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import gradcomp_jax as gc
-from tests.consistency.problem import AXIS, N, batch, close, each, gradient, loss, mean, mesh_of, params, start
+from tests.replicas.problem import AXIS, N, batch, close, each, gradient, loss, mean, mesh_of, params, start
 
 RATE = 0.02
 STEPS = 15

@@ -11,9 +11,9 @@ from gradcomp_jax import _checks, _compat, kernels
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import permute
 from gradcomp_jax.compressors import Compressor, dense
-from gradcomp_jax.consistency import healthy
-from gradcomp_jax.consistency.branching import each_nth, one_of, when
 from gradcomp_jax.per_device import PerDevice
+from gradcomp_jax.replicas import nonfinite
+from gradcomp_jax.replicas.branching import each_nth, one_of, when
 from gradcomp_jax.transforms.passes import Streams
 
 Graph = Literal["hypercube", "exponential"]
@@ -89,13 +89,13 @@ def gossip(
 
     def init(params: PyTree) -> GossipState:
         del params
-        return GossipState(jnp.zeros((), jnp.int32), healthy.counter(axis_name), every)
+        return GossipState(jnp.zeros((), jnp.int32), nonfinite.counter(axis_name), every)
 
     def update(updates: PyTree, state: GossipState, params: PyTree | None = None, **extra: Any) -> Any:
         del extra
-        healthy.need_replicas(params, axis_name, "gossip")
+        nonfinite.need_replicas(params, axis_name, "gossip")
         turns = permutations(graph, _compat.axis_size(axis_name) or 1)
-        own, ok = healthy.steady(updates, params)
+        own, ok = nonfinite.steady(updates, params)
 
         def meet(own: PyTree) -> tuple[PyTree]:
             here = jax.tree.map(lambda p, u: p.astype(jnp.float32) + u, params, own)
@@ -113,7 +113,7 @@ def gossip(
             return (jax.tree.map(jnp.add, own, jax.tree.unflatten(treedef, pulled)),)
 
         (own,) = when(each_nth(state.step, every), meet, (own,), own) if turns else (own,)
-        return healthy.like(own, updates), GossipState(state.step + 1, healthy.count(state.dropped, ok), every)
+        return nonfinite.like(own, updates), GossipState(state.step + 1, nonfinite.count(state.dropped, ok), every)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

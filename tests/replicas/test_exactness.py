@@ -9,10 +9,10 @@ import optax
 import pytest
 
 import gradcomp_jax as gc
-from gradcomp_jax.consistency.delayed import slots_of
-from gradcomp_jax.consistency.gossip import permutations
-from gradcomp_jax.consistency.outer import cut
-from tests.consistency.problem import AXIS, N, batch, loss, mesh_of, params, replicas
+from gradcomp_jax.replicas.delayed import slots_of
+from gradcomp_jax.replicas.gossip import permutations
+from gradcomp_jax.replicas.outer import cut
+from tests.replicas.problem import AXIS, N, batch, loss, mesh_of, params, replicas
 
 
 def dense():
@@ -78,7 +78,7 @@ def test_accumulating_one_batch_is_synchronous_bit_for_bit() -> None:
 def total(state) -> dict[str, np.ndarray]:
     """Sum of the replicas in float64, and, with elastic bands, their centre."""
     sums = {k: sum(one[k].astype(np.float64) for one in replicas(state)) for k in params()}
-    if isinstance(state.opt_state[-1], gc.consistency.ElasticState):
+    if isinstance(state.opt_state[-1], gc.replicas.ElasticState):
         elastic = state.opt_state[-1]
         sums = {k: v + np.asarray(elastic.centre[k], np.float64) for k, v in sums.items()}
         kept = jax.tree.leaves(elastic.method.memory, is_leaf=lambda x: isinstance(x, gc.PerDevice))
