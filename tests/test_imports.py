@@ -7,6 +7,7 @@ free to import anything.
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ LAYERS = {
     "replicas": 5,
     "training": 6,
     "planning": 6,
+    "distributed": 6,
     "experiments": 7,
     "cli": 8,
 }
@@ -249,3 +251,9 @@ def test_import_needs_no_extra_and_starts_no_backend():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["3"]
+
+
+def test_the_table_of_layers_is_the_enforced_one() -> None:
+    page = (ROOT.parent / "docs" / "design.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| ([^|]*) \|", page, re.MULTILINE)
+    assert {name: int(layer) for layer, cell in rows for name in re.findall(r"`(\w+)`", cell)} == LAYERS

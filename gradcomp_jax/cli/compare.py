@@ -7,7 +7,6 @@ from rich.console import Console
 
 from gradcomp_jax._errors import SettingError, look_up
 from gradcomp_jax.cli import devices, runs
-from gradcomp_jax.cli.mistakes import user_errors
 from gradcomp_jax.cli.options import (
     BatchOption,
     DataDirOption,
@@ -24,6 +23,7 @@ from gradcomp_jax.cli.options import (
     WorkersOption,
 )
 from gradcomp_jax.cli.progress import Bar
+from gradcomp_jax.cli.user_errors import user_errors
 from gradcomp_jax.experiments import compare, task
 from gradcomp_jax.experiments.recipes import ABLATIONS, ALL, DEFAULT, RECIPES, REPLICAS, ROUTES
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from gradcomp_jax._errors import SettingError
 from gradcomp_jax.cli import report
-from gradcomp_jax.cli.mistakes import user_errors
+from gradcomp_jax.cli.user_errors import user_errors
 from gradcomp_jax.methods import markdown_table
 
 

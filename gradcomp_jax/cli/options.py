@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from gradcomp_jax.cli import cluster
+from gradcomp_jax.distributed import cluster
 from gradcomp_jax.experiments.tasks import TASKS
 
 _DATASETS = ", ".join(TASKS)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from gradcomp_jax._errors import SettingError, look_up
 from gradcomp_jax.cli import plan_report, units
-from gradcomp_jax.cli.mistakes import user_errors
+from gradcomp_jax.cli.user_errors import user_errors
 from gradcomp_jax.methods import METHODS
 from gradcomp_jax.planning import MODELS, Calibration, Cluster, Device, Link, Workload
 from gradcomp_jax.planning.outlook import Outlook, outlook

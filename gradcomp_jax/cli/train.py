@@ -1,17 +1,18 @@
 """``gradcomp train``: one method, once."""
 
 import contextlib
+import os
 import pathlib
+import sys
 from typing import Annotated
 
 import jax
 import typer
 from rich.console import Console
 
-from gradcomp_jax._errors import SettingError, look_up
-from gradcomp_jax.cli import cluster, devices, runs
-from gradcomp_jax.cli.guard import Guard
-from gradcomp_jax.cli.mistakes import user_errors
+from gradcomp_jax._errors import ExperimentError, SettingError, look_up
+from gradcomp_jax.cli import devices, runs
+from gradcomp_jax.cli.beating import Beating
 from gradcomp_jax.cli.options import (
     BatchOption,
     CoordinatorOption,
@@ -33,6 +34,8 @@ from gradcomp_jax.cli.options import (
     StepTimeoutOption,
 )
 from gradcomp_jax.cli.progress import Bar
+from gradcomp_jax.cli.user_errors import user_errors
+from gradcomp_jax.distributed import Watchdog, find_place, join
 from gradcomp_jax.experiments import (
     Listener,
     RunResult,
@@ -84,8 +87,9 @@ def train_command(
         the_task = task(dataset)
         look_up("method", method, RECIPES)
         if distributed:
-            place = cluster.find_place(coordinator, process_id, processes)
-            cluster.join(place, heartbeat_timeout=heartbeat_timeout)
+            place = find_place(coordinator, process_id, processes)
+            join(place, heartbeat_timeout=heartbeat_timeout)
+            _print_results_once()
         elif not (coordinator is None and process_id is None and processes is None):
             raise SettingError("--coordinator, --process-id and --processes need --distributed")
         if workers is None:
@@ -101,8 +105,9 @@ def train_command(
         with contextlib.ExitStack() as stack:
             listener: Listener = stack.enter_context(Bar(Console(stderr=True), runs=1)) if first else Listener()
             if distributed:
-                remedy = _restart(checkpoint)
-                listener = stack.enter_context(Guard(listener, step_timeout=step_timeout, remedy=remedy))
+                passes = (ExperimentError, typer.Exit)
+                watchdog = Watchdog(step_timeout=step_timeout, remedy=_restart(checkpoint), passes=passes)
+                listener = Beating(listener, stack.enter_context(watchdog))
             trainer = Trainer(method, the_task, data, settings, listener=listener)
             baselines = count_baselines(the_task, data, settings, known=[trainer], listener=listener)
             run = _train(trainer, seed, checkpoint, listener)
@@ -112,6 +117,13 @@ def train_command(
         command = context.obj or "gradcomp train"
         written = runs.write(result, out, f"train-{method}-{dataset}", command, markdown)
     runs.show(console, result, written)
+
+
+def _print_results_once() -> None:
+    """Sends what libraries print in all processes but the first to stderr: the first prints the results."""
+    if jax.process_index() != 0:
+        sys.stdout.flush()
+        os.dup2(2, 1)
 
 
 def _train(trainer: Trainer, seed: int, checkpoint: pathlib.Path | None, listener: Listener) -> RunResult:

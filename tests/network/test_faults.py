@@ -117,10 +117,9 @@ def test_a_damaged_checkpoint_is_one_sentence_from_every_process(tmp_path: pathl
 
 STUCK = """
 import sys, time, jax
-from gradcomp_jax.cli.guard import Guard
-from gradcomp_jax.experiments import Listener
-with Guard(Listener(), step_timeout=1, remedy="start again") as guard:
-    guard.stepped("dgc", 0, 1, 0.5)
+import gradcomp_jax as gc
+with gc.distributed.Watchdog(step_timeout=1, remedy="start again") as watchdog:
+    watchdog.beat()
     time.sleep(60)
 """
 
@@ -137,7 +136,8 @@ def test_a_step_that_never_ends_ends_the_process(tmp_path: pathlib.Path) -> None
 
 ALONE = """
 import sys
-from gradcomp_jax.cli import cluster, main
+from gradcomp_jax.cli import main
+from gradcomp_jax.distributed import cluster
 cluster._START_TIMEOUT_S = 2
 main(sys.argv[1:])
 """

@@ -1,17 +1,16 @@
-"""How this process joins the others: from options, from the environment, or as JAX finds out."""
+"""Joins this process to the others: by arguments, by the environment, or as JAX finds out."""
 
 import dataclasses
 import os
 import socket
-import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
 import jax
 
 from gradcomp_jax._errors import SettingError
-from gradcomp_jax.cli.patience import keep_connections
-from gradcomp_jax.cli.witness import Witness
+from gradcomp_jax.distributed.exit_notice import ExitNotice
+from gradcomp_jax.distributed.tcp_timeouts import keep_connections
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 _START_TIMEOUT_S = 300
@@ -57,9 +56,13 @@ class Place:
 
 
 def find_place(
-    coordinator: str | None, index: int | None, count: int | None, *, environment: Mapping[str, str] = os.environ
+    coordinator: str | None = None,
+    index: int | None = None,
+    count: int | None = None,
+    *,
+    environment: Mapping[str, str] = os.environ,
 ) -> Place:
-    """Returns what the options say, and what the environment says where they say nothing.
+    """Returns what the arguments say, and what the environment says where they say nothing.
 
     Raises:
       SettingError: if a value makes no sense.
@@ -71,7 +74,7 @@ def find_place(
     )
 
 
-def join(place: Place, *, heartbeat_timeout: int) -> None:
+def join(place: Place, *, heartbeat_timeout: int = 100) -> None:
     """Starts ``jax.distributed``; afterwards ``jax.devices()`` are the devices of all processes.
 
     Args:
@@ -79,7 +82,7 @@ def join(place: Place, *, heartbeat_timeout: int) -> None:
       heartbeat_timeout: seconds without a word from a process until the others give up.
 
     Raises:
-      SettingError: if neither options, environment nor cluster say where this process belongs.
+      SettingError: if neither arguments, environment nor cluster say where this process belongs.
       ClusterError: if the processes do not find each other.
     """
     if place.index == 0 and place.coordinator is not None:
@@ -89,7 +92,7 @@ def join(place: Place, *, heartbeat_timeout: int) -> None:
     where = f" at {place.coordinator}" if place.coordinator else ""
     failure = f"the processes did not come together{where}"
     # Where one does not come, JAX ends the others.
-    witness = Witness(f"gradcomp: {failure}: start all of them, and make sure that they reach process 0")
+    notice = ExitNotice(f"gradcomp: {failure}: start all of them, and make sure that they reach process 0")
     try:
         jax.distributed.initialize(
             place.coordinator,
@@ -105,13 +108,9 @@ def join(place: Place, *, heartbeat_timeout: int) -> None:
         reason = str(error).strip().partition("\n")[0]
         raise ClusterError(f"{failure}: {reason}") from error
     finally:
-        witness.dismiss()
+        notice.dismiss()
     # Everybody is connected now.
     keep_connections(heartbeat_timeout)
-    if jax.process_index() != 0:
-        # What libraries print belongs to the log of this process: the results are printed by process 0.
-        sys.stdout.flush()
-        os.dup2(2, 1)
 
 
 def _check_free(port: int) -> None:

@@ -1,4 +1,4 @@
-"""Connections that wait out a cut of the network, as long as the heartbeats do."""
+"""TCP time limits that let connections outlast a cut of the network for as long as the heartbeats do."""
 
 import os
 import pathlib

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("typer")
 
-from gradcomp_jax.cli import cluster
+from gradcomp_jax.distributed import cluster
 from gradcomp_jax.experiments import SettingError
 
 ENVIRONMENT = {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:8476", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}

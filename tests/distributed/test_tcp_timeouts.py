@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from gradcomp_jax.cli.patience import keep_connections
+from gradcomp_jax.distributed.tcp_timeouts import keep_connections
 
 if not hasattr(socket, "TCP_USER_TIMEOUT"):
     pytest.skip("TCP_USER_TIMEOUT is Linux's", allow_module_level=True)

@@ -1,4 +1,4 @@
-"""A mistake of the user is one sentence on stderr and an exit code, whatever the command."""
+"""Turns what the user got wrong into one sentence on stderr and an exit code, for every command."""
 
 import contextlib
 import os
@@ -8,19 +8,18 @@ import jax
 import typer
 
 from gradcomp_jax._errors import ExperimentError
-from gradcomp_jax.cli import cluster
-from gradcomp_jax.cli.witness import FAILED
+from gradcomp_jax.distributed import FAILED, ClusterError
 
 
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
-    """Turns a mistake of the user into one sentence on stderr and exit code 2."""
+    """Prints an error of the user as one sentence on stderr and exits with code 2."""
     try:
         yield
     except ExperimentError as error:
         typer.echo(f"gradcomp: {_process()}{error}", err=True)
         raise typer.Exit(2) from error
-    except cluster.ClusterError as error:
+    except ClusterError as error:
         typer.echo(f"gradcomp: {error}", err=True)
         # No orderly exit: it crashes in a coordination service that is half started.
         os._exit(FAILED)

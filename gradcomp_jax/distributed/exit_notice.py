@@ -1,4 +1,4 @@
-"""The last word of a process that had no time for one."""
+"""A sentence about a process that ended without a word."""
 
 import contextlib
 import subprocess
@@ -17,11 +17,11 @@ FAILED = 1
 """Exit code of a process that lost the others."""
 
 
-class Witness:
-    """A process that prints a sentence to stderr if this one ends before it is dismissed.
+class ExitNotice:
+    """A child process that prints a sentence to stderr if this one ends before it is dismissed.
 
-    The coordination service of JAX ends a process from within, with no word to Python, and a killed process has none at
-    all: somebody else has to say it.
+    JAX's coordination service ends a process from within, without a word to Python, and a killed process cannot print
+    anything: another process has to.
     """
 
     def __init__(self, sentence: str) -> None:
@@ -34,6 +34,6 @@ class Witness:
         )
 
     def dismiss(self) -> None:
-        """Ends without a word; once more does nothing."""
+        """Ends the child without a word. A second call does nothing."""
         with contextlib.suppress(OSError, ValueError):
             self._child.communicate(b".", timeout=5)
