@@ -6,6 +6,7 @@ Each test is of all registered methods where the fault could be in any of them.
 import functools
 import re
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -183,7 +184,7 @@ def test_one_bad_entry_is_seen_wherever_it_is(name: str, poison: float) -> None:
         updates, after = world.update(bad, state, params)
         assert not np.asarray(updates["w"]).any()
         assert int(exchange_state(after).skipped) == 1
-        jax.tree.map(np.testing.assert_array_equal, *(exchange_state(s).memory for s in (state, after)))
+        chex.assert_trees_all_equal(*(exchange_state(s).memory for s in (state, after)))
     updates, _ = world.update(good, state, params)
     assert np.asarray(updates["w"]).any()
 
@@ -204,7 +205,7 @@ def test_a_checkpoint_holds_all_there_is(name: str, tmp_path) -> None:
     halfway = run(gc.init_state(small_params(), tx, mesh), (0, 1, 2))
     gc.save_checkpoint(tmp_path / "saved", halfway)
     restored = gc.restore_checkpoint(tmp_path / "saved", gc.init_state(small_params(), tx, mesh))
-    jax.tree.map(np.testing.assert_array_equal, run(restored, (3, 4)), run(halfway, (3, 4)))
+    chex.assert_trees_all_equal(run(restored, (3, 4)), run(halfway, (3, 4)))
 
 
 @pytest.mark.parametrize("name", [n for n in METHODS if not n.startswith("dense")])

@@ -10,8 +10,6 @@ References:
     https://arxiv.org/abs/1802.08021, section 5.3 (sparse sums).
 """
 
-import math
-
 from gradcomp_jax.planning.links import Link
 
 
@@ -59,22 +57,6 @@ def two_phase(workers: int, up: float, down: float, link: Link) -> float:
     """The all-to-all of ``up`` bytes to their owners, and the all-gather of the owners' shares of ``down`` bytes."""
     gathered = bruck_all_gather(workers, down / workers, link)
     return all_to_all(workers, up, link) + gathered
-
-
-def parameter_server(workers: int, size: float, link: Link, *, servers: int = 1) -> float:
-    r""":math:`2 \alpha + \frac{2 N m}{S B}`: all workers to :math:`S` servers, each with its share, and back."""
-    if servers < 1:
-        raise ValueError(f"servers must be at least 1, got {servers}")
-    return 0.0 if workers == 1 else 2 * link.latency + 2 * workers * size / (servers * link.rate)
-
-
-def sparse_doubling(workers: int, size: float, dense: float, link: Link) -> float:
-    r"""Recursive doubling of sparse sums in the worst case, where no two workers have an entry in common.
-
-    :math:`\sum_{r=0}^{\lceil \log_2 N \rceil - 1} \alpha + \min(2^r m, d) / B`, with :math:`d` = ``dense`` the bytes from which
-    the dense sum is sent instead.
-    """
-    return math.fsum(link.seconds(min(2**r * size, dense)) for r in range(rounds(workers)))
 
 
 def hierarchical(nodes: int, per_node: int, size: float, inner: Link, outer_seconds: float) -> float:

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from gradcomp_jax import _checks, _compat, _mapped, _specs, per_device
 from gradcomp_jax._typing import Array, AxisName, PyTree
-from gradcomp_jax.per_device import PerDevice, is_per_device
+from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.replicas import MARKED
 from gradcomp_jax.transforms import ExchangeState
 
@@ -167,8 +167,3 @@ def check_axis(mesh: Mesh, axis_name: AxisName) -> None:
     """Refuses an axis that the mesh does not have."""
     for name in _specs.names_of(axis_name):
         _checks.one_of("axis_name", name, mesh.axis_names)
-
-
-def per_device_leaves(state: PyTree) -> list[PerDevice]:
-    """Every per-device value of a state."""
-    return [x for x in jax.tree.leaves(state, is_leaf=is_per_device) if is_per_device(x)]

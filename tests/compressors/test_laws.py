@@ -3,6 +3,7 @@
 import functools
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -96,7 +97,7 @@ def round_trip(compressor: Compressor, rows: np.ndarray, seed: int = 0) -> np.nd
 
 
 def assert_same(a: Any, b: Any) -> None:
-    jax.tree.map(np.testing.assert_array_equal, a, b)
+    chex.assert_trees_all_equal(a, b)
 
 
 @EVERY

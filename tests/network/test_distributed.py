@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -92,7 +93,7 @@ def test_two_processes_restore_what_four_workers_kept(workers: int, tmp_path: pa
     # As one process would have resized it, bit for bit; and the mean is what it was.
     alone = gc.restore_checkpoint(tmp_path / "saved" / "epoch-1", after.initial_state(0))
     together = gc.restore_checkpoint(tmp_path / "again", after.initial_state(0))
-    jax.tree.map(np.testing.assert_array_equal, alone, together)
+    chex.assert_trees_all_equal(alone, together)
     old, new = means_kept(exchange_of(four), 4), means_kept(exchange_of(together), workers)
     assert len(old) == len(new) > 0
     assert all(np.any(mean) for mean in old)

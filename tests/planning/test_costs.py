@@ -49,21 +49,6 @@ def test_two_phases_are_their_collectives(n: int) -> None:
     assert costs.two_phase(n, 500, 500, late) == pytest.approx(costs.ring_all_reduce(n, 500, late))
 
 
-def test_a_server_is_the_bottleneck() -> None:
-    """Eight workers' gradients go in and out through one link, or a quarter of them through each of four."""
-    assert costs.parameter_server(8, 1000, LINK) == pytest.approx(2 * (0.01 + 8 * 1000 / 1e6))
-    assert costs.parameter_server(8, 1000, LINK, servers=4) == pytest.approx(2 * (0.01 + 8 * 250 / 1e6))
-    assert costs.parameter_server(1, 1000, LINK) == 0
-    with pytest.raises(ValueError, match="servers must be at least 1, got 0"):
-        costs.parameter_server(8, 1000, LINK, servers=0)
-
-
-def test_sparse_sums_grow_until_they_are_dense() -> None:
-    assert costs.sparse_doubling(16, 100, 1e9, LINK) == pytest.approx(walk([100, 200, 400, 800]))
-    assert costs.sparse_doubling(16, 100, 300, LINK) == pytest.approx(walk([100, 200, 300, 300]))
-    assert costs.sparse_doubling(1, 100, 300, LINK) == 0
-
-
 def test_within_nodes_and_between_them() -> None:
     inner = Link(1e9, 1e-6)
     within = costs.ring_all_reduce(8, 1000, inner)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -197,7 +198,7 @@ def test_checkpoint_resume_and_resize(name: str, tmp_path) -> None:
     like = gc.init_state(params(), tx, mesh_of(), replicas=True)
     back = gc.restore_checkpoint(tmp_path / "four", like)
     resumed, _ = trained(tx, 5, state=back, begin=4)
-    jax.tree.map(np.testing.assert_array_equal, resumed, straight)
+    chex.assert_trees_all_equal(resumed, straight)
     state, _ = trained(tx, 4)
     for workers in (2, 8):
         like = gc.init_state(params(), tx, mesh_of(workers), replicas=True)
@@ -305,7 +306,7 @@ def test_spread_and_mean() -> None:
         assert v.shape == params()[k].shape
     plain = gc.init_state(params(), tx, mesh_of())
     assert gc.replica_spread(plain) == 0
-    jax.tree.map(np.testing.assert_array_equal, gc.consolidate(plain), plain.params)
+    chex.assert_trees_all_equal(gc.consolidate(plain), plain.params)
 
 
 STALENESS = {

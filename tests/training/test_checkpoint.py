@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import numpy as np
 import optax
@@ -83,7 +84,7 @@ def test_restored_training_is_uninterrupted_training(name: str, tmp_path) -> Non
     restored = gc.restore_checkpoint(tmp_path / "saved", fresh(name, 8))
     assert jax.tree.structure(restored) == jax.tree.structure(halfway)
     assert jax.tree.map(lambda a: a.sharding, restored) == jax.tree.map(lambda a: a.sharding, halfway)
-    jax.tree.map(np.testing.assert_array_equal, restored, halfway)
+    chex.assert_trees_all_equal(restored, halfway)
     # The memories are among what was saved, and hold something, each worker its own.
     for leaf in per_device(restored):
         if leaf.kind == "worker":
@@ -92,7 +93,7 @@ def test_restored_training_is_uninterrupted_training(name: str, tmp_path) -> Non
         assert np.any(leaf.value)
     assert bool(per_device(restored)) == (name != "terngrad")
     whole, resumed = (run(name, 8, state, (2, 3)) for state in (halfway, restored))
-    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
+    chex.assert_trees_all_equal(resumed, whole)
     # It matters what is restored: a fresh memory goes elsewhere.
     forgetful = fresh(name, 8)._replace(params=restored.params)
     assert not np.array_equal(run(name, 8, forgetful, (2, 3)).params["w"], whole.params["w"])

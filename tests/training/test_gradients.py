@@ -1,5 +1,6 @@
 """Gradients that are still each worker's own, under every way to map an axis."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,7 +66,7 @@ def test_no_axis() -> None:
     value, gradient = gc.local_value_and_grad(loss, axis_name=None)(params(), batches()[0])
     expected = jax.value_and_grad(loss)(params(), batches()[0])
     np.testing.assert_array_equal(value, expected[0])
-    jax.tree.map(np.testing.assert_array_equal, gradient, expected[1])
+    chex.assert_trees_all_equal(gradient, expected[1])
 
 
 def test_aux_and_keywords() -> None:

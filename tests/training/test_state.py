@@ -1,5 +1,6 @@
 """Where each part of a train state lives."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -73,7 +74,7 @@ def test_init_state_places_everything(explicit: bool) -> None:
     for leaf in jax.tree.leaves((state.params, state.step, state.opt_state[1])):
         assert leaf.sharding.is_fully_replicated
         assert len(leaf.sharding.device_set) == 4
-    jax.tree.map(np.testing.assert_array_equal, state.params, params())
+    chex.assert_trees_all_equal(state.params, params())
     found = [leaf for leaf in jax.tree.leaves(state.opt_state, is_leaf=marked) if marked(leaf)]
     assert {leaf.kind for leaf in found} == {"worker", "share"}
     for leaf in found:
@@ -90,7 +91,7 @@ def test_init_state_copies_the_parameters() -> None:
     mine = jax.device_put(jax.tree.map(jnp.asarray, params()), NamedSharding(mesh_of(2), P()))
     state = gc.init_state(mine, optax.sgd(0.1), mesh_of(2))
     jax.tree.map(lambda a: a.delete(), state.params)
-    jax.tree.map(np.testing.assert_array_equal, mine, params())
+    chex.assert_trees_all_equal(mine, params())
 
 
 def test_a_chain_without_an_exchange_has_a_state_too() -> None:

@@ -1,5 +1,6 @@
 """The train step: what it computes, that it compiles once, what it leaves alone."""
 
+import chex
 import flax.linen
 import flax.nnx
 import jax
@@ -52,7 +53,7 @@ def test_one_program_whatever_the_mesh(name: str, explicit: bool, check_vma: boo
     assert losses[2] < losses[0]
     assert losses[3] < losses[1]
     # The caller's parameters are neither donated nor changed.
-    jax.tree.map(np.testing.assert_array_equal, mine, params())
+    chex.assert_trees_all_equal(mine, params())
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(mine))
 
 
@@ -115,9 +116,9 @@ def test_aux_is_averaged_and_the_state_can_be_kept() -> None:
     new, metrics = step(state, batch(0))
     half = batch(0)["x"].shape[0] // 2
     np.testing.assert_allclose(metrics["aux"]["first"], batch(0)["x"][[0, half], 0].mean(), rtol=1e-6)
-    jax.tree.map(np.testing.assert_array_equal, state.params, params())
+    chex.assert_trees_all_equal(state.params, params())
     again, _ = step(state, batch(0))
-    jax.tree.map(np.testing.assert_array_equal, again, new)
+    chex.assert_trees_all_equal(again, new)
 
 
 class Linen(flax.linen.Module):
@@ -163,7 +164,7 @@ def test_flax(model, tmp_path) -> None:
     gc.save_checkpoint(tmp_path / "saved", state)
     restored = gc.restore_checkpoint(tmp_path / "saved", gc.init_state(p, tx, mesh))
     assert jax.tree.structure(restored) == jax.tree.structure(state)
-    jax.tree.map(np.testing.assert_array_equal, restored, state)
+    chex.assert_trees_all_equal(restored, state)
 
 
 @pytest.mark.standard_promotion
