@@ -1,7 +1,7 @@
 """Errors that a user of the commands can cause, and can mend by reading the message."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -24,18 +24,25 @@ class MissingDataError(ExperimentError):
 
 
 def look_up(kind: str, name: str, table: Mapping[str, _T]) -> _T:
-    """Returns ``table[name]``, or raises with the known names and the closest of them.
+    """Returns ``table[known_name(kind, name, table)]``."""
+    return table[known_name(kind, name, table)]
+
+
+def known_name(kind: str, name: str, table: Iterable[str]) -> str:
+    """Returns the name as a table has it, or raises with the known names and the closest of them.
 
     Args:
       kind: what the names are, in the words of a message: ``"method"``, ``"data set"``.
-      name: the name to look up.
-      table: the registry.
+      name: the name to look up; ``_`` and ``-`` are the same.
+      table: the registry, or its names.
 
     Raises:
       UnknownNameError: if ``name`` is not in ``table``.
     """
-    if name in table:
-        return table[name]
-    close = difflib.get_close_matches(name.lower(), table, n=1, cutoff=0.5)
+    names = list(table)
+    for spelled in (name, name.replace("_", "-"), name.replace("-", "_")):
+        if spelled in names:
+            return spelled
+    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise UnknownNameError(f"unknown {kind} {name!r}{hint} (known: {', '.join(table)})")
+    raise UnknownNameError(f"unknown {kind} {name!r}{hint} (known: {', '.join(names)})")

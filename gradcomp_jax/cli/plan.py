@@ -11,7 +11,7 @@ import jax
 import typer
 from rich.console import Console
 
-from gradcomp_jax._errors import SettingError, look_up
+from gradcomp_jax._errors import SettingError, known_name, look_up
 from gradcomp_jax.cli import plan_report, units
 from gradcomp_jax.cli.user_errors import user_errors
 from gradcomp_jax.methods import METHODS
@@ -121,12 +121,8 @@ def _imported(source: str) -> Any:
 
 
 def _names(methods: str) -> list[str] | None:
-    words = [word.strip().replace("-", "_") for word in methods.split(",") if word.strip()]
-    if words == ["all"]:
-        return None
-    for word in words:
-        look_up("method", word, METHODS)
-    return words
+    words = [word.strip() for word in methods.split(",") if word.strip()]
+    return None if words == ["all"] else [known_name("method", word, METHODS) for word in words]
 
 
 def _calibration(path: pathlib.Path | None) -> Calibration | None:

@@ -6,6 +6,7 @@ from rich import box
 from rich.table import Table
 
 from gradcomp_jax.cli import units
+from gradcomp_jax.methods.registry import command_name
 from gradcomp_jax.planning import Calibration, speed_up
 from gradcomp_jax.planning.outlook import Outlook
 from gradcomp_jax.planning.predict import CLEAR
@@ -33,7 +34,7 @@ def rows(found: Outlook) -> list[dict[str, str]]:
     dense = found.dense.step
     return [
         {
-            "method": p.method + (" *" if p.layout == "hierarchical" else ""),
+            "method": command_name(p.method) + (" *" if p.layout == "hierarchical" else ""),
             **{part: units.show_seconds(getattr(p, part)) for part in _TIMES},
             "x dense": f"{dense / p.step:.2f}x",
             "efficiency": f"{100 * speed_up(p, found.cluster.workers) / found.cluster.workers:.0f}%",
@@ -59,19 +60,19 @@ def table(found: Outlook, width: int) -> Table:
 
 def sentence(found: Outlook) -> str:
     """The verdict."""
-    dense, best, verdict = found.dense, found.best, found.verdict
+    verdict, fastest, dense = found.verdict, found.best, found.dense
+    best, plain = command_name(fastest.method), command_name(dense.method)
     if verdict.compress:
-        own = (
-            f"{best.method} takes {units.show_seconds(best.step)} a step, {verdict.gain:.2f}x as fast as {dense.method}"
-        )
-        return f"Compress: {own}, which wins {_above(found.break_even[best.method])}."
-    gain = dense.step / best.step
-    there = f"{dense.method} takes {units.show_seconds(dense.step)} a step"
+        own = f"{best} takes {units.show_seconds(fastest.step)} a step, {verdict.gain:.2f}x as fast as {plain}"
+        return f"Compress: {own}, which wins {_above(found.break_even[fastest.method])}."
+    gain = dense.step / fastest.step
+    there = f"{plain} takes {units.show_seconds(dense.step)} a step"
     closest, rate = max(found.break_even.items(), key=lambda item: item[1])
-    below = f"below {units.show_rate(rate)} {closest} is faster" if rate else "and no method is faster at any rate"
+    faster = f"below {units.show_rate(rate)} {command_name(closest)} is faster"
+    below = faster if rate else "and no method is faster at any rate"
     if gain > 1:
-        return f"Do not compress: {there}, and {best.method} is only {gain:.2f}x as fast (worth it from {CLEAR:g}x)."
-    return f"Do not compress: {there}, the fastest method {units.show_seconds(best.step)} ({best.method}); {below}."
+        return f"Do not compress: {there}, and {best} is only {gain:.2f}x as fast (worth it from {CLEAR:g}x)."
+    return f"Do not compress: {there}, the fastest method {units.show_seconds(fastest.step)} ({best}); {below}."
 
 
 def notes(found: Outlook, calibration: Calibration | None, *, matrices: bool) -> list[str]:

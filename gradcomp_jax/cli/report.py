@@ -4,7 +4,7 @@ from rich import box
 from rich.table import Table
 
 from gradcomp_jax.experiments import Comparison, MethodResult
-from gradcomp_jax.experiments.replicas import LOOSE
+from gradcomp_jax.experiments.recipes import RECIPES
 from gradcomp_jax.methods import registry
 
 _NOTES = (
@@ -58,7 +58,8 @@ def title(comparison: Comparison) -> str:
         f"{settings.epochs} epochs, SGD {settings.learning_rate:g}, "
         f"momentum {settings.momentum:g}, density {settings.density:g}"
     )
-    if any(result.method in LOOSE for result in comparison.methods):
+    periodic = {name for name, recipe in RECIPES.items() if recipe.periodic}
+    if any(result.method in periodic for result in comparison.methods):
         line += f", delay {settings.delay}, an exchange every {settings.every} steps"
     return line
 

@@ -10,7 +10,7 @@ import jax
 import typer
 from rich.console import Console
 
-from gradcomp_jax._errors import ExperimentError, SettingError, look_up
+from gradcomp_jax._errors import ExperimentError, SettingError, known_name
 from gradcomp_jax.cli import devices, runs
 from gradcomp_jax.cli.beating import Beating
 from gradcomp_jax.cli.options import (
@@ -85,7 +85,7 @@ def train_command(
     console = Console()
     with user_errors():
         the_task = task(dataset)
-        look_up("method", method, RECIPES)
+        method = known_name("method", method, RECIPES)
         if distributed:
             place = find_place(coordinator, process_id, processes)
             join(place, heartbeat_timeout=heartbeat_timeout)

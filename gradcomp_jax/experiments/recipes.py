@@ -6,8 +6,6 @@ Recipes train with the same momentum and learning rate, but for the few whose up
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import jax.numpy as jnp
@@ -18,62 +16,22 @@ from gradcomp_jax._errors import SettingError, look_up
 from gradcomp_jax.compressors import block_quantized, ternary, topk
 from gradcomp_jax.compressors import dense as dense_code
 from gradcomp_jax.experiments.models import CLASSIFIER
+from gradcomp_jax.experiments.recipe import Recipe, warm_up_stages
 from gradcomp_jax.experiments.registered import (
     Transformation,
-    WarmUp,
     after,
     dense_stage,
     make_registered,
-    recipe_name,
     seeded,
     summary,
 )
-from gradcomp_jax.experiments.replicas import LOOSE
+from gradcomp_jax.experiments.replicas import REPLICA_RECIPES
 from gradcomp_jax.experiments.settings import Settings
 from gradcomp_jax.methods import dense, dgc, terngrad
-from gradcomp_jax.methods.registry import METHODS
+from gradcomp_jax.methods.registry import METHODS, command_name
 from gradcomp_jax.transforms import exchange
 from gradcomp_jax.transforms.policies import gains
-
-# 1712.01887, section 3.3: 75%, 93.75%, 98.4375% and 99.6% of the entries stay behind.
-_WARM_UP_DENSITIES = (0.25, 0.0625, 0.015625, 0.004)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Recipe:
-    """A method with its place in an optimizer.
-
-    Attributes:
-      make: ``make(settings, warm_up, seed) -> transformation``.
-      summary: one line for a person.
-      stages: ``stages(settings, steps_per_epoch)``: the ``(steps, density)`` before the final density; none by default.
-      replicas: whether every worker has parameters of its own.
-      periodic: whether it exchanges once in ``settings.every`` steps.
-    """
-
-    make: Callable[[Settings, WarmUp, int], Transformation]
-    summary: str
-    stages: Callable[[Settings, int], WarmUp] | None = None
-    replicas: bool = False
-    periodic: bool = False
-
-    def warm_up(self, settings: Settings, steps_per_epoch: int) -> WarmUp:
-        """Returns the ``(steps, density)`` stages before the final density; empty if none."""
-        return self.stages(settings, steps_per_epoch) if self.stages else ()
-
-
-def warm_up_stages(settings: Settings, steps_per_epoch: int) -> WarmUp:
-    """Cuts the warm-up epochs into equal stages of falling density.
-
-    Densities at or below the final one are left out, so a dense enough run has no warm-up.
-    """
-    densities = [density for density in _WARM_UP_DENSITIES if density > settings.density]
-    steps = round(settings.warm_up_epochs * steps_per_epoch)
-    if not densities or not steps:
-        return ()
-    edges = [round(steps * i / len(densities)) for i in range(len(densities) + 1)]
-    lengths = [after - before for before, after in itertools.pairwise(edges)]
-    return tuple((n, density) for n, density in zip(lengths, densities, strict=True) if n)
+from gradcomp_jax.transforms.warm_up import Stages
 
 
 def build(method: str, settings: Settings, steps_per_epoch: int, *, seed: int = 0) -> Transformation:
@@ -100,12 +58,12 @@ def build(method: str, settings: Settings, steps_per_epoch: int, *, seed: int = 
         raise SettingError(f"{method}: {error}") from error
 
 
-def _dense(settings: Settings, warm_up: WarmUp, seed: int, *, dtype: Any) -> Transformation:
+def _dense(settings: Settings, warm_up: Stages, seed: int, *, dtype: Any) -> Transformation:
     del warm_up, seed
     return after(dense(axis_name=settings.axis_name, dtype=dtype), settings)
 
 
-def _terngrad(settings: Settings, warm_up: WarmUp, seed: int, *, down: Literal["levels", "ternary"]) -> Transformation:
+def _terngrad(settings: Settings, warm_up: Stages, seed: int, *, down: Literal["levels", "ternary"]) -> Transformation:
     del warm_up
     gain = gains(ternary(down=down), dense_code())
 
@@ -117,7 +75,7 @@ def _terngrad(settings: Settings, warm_up: WarmUp, seed: int, *, down: Literal["
     return after(seeded(make, seed), settings)
 
 
-def _dgc(settings: Settings, warm_up: WarmUp, seed: int, **ablation: Any) -> Transformation:
+def _dgc(settings: Settings, warm_up: Stages, seed: int, **ablation: Any) -> Transformation:
     """DGC with some of its options replaced; the momentum is inside, so plain SGD follows."""
     del seed
     options = {
@@ -131,7 +89,7 @@ def _dgc(settings: Settings, warm_up: WarmUp, seed: int, **ablation: Any) -> Tra
     return optax.chain(dgc(**options), optax.sgd(settings.learning_rate))
 
 
-def _dgc_gather(settings: Settings, warm_up: WarmUp, seed: int) -> Transformation:
+def _dgc_gather(settings: Settings, warm_up: Stages, seed: int) -> Transformation:
     """By gather one worker sends N - 1 payloads, in two phases 2 (N - 1) / N: as many bytes at 2 / N of the density."""
     share = 2 / settings.workers
     stages = tuple((steps, density * share) for steps, density in warm_up)
@@ -142,14 +100,14 @@ def _route(name: str) -> collectives.Route:
     return collectives.gather() if name == "gather" else collectives.two_phase(cast(collectives.Remainder, name))
 
 
-def _residual(settings: Settings, warm_up: WarmUp, seed: int, *, route: str, share: float = 1.0) -> Transformation:
+def _residual(settings: Settings, warm_up: Stages, seed: int, *, route: str, share: float = 1.0) -> Transformation:
     """Top-k with error feedback, and the momentum after it."""
     del warm_up, seed
     code = topk(settings.density * share)
     return after(exchange(code, axis_name=settings.axis_name, route=_route(route)), settings)
 
 
-def _int8(settings: Settings, warm_up: WarmUp, seed: int, *, route: str) -> Transformation:
+def _int8(settings: Settings, warm_up: Stages, seed: int, *, route: str) -> Transformation:
     """Block int8 with error feedback, and the momentum after it."""
     del warm_up, seed
     return after(exchange(block_quantized(), axis_name=settings.axis_name, route=_route(route)), settings)
@@ -190,35 +148,26 @@ RECIPES: dict[str, Recipe] = {
 }
 
 RECIPES |= {
-    recipe_name(name): Recipe(
+    command_name(name): Recipe(
         functools.partial(make_registered, name=name),
         summary(method),
         stages=functools.partial(dense_stage, name=name),
     )
     for name, method in METHODS.items()
-    if recipe_name(name) not in RECIPES and name != "dense"
+    if command_name(name) not in RECIPES and name != "dense"
 }
 
-RECIPES |= {
-    name: Recipe(
-        loose.make,
-        loose.summary,
-        stages=warm_up_stages if loose.warms_up else None,
-        replicas=loose.replicas,
-        periodic=True,
-    )
-    for name, loose in LOOSE.items()
-}
+RECIPES |= REPLICA_RECIPES
 
 ROUTES = (
     "dense-bf16",
     "dgc",
     *(name for name in RECIPES if name.rpartition("-")[2] in ("gather", "back", "server")),
 )
-ALL = ("dense-f32", *(recipe_name(name) for name in METHODS if name != "dense"))
+ALL = ("dense-f32", *(command_name(name) for name in METHODS if name != "dense"))
 """One recipe for each registered method, and both baselines."""
 
-REPLICAS = ("dense-f32", *LOOSE)
+REPLICAS = ("dense-f32", *REPLICA_RECIPES)
 """Whatever is not synchronous, beside what is."""
 
 DEFAULT = ("dense-bf16", "terngrad", "dgc")

@@ -10,9 +10,9 @@ import optax
 
 from gradcomp_jax.experiments.settings import Settings
 from gradcomp_jax.methods.registry import METHODS, Method
+from gradcomp_jax.transforms.warm_up import Stages
 
 Transformation: TypeAlias = optax.GradientTransformationExtraArgs
-WarmUp: TypeAlias = tuple[tuple[int, float], ...]
 
 NO_LENGTH = 0.02
 """Learning rate of updates that have no length (signs, Adam's direction), as a share of SGD's; no momentum follows them."""
@@ -25,12 +25,7 @@ DENSE_SHARE = 0.15
 """Share of a run in which a method warms up dense; Tang et al., 2021, https://arxiv.org/abs/2102.02888, section 7.1."""
 
 
-def recipe_name(name: str) -> str:
-    """A registered method's name as it is typed in a shell."""
-    return name.replace("_", "-")
-
-
-def make_registered(settings: Settings, warm_up: WarmUp, seed: int, *, name: str) -> Transformation:
+def make_registered(settings: Settings, warm_up: Stages, seed: int, *, name: str) -> Transformation:
     """The transformation of a registered method, with its learning rate and its momentum in their places."""
     method = METHODS[name]
     takes = inspect.signature(method.make).parameters
@@ -51,7 +46,7 @@ def make_registered(settings: Settings, warm_up: WarmUp, seed: int, *, name: str
     return optax.chain(exchange, optax.sgd(rate))
 
 
-def dense_stage(settings: Settings, steps_per_epoch: int, *, name: str) -> WarmUp:
+def dense_stage(settings: Settings, steps_per_epoch: int, *, name: str) -> Stages:
     """The dense steps before the method's own, as a stage of density 1; none for most methods."""
     if "warm_up_steps" not in inspect.signature(METHODS[name].make).parameters:
         return ()

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from gradcomp_jax._errors import SettingError
+from gradcomp_jax._errors import SettingError, known_name
 from gradcomp_jax.audit import wire_bytes
 from gradcomp_jax.experiments import models, recipes
 from gradcomp_jax.experiments.datasets import Dataset, load
@@ -142,12 +142,12 @@ class Trainer:
           UnknownNameError: if there is no such method.
           SettingError: if the settings fit neither the method, the data nor the devices.
         """
-        self.method = method
+        self.method = known_name("method", method, recipes.RECIPES)
         self.dataset = dataset
         self.settings = settings
         self.model = the_task.model
         self.steps_per_epoch = settings.steps_per_epoch(len(dataset.train_x))
-        tx = recipes.build(method, settings, self.steps_per_epoch)
+        tx = recipes.build(self.method, settings, self.steps_per_epoch)
         self.mesh = data_mesh(settings.workers, settings.axis_name)
         self._batch_sharding = NamedSharding(self.mesh, P(settings.axis_name))
         self._evaluate = jax.jit(self._correct)

@@ -98,6 +98,11 @@ METHODS: dict[str, Method] = {
 """Names to methods. A new method adds one line."""
 
 
+def command_name(name: str) -> str:
+    """Returns a method's name as the commands print it; they take it with ``_`` as well."""
+    return name.replace("_", "-")
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """What a method costs with its defaults, on one large matrix.

@@ -130,7 +130,17 @@ def test_groups_of_methods_expand_and_repeat_nothing():
 
     assert _method_names("all") == list(ALL)
     assert _method_names("ablations") == list(ABLATIONS)
+    assert _method_names("topk_sgd,topk-sgd,dense_bf16") == ["topk-sgd", "dense-bf16"]
     assert _method_names(" dgc, ablations,terngrad ") == list(dict.fromkeys(("dgc", *ABLATIONS, "terngrad")))
+
+
+@pytest.mark.parametrize("spelled", ["topk_sgd", "topk-sgd"])
+def test_a_method_has_one_name_however_it_is_spelled(gradcomp, tmp_path, spelled: str):
+    line = ("train", "--method", spelled, "--workers", "2", "--batch", "718", "--epochs", "1")
+    assert gradcomp(*line).exit_code == 0
+    assert json.loads((tmp_path / "gradcomp-results/train-topk-sgd-digits.json").read_text())
+    found = gradcomp("plan", "--params", "5M", "--methods", spelled)
+    assert found.exit_code == 0 and "topk-sgd" in found.stdout and "topk_sgd" not in found.stdout
 
 
 def test_train_goes_on_from_its_checkpoint(gradcomp, tmp_path):

@@ -7,13 +7,13 @@ import pytest
 
 from gradcomp_jax._errors import SettingError
 from gradcomp_jax.experiments import Listener, Trainer, train, train_with_checkpoints
-from gradcomp_jax.experiments.replicas import LOOSE
+from gradcomp_jax.experiments.replicas import REPLICA_RECIPES
 
 pytestmark = pytest.mark.xdist_group("experiments")
 
 
 @pytest.mark.parametrize(
-    "method", [pytest.param(m, marks=[] if m == "delayed-dgc" else [pytest.mark.slow]) for m in LOOSE]
+    "method", [pytest.param(m, marks=[] if m == "delayed-dgc" else [pytest.mark.slow]) for m in REPLICA_RECIPES]
 )
 def test_training_learns(method: str) -> None:
     result = train(method, "digits", workers=2, batch_per_worker=32, epochs=8, density=0.1, delay=2, every=2)
