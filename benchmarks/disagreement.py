@@ -24,6 +24,7 @@ import numpy as np
 import optax
 
 import gradcomp_jax as gc
+from gradcomp_jax import _markdown
 from gradcomp_jax.experiments import datasets, models
 from gradcomp_jax.experiments.machine import machine, versions
 from gradcomp_jax.experiments.tasks import task
@@ -169,16 +170,15 @@ def report(results: dict[str, list[list[float]]], command: str) -> str:
             "",
             f"Density {cell.density:g}, {cell.steps:,} steps of {cell.workers} x {cell.batch} examples, {seeds} seeds.",
             "",
-            "| method | accuracy % | workers' rms | owners' rms |",
-            "|---|---:|---:|---:|",
         ]
+        cells = []
         for name, runs in rows.items():
             if runs:
                 accuracy, kept, owned = zip(*runs, strict=True)
                 spread = statistics.stdev(accuracy) if len(accuracy) > 1 else 0.0
                 held = [f"{statistics.fmean(x):.3g}" if any(x) else "-" for x in (kept, owned)]
-                lines.append(f"| {name} | {statistics.fmean(accuracy):.2f} ± {spread:.2f} | {held[0]} | {held[1]} |")
-        lines.append("")
+                cells.append((name, f"{statistics.fmean(accuracy):.2f} ± {spread:.2f}", *held))
+        lines += [*_markdown.table(("method", "accuracy %", "workers' rms", "owners' rms"), cells, align="lr"), ""]
     lines += [
         f"`{command}`, {here['cores']} cores of {here['processor']}, Python {installed['python']}, jax {installed['jax']}.",
         "",

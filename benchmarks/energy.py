@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import gradcomp_jax as gc
-from gradcomp_jax import kernels
+from gradcomp_jax import _markdown, kernels
 from gradcomp_jax.experiments.machine import machine, versions
 
 DENSITIES = (0.001, 0.01)
@@ -104,18 +104,15 @@ def page(command: str) -> str:
         "",
     ]
     heads = [f"{view}, {density:g}" for density in DENSITIES for view in ("stretches", "dealt")]
-    lines += ["| tensor | shape | " + " | ".join(heads) + " |", "|---|---|" + "---:|" * len(heads)]
+    rows: list[tuple[str, ...]] = []
     for name, x in tensors().items():
         shares = [share(x, density, view) for density in DENSITIES for view in ("rows", None)]
-        lines.append(f"| {name} | {' x '.join(map(str, x.shape))} | " + " | ".join(f"{s:.3f}" for s in shares) + " |")
+        rows.append((name, " x ".join(map(str, x.shape)), *(f"{s:.3f}" for s in shares)))
+    lines += _markdown.table(("tensor", "shape", *heads), rows, align="llr")
     lines += ["", "Within a block, k of its entries over its k largest:", ""]
-    lines += [
-        "| block | " + " | ".join(f"{k} of {block}" for block, k in BLOCKS) + " |",
-        "|---|" + "---:|" * len(BLOCKS),
-    ]
     table = {block: blocks(block) for block, _ in BLOCKS}
-    for name in table[1024]:
-        lines.append(f"| {name} | " + " | ".join(f"{share_of_blocks(table[b][name], k):.3f}" for b, k in BLOCKS) + " |")
+    rows = [(name, *(f"{share_of_blocks(table[b][name], k):.3f}" for b, k in BLOCKS)) for name in table[1024]]
+    lines += _markdown.table(("block", *(f"{k} of {block}" for block, k in BLOCKS)), rows, align="lr")
     return "\n".join(lines) + "\n"
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from error_plot import PUBLISHED, plot
 from error_subjects import CODES, FRACTION_BITS, TASK, Code, gaussian, gradients, heavy_tailed, matrix_shape
 
-from gradcomp_jax import kernels
+from gradcomp_jax import _markdown, kernels
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.experiments import load
 from gradcomp_jax.experiments.machine import machine, versions
@@ -185,14 +185,16 @@ def ternary_expected(clip: float) -> float:
 
 def comparison(table: Table) -> list[str]:
     """Measured beside published."""
-    lines = ["| code, Gaussian input | bits/value | measured | published, or by formula |", "|---|---:|---:|---:|"]
+    rows = []
     for nominal, published in PUBLISHED.items():
         one = table[f"rotated, {nominal} bits, unbiased"]["Gaussian"]
-        lines.append(f"| rotated, {nominal} bits, unbiased | {one.mean_bits:.3f} | {cell(one)} | {published} |")
+        rows.append((f"rotated, {nominal} bits, unbiased", f"{one.mean_bits:.3f}", cell(one), published))
     name = "ternary, clip 2.5, by tensor"
     one = table[name]["Gaussian"]
-    lines.append(f"| {name} | {one.mean_bits:.3f} | {cell(one)} | {ternary_expected(2.5):.2f} (formula) |")
-    return lines
+    rows.append((name, f"{one.mean_bits:.3f}", cell(one), f"{ternary_expected(2.5):.2f} (formula)"))
+    return _markdown.table(
+        ("code, Gaussian input", "bits/value", "measured", "published, or by formula"), rows, align="lr"
+    )
 
 
 def page(
@@ -228,14 +230,15 @@ def page(
         "sending nothing.",
         "",
         *([f"![Error against bits for each value]({image})", ""] if image else []),
-        "| compressor | bits/value | Gaussian | 4^-b | Student t | gradients: bits/value | gradients |",
-        "|---|---:|---:|---:|---:|---:|---:|",
     ]
+    rows = []
     for name, on in table.items():
         bits = on["Gaussian"].mean_bits
         cells = [f"{bits:.3f}", cell(on["Gaussian"]), number(4**-bits), cell(on["Student t"])]
         cells += [f"{on['gradients'].mean_bits:.3f}", cell(on["gradients"])]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        rows.append((name, *cells))
+    heads = ("compressor", "bits/value", "Gaussian", "4^-b", "Student t", "gradients: bits/value", "gradients")
+    lines += _markdown.table(heads, rows, align="lr")
     notes = [
         "bits/value: the payload's bytes times 8 over the entries, with scales, indices, the padding of the last block and "
         "what the workers agree on beforehand (the scale of `ternary`, P of `low_rank`). One way; no way back.",

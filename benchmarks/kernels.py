@@ -24,6 +24,8 @@ import numpy as np
 from peers import load_peers
 from subjects import SUBJECTS, Round, Subject
 
+from gradcomp_jax import _markdown
+
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -92,12 +94,13 @@ def summary(seconds: dict[str, list[float]]) -> dict[str, dict[str, float]]:
 
 def table(n: int, rows: dict[str, dict[str, float | None]]) -> str:
     lines = [f"\n{n:,} entries, float32", ""]
-    lines += ["| subject | ms (quartiles) | x copy | x read | passes | by hand |", "|---|---:|---:|---:|---:|---:|"]
+    cells = []
     for name, row in rows.items():
         spread = f"{row['ms']:.2f} ({row['ms_low']:.2f} .. {row['ms_high']:.2f})"
         passes, by_hand = ("-" if p is None else f"{p:.2f}" for p in (row["passes"], row["passes_by_hand"]))
-        lines.append(f"| {name} | {spread} | {row['copies']:.2f} | {row['reads']:.2f} | {passes} | {by_hand} |")
-    return "\n".join(lines)
+        cells.append((name, spread, f"{row['copies']:.2f}", f"{row['reads']:.2f}", passes, by_hand))
+    heads = ("subject", "ms (quartiles)", "x copy", "x read", "passes", "by hand")
+    return "\n".join([*lines, *_markdown.table(heads, cells, align="lr")])
 
 
 def plot(results: dict[int, dict[str, dict[str, float | None]]], path: Path, title: str) -> None:

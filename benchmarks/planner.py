@@ -52,7 +52,7 @@ def main() -> None:
         computing = compute_times(json.loads(options.network.read_text())["cells"])
         links.measure(options.json, rates, delays, {k: t for k, t in computing.items() if k[1] in options.workers})
     command = "python " + " ".join([os.path.relpath(sys.argv[0]), *sys.argv[1:]])
-    found = "\n".join(claims.table()) + "\n"
+    found = "\n".join(claims.claims_table()) + "\n"
     print(found)
     texts = [(found, CLAIMS_START, CLAIMS_END)]
     if options.json.exists():

@@ -13,6 +13,8 @@ import os
 import pathlib
 from collections.abc import Iterable
 
+from gradcomp_jax import _markdown
+
 MARKERS = "<!-- tpu-table -->", "<!-- /tpu-table -->"
 
 
@@ -32,12 +34,6 @@ def collectives(rows: Iterable) -> str:
     return ", ".join(f"{kind} {' '.join(sorted(kinds[kind]))}" for kind in sorted(kinds))
 
 
-def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    """A Markdown table whose first column is words and whose last is words too."""
-    rule = ["---", *["---:"] * (len(header) - 2), "---"]
-    return ["| " + " | ".join(cells) + " |" for cells in (header, tuple(rule), *rows)]
-
-
 def one_slice(tpu, topology: str, methods: list[str]) -> list[str]:
     baseline = tpu.train_step("dense_bf16", topology).made.sent
     rows = []
@@ -55,7 +51,7 @@ def one_slice(tpu, topology: str, methods: list[str]) -> list[str]:
             )
         )
     header = ("method", "bytes sent", "fewer than bf16", "temporaries / gradient", "memory MB", "collectives")
-    return [f"### {topology}", "", *table(header, rows), ""]
+    return [f"### {topology}", "", *_markdown.table(header, rows, align="l" + "r" * (len(header) - 2) + "l"), ""]
 
 
 def slices(tpu, topology: str, methods: list[str], *, hierarchical: bool) -> list[str]:
@@ -89,7 +85,12 @@ def slices(tpu, topology: str, methods: list[str], *, hierarchical: bool) -> lis
         "memory MB",
         "collectives across slices",
     )
-    return [f"### {topology}, {title}", "", *table(header, rows), ""]
+    return [
+        f"### {topology}, {title}",
+        "",
+        *_markdown.table(header, rows, align="l" + "r" * (len(header) - 2) + "l"),
+        "",
+    ]
 
 
 def heading(tpu) -> list[str]:

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 
+from gradcomp_jax._markdown import table
 from gradcomp_jax.planning import Device, Link, Workload, alexnet, predict
 from gradcomp_jax.planning.links import Cluster
 from gradcomp_jax.planning.traffic import Crossing, Traffic
@@ -83,12 +84,9 @@ def solve(claim: Claim) -> float:
     return low
 
 
-def table() -> list[str]:
+def claims_table() -> list[str]:
     """Each claim with steps of a node between which its batch and its cards can be."""
     steps = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7)
-    head = " | ".join(f"{1e3 * s:.0f} ms" for s in steps)
-    lines = [f"| claim | {head} | step that gives the claim |", "|---|" + "---:|" * (len(steps) + 1)]
-    for claim in CLAIMS:
-        ours = " | ".join(f"{claim.ours(s):.1f}x" for s in steps)
-        lines.append(f"| {claim.text} | {ours} | {1e3 * solve(claim):.0f} ms |")
-    return lines
+    head = ("claim", *(f"{1e3 * s:.0f} ms" for s in steps), "step that gives the claim")
+    rows = ((c.text, *(f"{c.ours(s):.1f}x" for s in steps), f"{1e3 * solve(c):.0f} ms") for c in CLAIMS)
+    return table(head, rows, align="lr")

@@ -7,6 +7,7 @@ from typing import Any
 from benchmarks.planning.validate import NEAR, Held
 from benchmarks.sweep.bounds import CLEAR, choose
 from benchmarks.sweep.links import as_read, delay_name, rate_name
+from gradcomp_jax._markdown import table
 
 MEDIAN, WORST, RIGHT = 0.15, 0.35, 0.95
 """What is asked of the errors of predicted steps, and of the share of right verdicts."""
@@ -64,17 +65,17 @@ def markdown(results: Mapping[str, Any], calibrated: Sequence[Held], by_formula:
 
 def _checks(held: Sequence[Held]) -> list[str]:
     words = {True: "pass", False: "**fail**"}
-    return ["| claim | | found |", "|---|---|---|", *(f"| {c} | {words[ok]} | {n} |" for c, ok, n in checks(held))]
+    return table(("claim", "", "found"), ((c, words[ok], n) for c, ok, n in checks(held)), align="l")
 
 
 def _by_method(held: Sequence[Held]) -> list[str]:
-    lines = ["| method | least | median | most | median of sizes |", "|---|---:|---:|---:|---:|"]
+    rows = []
     for name in held[0].measured:
         errors = [one.errors[name] for one in held]
         cells = (min(errors), statistics.median(errors), max(errors))
         sizes = statistics.median(abs(e) for e in errors)
-        lines.append(f"| {name} | " + " | ".join(f"{100 * e:+.0f}%" for e in cells) + f" | {100 * sizes:.0f}% |")
-    return lines
+        rows.append((name, *(f"{100 * e:+.0f}%" for e in cells), f"{100 * sizes:.0f}%"))
+    return table(("method", "least", "median", "most", "median of sizes"), rows, align="lr")
 
 
 def _by_link(held: Sequence[Held]) -> list[str]:
@@ -82,30 +83,26 @@ def _by_link(held: Sequence[Held]) -> list[str]:
     for one in held:
         where = ", ".join(one.key.split(", ")[2:])
         links.setdefault(where, []).extend(abs(e) for e in one.errors.values())
-    lines = ["| link | median | largest |", "|---|---:|---:|"]
-    return lines + [f"| {k} | {100 * statistics.median(v):.0f}% | {100 * max(v):.0f}% |" for k, v in links.items()]
+    rows = ((k, f"{100 * statistics.median(v):.0f}%", f"{100 * max(v):.0f}%") for k, v in links.items())
+    return table(("link", "median", "largest"), rows, align="lr")
 
 
 def _verdicts(held: Sequence[Held]) -> list[str]:
-    lines = ["| cell | plan | measured | plan's choice / fastest | |", "|---|---|---|---:|---|"]
-    for one in held:
-        words = "right" if one.right else "**wrong**"
-        lines.append(f"| {one.key} | {one.choice} | {choose(one.measured)} | {one.slower:.2f} | {words} |")
-    return lines
+    rows = [
+        (one.key, one.choice, choose(one.measured), f"{one.slower:.2f}", "right" if one.right else "**wrong**")
+        for one in held
+    ]
+    return table(("cell", "plan", "measured", "plan's choice / fastest", ""), rows, align="lllrl")
 
 
 def _fits(links: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines = [
-        "| workers | link | pauses, ms | collective | latency, ms | MB/s sent | error of the line: median, largest |",
-        "|---:|---|---:|---|---:|---:|---:|",
-    ]
+    rows = []
     for one in sorted(links, key=lambda c: (c["workers"], as_read(c), c["pause_s"])):
         where = f"{rate_name(one['rate'])}, {delay_name(one['delay_s'])}"
         for kind, fit in one["calibration"]["fits"].items():
             rate = f"{1e-6 / fit['beta_s_per_byte']:.3g}" if fit["beta_s_per_byte"] else "-"
             off = f"{100 * fit['median_error']:.0f}%, {100 * fit['worst_error']:.0f}%"
             pause = f"{1e3 * one['pause_s']:.0f}"
-            lines.append(
-                f"| {one['workers']} | {where} | {pause} | {kind} | {1e3 * fit['alpha_s']:.3g} | {rate} | {off} |"
-            )
-    return lines
+            rows.append((one["workers"], where, pause, kind, f"{1e3 * fit['alpha_s']:.3g}", rate, off))
+    heads = ("workers", "link", "pauses, ms", "collective", "latency, ms", "MB/s sent")
+    return table((*heads, "error of the line: median, largest"), rows, align="rlrlr")

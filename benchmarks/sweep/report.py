@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from gradcomp_jax import _markdown
+
 from .bounds import steps_to, target_loss, verdict
 from .checks import checks
 from .links import as_read, delay_name, rate_name
@@ -46,8 +48,8 @@ def insert(document: str, text: str, start_line: str = START, end_line: str = EN
 def check_lines(cells: Sequence[Row]) -> list[str]:
     """A table of :func:`checks.checks`."""
     words = {True: "pass", False: "**fail**", None: "not measured"}
-    lines = ["| claim | | measured |", "|---|---|---|"]
-    return lines + [f"| {c.claim} | {words[c.holds]} | {c.numbers} |" for c in checks(cells)]
+    rows = ((c.claim, words[c.holds], c.numbers) for c in checks(cells))
+    return _markdown.table(("claim", "", "measured"), rows, align="l")
 
 
 def _setting(results: Mapping[str, Any]) -> str:
@@ -57,20 +59,18 @@ def _setting(results: Mapping[str, Any]) -> str:
 
 
 def _bytes(group: Sequence[Row]) -> list[str]:
-    lines = [
-        "| method | bytes sent, by the program | collectives | counted / program | alone, s |",
-        "|---|---:|---|---:|---:|",
-    ]
+    cells: list[tuple[str, ...]] = []
     for name in group[0]["methods"]:
         rows = [c["methods"][name] for c in group if name in c["methods"]]
         ratios = [f(r["counted"] / r["sent"] for r in rows if r["counted"] is not None) for f in (_least, _most)]
         counted = "not counted" if ratios[0] is None else f"{ratios[0]:.3f} .. {ratios[1]:.3f}"
         kinds = ", ".join(f"{count} {kind}" for kind, count in rows[0]["collectives"].items())
         alone = " .. ".join(f"{s:.3f}" for s in sorted({f(r["alone_s"] for r in rows) for f in (min, max)}))
-        lines.append(f"| {name} | {rows[0]['sent']:,} | {kinds} | {counted} | {alone} |")
+        cells.append((name, f"{rows[0]['sent']:,}", kinds, counted, alone))
     times = [c["nothing_s"] for c in group]
-    lines.append(f"| no exchange | 0 | | | {min(times):.3f} .. {max(times):.3f} |")
-    return lines
+    cells.append(("no exchange", "0", "", "", f"{min(times):.3f} .. {max(times):.3f}"))
+    heads = ("method", "bytes sent, by the program", "collectives", "counted / program", "alone, s")
+    return _markdown.table(heads, cells, align="lrlrr")
 
 
 def _least(values: Iterator[float]) -> float | None:
@@ -84,8 +84,8 @@ def _most(values: Iterator[float]) -> float | None:
 def _verdicts(group: Sequence[Row]) -> list[str]:
     rates, delays = _axes(group)
     by_link = {(c["rate"], c["delay_s"]): verdict(c) for c in group}
-    lines = _head("one way", [rate_name(r) for r in rates])
-    return lines + [f"| {delay_name(d)} | " + " | ".join(by_link.get((r, d), "") for r in rates) + " |" for d in delays]
+    rows = ((delay_name(d), *(by_link.get((r, d), "") for r in rates)) for d in delays)
+    return _markdown.table(("one way", *map(rate_name, rates)), rows, align="lr")
 
 
 def _times(group: Sequence[Row]) -> list[str]:
@@ -94,10 +94,8 @@ def _times(group: Sequence[Row]) -> list[str]:
         f"{delay_name(group[0]['delay_s'])} one way: seconds a step (least .. most; x dense f32, x dense bf16)",
         "",
     ]
-    lines += _head("method", [rate_name(c["rate"]) for c in group])
-    for name in group[0]["methods"]:
-        lines.append(f"| {name} | " + " | ".join(_time(c, name) for c in group) + " |")
-    return lines
+    rows = ((name, *(_time(c, name) for c in group)) for name in group[0]["methods"])
+    return lines + _markdown.table(("method", *(rate_name(c["rate"]) for c in group)), rows, align="lr")
 
 
 def _time(cell: Row, name: str) -> str:
@@ -119,19 +117,14 @@ def _to_target(group: Sequence[Row], training: Row) -> list[str]:
     lines = [f"Seconds to a training loss of {target:.3f} nats, which dense f32 has after 70% of {total} steps"]
     lines[0] += " (composed: measured steps x measured seconds a step; no warm-up of density):"
     columns = [f"{rate_name(c['rate'])}, {delay_name(c['delay_s'])}" for c in group]
-    lines += ["", *_head("method | steps", columns, numbers=2)]
+    rows = []
     for name, losses in training["losses"].items():
         steps = steps_to(losses, target)
         times = [c["methods"][name]["step_s"] if name in c["methods"] else None for c in group]
         words = ["-" if steps is None or t is None else f"{steps * t:.3g}" for t in times]
-        lines.append(f"| {name} | {f'not in {total}' if steps is None else steps} | " + " | ".join(words) + " |")
-    return lines
+        rows.append((name, f"not in {total}" if steps is None else steps, *words))
+    return [*lines, "", *_markdown.table(("method", "steps", *columns), rows, align="lr")]
 
 
 def _axes(group: Sequence[Row]) -> tuple[list[float | None], list[float]]:
     return list(dict.fromkeys(c["rate"] for c in group)), list(dict.fromkeys(c["delay_s"] for c in group))
-
-
-def _head(first: str, columns: Sequence[str], numbers: int = 1) -> list[str]:
-    rule = "|---" + "|---:" * (len(columns) + numbers - 1) + "|"
-    return [f"| {first} | " + " | ".join(columns) + " |", rule]

@@ -4,6 +4,7 @@ import statistics
 from typing import Any
 
 from benchmarks.sweep import links
+from gradcomp_jax import _markdown
 
 START, END = "<!-- world-table -->", "<!-- /world-table -->"
 
@@ -14,15 +15,15 @@ def table(results: dict[str, Any]) -> str:
     places = list(dict.fromkeys((c["rate"], c["delay_s"]) for c in results["cells"]))
     names = list(dict.fromkeys(c["strategy"] for c in results["cells"]))
     head = [f"{links.rate_name(rate)}, {links.delay_name(delay_s)}" for rate, delay_s in places]
-    lines = ["| strategy | " + " | ".join(head) + " |", "|---|" + "---:|" * len(places)]
+    rows = []
     for name in names:
         free = cells.get((name, None, 0.0))
         row = []
         for place in places:
             taken = cells.get((name, *place))
             row.append("" if taken is None else _cell(taken, free if place != (None, 0.0) else None))
-        lines.append(f"| {name} | " + " | ".join(row) + " |")
-    return "\n".join(lines)
+        rows.append((name, *row))
+    return "\n".join(_markdown.table(("strategy", *head), rows, align="lr"))
 
 
 def _cell(taken: list[float], free: list[float] | None) -> str:

@@ -3,6 +3,7 @@
 from rich import box
 from rich.table import Table
 
+from gradcomp_jax import _markdown
 from gradcomp_jax.experiments import Comparison, MethodResult
 from gradcomp_jax.experiments.recipes import RECIPES
 from gradcomp_jax.methods import registry
@@ -93,9 +94,7 @@ def markdown(comparison: Comparison, *, command: str) -> str:
         "",
         f"```\n{command}\n```",
         "",
-        "| " + " | ".join(_COLUMNS) + " |",
-        "|" + "---|" + "---:|" * (len(_COLUMNS) - 1),
-        *("| " + " | ".join(row) + " |" for row in rows(comparison)),
+        *_markdown.table(_COLUMNS, rows(comparison), align="lr"),
         "",
         *(f"- {note}" for note in notes(comparison)),
         "",

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _checks
+from gradcomp_jax import _checks, _markdown
 from gradcomp_jax.methods.block_quantized import block_quantized
 from gradcomp_jax.methods.demo import demo
 from gradcomp_jax.methods.dense import dense
@@ -178,8 +178,7 @@ def header(workers: int) -> tuple[str, ...]:
 
 def markdown_table(*, workers: int = 8) -> str:
     """:func:`table` as Markdown, as it stands in the README."""
-    lines = ["| " + " | ".join(header(workers)) + " |", "|---|---:|---:|---:|---|---|---|---|"]
-    lines += ["| " + " | ".join(cells(row)) + " |" for row in table(workers=workers)]
+    lines = _markdown.table(header(workers), map(cells, table(workers=workers)), align="lrrrl")
     return "\n".join(lines) + "\n"
 
 

@@ -20,7 +20,7 @@ def test_the_example_runs() -> None:
 
 
 def test_the_claims_are_those_of_the_benchmark() -> None:
-    assert "\n".join(claims.table()) in PAGE
+    assert "\n".join(claims.claims_table()) in PAGE
 
 
 @pytest.mark.slow

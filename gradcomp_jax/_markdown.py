@@ -1,0 +1,28 @@
+"""Tables in Markdown."""
+
+from collections.abc import Iterable, Sequence
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, align: str) -> list[str]:
+    """Returns the lines of a table.
+
+    Args:
+        header: one word for each column.
+        rows: cells, written with ``str``.
+        align: ``l`` or ``r`` for each column; the last letter holds for all columns after it.
+
+    Raises:
+        ValueError: if a row has another number of cells than the header.
+    """
+    sides = align.ljust(len(header), align[-1])
+    rule = ["---:" if side == "r" else "---" for side in sides]
+    lines = [_line(header), f"|{'|'.join(rule)}|"]
+    for row in rows:
+        if len(row) != len(header):
+            raise ValueError(f"a row has {len(row)} cells, expected {len(header)}: {row}")
+        lines.append(_line(row))
+    return lines
+
+
+def _line(cells: Iterable[object]) -> str:
+    return "|" + "".join(f" {cell} |" if str(cell) else " |" for cell in cells)
