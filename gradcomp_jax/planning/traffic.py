@@ -72,7 +72,9 @@ def read(make: Callable[..., optax.GradientTransformation], params: PyTree, work
 
 @functools.lru_cache(maxsize=4096)
 def look_up(method: str, shapes: tuple[tuple[int, ...], ...], workers: int) -> Traffic:
-    """From the record, which has every method of :data:`gradcomp_jax.methods.METHODS` with its defaults: at once.
+    """From the record, which has the methods of :data:`gradcomp_jax.methods.METHODS` with their defaults: at once.
+
+    The programs of a method that the record lacks are read once in a process, in some seconds.
 
     Bytes are those of one matrix, for each entry or, of methods that factor matrices, for each of their sides. Tensors of
     fewer than two dimensions or 1,024 entries, and those that a factorization does not make smaller, are taken to go dense.
@@ -85,14 +87,13 @@ def look_up(method: str, shapes: tuple[tuple[int, ...], ...], workers: int) -> T
     Raises:
         ValueError: for an unknown method, and more workers than were recorded.
     """
-    record = recorded()
-    _checks.one_of("method", method, record)
+    _checks.one_of("method", method, METHODS)
     if _checks.positive_int("workers", workers) == 1:
         return Traffic((), 0)
     if workers > COUNTS[-1]:
         raise ValueError(f"workers must be at most {COUNTS[-1]} for the record, got {workers}: use traffic.read")
-    one = record[method]
     among = next(n for n in COUNTS if n >= workers)
+    one = recorded().get(method) or _read_anew(method, among)
     kept = one["workers"][str(among)]
     coded, dense = _units(shapes, one["rank"])
     crossings = [Crossing(kind, count, sent * coded) for kind, count, sent in kept["crossings"]] if coded else []
@@ -114,6 +115,11 @@ def recorded() -> dict[str, Any]:
     """The record, as :func:`make_record` made it."""
     text = importlib.resources.files(__package__).joinpath(RECORD).read_text()
     return json.loads(text)["methods"]
+
+
+@functools.cache
+def _read_anew(name: str, workers: int) -> dict[str, Any]:
+    return _recorded(name, (workers,))
 
 
 def make_record(names: Sequence[str] = tuple(METHODS), counts: Sequence[int] = COUNTS) -> dict[str, Any]:

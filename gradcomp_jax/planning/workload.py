@@ -65,7 +65,7 @@ class Device:
     Attributes:
         copy_rate: bytes a second that a copy reads and writes, together.
         copies: by method, the time of its arithmetic in copies of the gradient; of methods that are not in it, what the
-            record has, from a CPU.
+            record has, from a CPU, or what this machine takes for one that the record lacks.
     """
 
     copy_rate: float = 1e12
@@ -80,7 +80,7 @@ class Device:
         """Seconds to encode and decode as many float32 values."""
         copies = self.copies.get(method)
         if copies is None:
-            copies = recorded()[method]["copies"]
+            copies = recorded()[method]["copies"] if method in recorded() else _timed(method)
         return copies * 8 * values / self.copy_rate
 
 
@@ -106,6 +106,11 @@ def profile_step(
     compiled = jitted.lower(*args).compile()
     times = [_seconds(compiled, args) for _ in range(repeats + 1)]
     return Workload.of(params, statistics.median(times[1:]), overlap=overlap, memory=_memory(compiled))
+
+
+@functools.cache
+def _timed(method: str) -> float:
+    return profile_compression([method], values=2**22).copies[method]
 
 
 def profile_compression(methods: Iterable[str] | None = None, *, values: int = 2**24, repeats: int = 5) -> Device:

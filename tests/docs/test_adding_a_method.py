@@ -13,6 +13,7 @@ import gradcomp_jax as gc
 from gradcomp_jax.experiments import recipes, registered
 from gradcomp_jax.experiments.tasks import TASKS
 from gradcomp_jax.methods import registry
+from gradcomp_jax.planning import traffic
 from tests import test_peer_faults as faults
 from tests.conformance import methods as cases
 from tests.conformance import test_composition as composition
@@ -80,6 +81,22 @@ def test_it_can_be_compared(method) -> None:
     )
     assert np.asarray(updates["w"]).any()
     assert NAME not in recipes.RECIPES, "the example has become a method: the page needs another"
+
+
+def test_it_can_be_planned_with(method, tmp_path, monkeypatch) -> None:
+    """Though no record has it: its programs are read, and its arithmetic is timed."""
+    testing = pytest.importorskip("typer.testing")
+    from gradcomp_jax.cli.app import app
+
+    monkeypatch.chdir(tmp_path)
+    words = ["plan", "--params", "5M", "--methods", f"{NAME},dgc"]
+    found = testing.CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    assert found.exit_code == 0, found.output
+    (row,) = (line.split() for line in found.stdout.splitlines() if line.split()[:1] == [NAME])
+    assert row[-1] in ("always", "never") or row[-1].endswith("bit/s")
+    assert traffic.look_up(NAME, ((4096, 1024),), 8).sent == pytest.approx(
+        traffic.read(method.build, [jax.ShapeDtypeStruct((4096, 1024), jnp.float32)], 8).sent, rel=0.01
+    )
 
 
 def test_a_fault_in_it_is_found(method, monkeypatch) -> None:
