@@ -54,18 +54,23 @@ def owners_of_leaf(mark: gc.PerDevice, size: int, workers: int, *, dealt: bool) 
 
 
 def means_kept(state: gc.transforms.ExchangeState, workers: int) -> list[np.ndarray]:
-    """Of each compressed tensor what all workers keep, on the mean, with what its owners do: vectors, padding included."""
+    """Of each compressed tensor what all workers keep, on the mean, with what its owners do, padding included.
+
+    One row for each device of a worker.
+    """
     result = []
     for memories, server in zip(state.memory, state.server, strict=True):
         found = [getattr(m, "accumulated", m) for m in memories if jax.tree.leaves(m)]
-        means = [np.asarray(m.value, np.float64).reshape(workers, -1).mean(axis=0) for m in found]
+        means = [np.asarray(m.value, np.float64).reshape(workers, m.shares, -1).mean(axis=0) for m in found]
         if isinstance(server, gc.PerDevice) and workers >= server.returns.least:
-            rows = rows_of_owners(server.value, workers)[: server.rows].astype(np.float64)
-            pieces = np.split(rows, np.cumsum(server.returns.rows)[:-1])
-            owed = [
-                (p.T if server.returns.dealt else p).reshape(-1)[: len(m)] for p, m in zip(pieces, means, strict=True)
-            ]
-            means = [m + server.returns.sign * o for m, o in zip(means, owed, strict=True)]
+            block = server.value.shape[-1]
+            each = np.asarray(server.value, np.float64).reshape(workers, server.shares, -1, block)
+            for device in range(server.shares):
+                rows = rows_of_owners(each[:, device].reshape(-1, block), workers)[: server.rows]
+                pieces = np.split(rows, np.cumsum(server.returns.rows)[:-1])
+                for mean, piece in zip(means, pieces, strict=True):
+                    flat = (piece.T if server.returns.dealt else piece).reshape(-1)
+                    mean[device] += server.returns.sign * flat[: mean.shape[1]]
         result += means
     return result
 

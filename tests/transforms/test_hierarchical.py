@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import gradcomp_jax as gc
-from tests.conformance.environments import exchange_state
+from tests.conformance.environments import exchange_state, means_kept
 
 OUTER, INNER = "slices", "chips"
 AXES = (OUTER, INNER)
@@ -27,7 +27,7 @@ METHODS = {
     ),
     "powersgd": lambda: gc.powersgd(axis_name=OUTER, rank=1),
     "one_bit_adam": lambda: gc.one_bit_adam(axis_name=OUTER, warm_up_steps=2, block=64),
-    "ef21": lambda: gc.ef21(axis_name=OUTER, density=1 / 32, block=64),
+    "ef21": lambda: gc.ef21(axis_name=OUTER, density=1 / 32, block=64, route="two_phase"),
     "terngrad": lambda: gc.terngrad(axis_name=OUTER, bucket_size=80),
     "moving": lambda: gc.density_controller((1 / 64, 1 / 16), 0.5, axis_name=OUTER, every=1),
 }
@@ -228,6 +228,22 @@ def test_another_number_of_workers(name: str, tmp_path) -> None:
         assert a.any()
     updates, _ = World(name, shape=(4, 2)).update(draw(rng, 8), restored)
     assert np.asarray(updates["matrix"]).any()
+
+
+def test_two_workers_of_several_devices_have_no_owners() -> None:
+    """From four workers of two devices to two: what each device's owners held goes to that device of every worker."""
+    world, rng = World("dgc", shape=(4, 2)), np.random.default_rng(3)
+    state = world.init()
+    for _ in range(4):
+        _, state = world.update(draw(rng, 8), state)
+    like = World("dgc", shape=(2, 2)).init()
+    resized = gc.resize_workers(state, old=4, new=2)
+    assert jax.tree.map(np.shape, resized) == jax.tree.map(np.shape, like)
+    before, after = exchange_state(state), exchange_state(resized)
+    assert np.abs(before.server[0].value).max() > 0.01 and not np.any(after.server[0].value)
+    for want, got in zip(means_kept(before, 4), means_kept(after, 2), strict=True):
+        assert len(want) == 2
+        np.testing.assert_allclose(got, want, atol=1e-6)
 
 
 def test_it_trains() -> None:
