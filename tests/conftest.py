@@ -8,6 +8,7 @@ import gc
 import os
 import pathlib
 import sys
+from typing import Any
 
 _DEVICES = 8
 _COUNT_FLAG = "--xla_force_host_platform_device_count"
@@ -36,6 +37,8 @@ import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from tests import quick  # noqa: E402
+
 # Here and not in the environment: child processes run third-party code that mixes dtypes freely.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
@@ -43,6 +46,62 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 hypothesis.settings.register_profile("local", deadline=None, max_examples=25)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+_compiled = 0
+"""Programs compiled by this process and, where tests run in several, by those that have ended."""
+
+
+def _count(event: str, seconds: float, **facts: object) -> None:
+    del seconds, facts
+    global _compiled
+    _compiled += event == "/jax/core/compile/backend_compile_duration"
+
+
+jax.monitoring.register_event_duration_secs_listener(_count)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Adds up what the processes of pytest-xdist compiled."""
+    del error
+    global _compiled
+    _compiled += getattr(node, "workeroutput", {}).get("compiled", 0)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fails the README's line where it compiles more than its budget: compilation is what it costs."""
+    config = session.config
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["compiled"] = _compiled
+    elif _is_readme_line(config) and _compiled > quick.MOST_COMPILED and session.exitstatus == 0:
+        session.exitstatus = 1
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Prints how many programs were compiled."""
+    limit = f", the budget is {quick.MOST_COMPILED:,} (tests/quick.py)" if _is_readme_line(config) else ""
+    terminalreporter.write_line(f"{_compiled:,} programs compiled{limit}")
+
+
+def _is_readme_line(config: pytest.Config) -> bool:
+    return config.option.markexpr == "not slow" and config.args_source != pytest.Config.ArgsSource.ARGS
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as slow what the README's line leaves out, and lets one process run what shares a program."""
+    for item in items:
+        name, _, rest = item.nodeid.partition("[")
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        if name.startswith("tests/conformance/") and "method" in parameters:
+            item.add_marker(pytest.mark.xdist_group(f"conformance of {parameters['method']}"))
+        chosen = quick.QUICK.get(name)
+        if name in quick.SLOW:
+            item.add_marker("slow")
+        elif chosen is not None and parameters:
+            values = {str(value) for value in parameters.values()} | {rest.rstrip("]")}
+            if not values & set(chosen):
+                item.add_marker("slow")
 
 
 _MOST_MAPS = 15_000

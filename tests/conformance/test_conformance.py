@@ -10,6 +10,7 @@ import pytest
 
 import gradcomp_jax as gc
 from gradcomp_jax.transforms.frozen_adam import FrozenAdamState
+from tests.quick import FEW
 
 from .environments import (
     AXIS,
@@ -29,12 +30,9 @@ from .methods import METHODS, Case
 SHAPES = {
     "scalar": ((), jnp.float32),
     "empty": ((0,), jnp.float32),
-    "one": ((1,), jnp.float32),
     "bias": ((131,), jnp.float32),
     "matrix": ((61, 37), jnp.float32),
-    "kernel": ((3, 5, 64), jnp.float32),
-    "half": ((20, 30), jnp.bfloat16),
-    "flat": ((1, 1), jnp.float32),
+    "half": ((4, 5, 30), jnp.bfloat16),
 }
 KINDS = ("normal", "zero", "constant", "one-worker")
 
@@ -75,9 +73,15 @@ def is_variant(method: str) -> bool:
     return "-" in method and not method.startswith("dense")
 
 
+def quick_environments(method: str) -> tuple[str, ...]:
+    """Where the README's line runs a method; CI runs each in all of them."""
+    if method in FEW:
+        return ENVIRONMENTS
+    return ("vmap",) if is_variant(method) else FEWER
+
+
 def in_environment(method: str, env: str) -> Any:
-    """Variants in all environments take minutes more: the README's line runs three of them, CI the others too."""
-    marks = [pytest.mark.slow] if is_variant(method) and env not in FEWER else []
+    marks = [] if env in quick_environments(method) else [pytest.mark.slow]
     return pytest.param(method, env, marks=marks)
 
 
@@ -90,7 +94,7 @@ def memories(state: Any) -> Any:
     return exchange_state(state).memory
 
 
-COMPRESSED = ("half", "kernel", "matrix")
+COMPRESSED = ("half", "matrix")
 """The leaves that the default rule selects: two or more dimensions, and enough entries to gain."""
 
 
@@ -293,17 +297,23 @@ def test_a_bad_gradient_skips_the_exchange_on_every_worker(method: str, env: str
         assert np.asarray(updates["matrix"]).any(), f"the exchange did not recover from {poison}"
 
 
-@each_method
-def test_environments_agree(method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "environments"),
+    [
+        *(pytest.param(m, quick_environments(m), id=m) for m in METHODS if not is_variant(m)),
+        *(pytest.param(m, ENVIRONMENTS, id=f"{m}, all", marks=pytest.mark.slow) for m in METHODS if m not in FEW),
+    ],
+)
+def test_environments_agree(method: str, environments: tuple[str, ...]) -> None:
     params, gradient = parameters(), gradients("normal", 3)
     results = {}
-    for env in FEWER if is_variant(method) else ENVIRONMENTS:
+    for env in environments:
         _, world = built(method, env)
         state = world.init(params)
         updates, state = world.update(gradient, state, params)
         updates, _ = world.update(gradients("normal", 4), state, params)
         results[env] = as_float32(updates)
-    first = results[ENVIRONMENTS[0]]
+    first = results[environments[0]]
     for env, other in results.items():
         for name in first:
             scale = np.abs(first[name]).max(initial=0) + 1e-30
@@ -318,7 +328,7 @@ def test_environments_agree(method: str) -> None:
             )
 
 
-@each_method
+@pytest.mark.parametrize("method", [pytest.param(m, marks=[] if m in FEW else [pytest.mark.slow]) for m in METHODS])
 def test_same_key_same_bits(method: str) -> None:
     """A second program of the same method, compiled on its own, gives the first one's bits."""
     case, first = built(method, "vmap")

@@ -1,0 +1,112 @@
+"""What the README's line runs of the tests that many methods share; the continuous build runs all of them.
+
+Compilation is what tests cost, and a program a method adds up to half an hour. A question that is asked of every method is
+asked here of a few that differ in what it is about; the other answers are marked ``slow``.
+"""
+
+FEW = ("dense_bf16", "dense-bf16", "terngrad", "dgc", "powersgd")
+"""A cast, by both its names; a shared statistic; a selection with owners and momentum; a sum."""
+
+SOME = (*FEW, "topk_sgd", "block_quantized", "one_bit_adam", "eden")
+"""One for each kind of memory and of statistic."""
+
+MOST_COMPILED = 6000
+"""Programs that the README's line may compile."""
+
+CONFORMANCE = "tests/conformance/test_"
+
+QUICK: dict[str, tuple[str, ...]] = {
+    CONFORMANCE + "composition.py::test_extra_arguments_and_scan": FEW,
+    CONFORMANCE + "composition.py::test_masked_and_partition": FEW,
+    CONFORMANCE + "composition.py::test_one_worker_needs_no_axis": SOME,
+    CONFORMANCE + "composition.py::test_any_number_of_workers": ("dgc",),
+    CONFORMANCE + "wire.py::test_bytes_are_the_payloads": SOME,
+    CONFORMANCE + "wire.py::test_no_dense_collective_of_a_compressed_leaf": FEW,
+    CONFORMANCE + "wire.py::test_one_collective_for_all_leaves": FEW,
+    CONFORMANCE + "large_numbers.py::test_what_a_sum_could_not_hold_is_skipped_on_every_worker": FEW,
+    CONFORMANCE + "large_numbers.py::test_whatever_is_kept_stays_finite": FEW,
+    CONFORMANCE + "disagreement.py::test_what_the_workers_share_arrives": ("dgc",),
+    CONFORMANCE + "disagreement.py::test_memories_stay_bounded": ("dgc",),
+    "tests/compressors/test_unbiased_codes.py::test_rotated_small_entries_beside_large_ones": (
+        "32-1-few0",
+        "256-1-few0",
+    ),
+    "tests/compressors/test_unbiased_codes.py::test_rotated_where_few_entries_are_all": ("few0-1", "few1-4"),
+    "tests/compressors/test_every_code.py::test_reduce_is_the_sum_of_what_is_decoded": (
+        "sign-l1",
+        "rotated-4",
+        "low-rank",
+        "frequencies",
+        "union",
+        "l2-8",
+    ),
+    "tests/docs/test_adding_a_method.py::test_it_conforms": ("vmap",),
+    "tests/kernels/test_ternary.py::test_packing_in_the_same_pass_gives_the_same_values": ("hash",),
+    "tests/methods/test_registry.py::test_every_route_that_is_listed_can_be_taken": FEW,
+    "tests/methods/test_registry.py::test_the_table_is_what_the_compiled_program_sends": FEW,
+    "tests/methods/test_replay_quantizers.py::test_block_quantized": ("two_phase-8", "server-2"),
+    "tests/methods/test_replay_quantizers.py::test_eden_unbiased": ("1-gather", "4-two_phase"),
+    "tests/methods/test_replay_quantizers.py::test_eden_with_residual": ("1-gather",),
+    "tests/methods/test_replay_quantizers.py::test_eden_of_few_bits_loses_nothing_in_two_phases": ("1",),
+    "tests/methods/test_replay_quantizers.py::test_fp8_scaled_with_residual": ("e4m3-two_phase",),
+    "tests/methods/test_replay_quantizers.py::test_one_bit_sgd": ("column-two_phase",),
+    "tests/methods/test_replay_quantizers.py::test_qsgd": ("4-l2-two_phase",),
+    "tests/methods/test_replay_quantizers.py::test_sign_sgd": ("two_phase",),
+    "tests/methods/test_replay_quantizers.py::test_stochastic_rounding": ("16-12-two_phase",),
+    "tests/methods/test_replay_selections.py::test_random_k": ("two_phase-bfloat16-True", "bfloat16-two_phase-True"),
+    "tests/planning/test_traffic.py::test_it_holds_for_other_tensors": FEW,
+    "tests/planning/test_traffic.py::test_the_record_is_what_programs_send": FEW,
+    "tests/planning/test_traffic.py::test_between_numbers_of_workers": ("6",),
+    "tests/replicas/test_disagreement.py::test_as_with_a_gather": ("delayed",),
+    "tests/replicas/test_environments.py::test_environments_agree": ("vmap", "diloco"),
+    "tests/replicas/test_exactness.py::test_checkpoint_resume_and_resize": ("delayed", "diloco"),
+    "tests/replicas/test_exactness.py::test_a_bad_gradient_stays_with_its_worker": ("diloco", "delayed"),
+    "tests/test_peer_faults.py::test_a_checkpoint_holds_all_there_is": FEW,
+    "tests/test_peer_faults.py::test_claimed_bits_are_payload_bits": FEW,
+    "tests/test_peer_faults.py::test_nothing_comes_of_nothing": SOME,
+    "tests/training/test_resize.py::test_where_no_owners_are_left_the_workers_take_over": ("dgc",),
+    "tests/transforms/test_bucketed.py::test_the_result_is_that_of_one_bucket": ("dgc", "terngrad", "powersgd"),
+    "tests/transforms/test_bucketed.py::test_a_bad_entry_in_any_bucket_skips_all": ("dgc", "powersgd"),
+    "tests/transforms/test_bucketed.py::test_in_two_phases_the_workers_keep_as_much_between_them": ("dgc",),
+    "tests/transforms/test_hierarchical.py::test_a_bad_entry_skips_the_exchange_on_every_device": ("dgc",),
+    "tests/transforms/test_hierarchical.py::test_a_sharded_parameter_gets_its_shard_of_the_update": ("dgc", "powersgd"),
+    "tests/transforms/test_hierarchical.py::test_another_number_of_workers": ("topk", "server"),
+    "tests/transforms/test_hierarchical.py::test_each_share_is_an_exchange_of_the_workers_means": ("dgc", "powersgd"),
+    "tests/transforms/test_rate_weighted.py::test_rates_times_updates_and_what_is_kept_are_rates_times_gradients": (
+        "dgc",
+    ),
+    "tests/transforms/test_reduce_scatter.py::test_a_bad_entry_skips_the_step_everywhere": ("dgc", "int8"),
+    "tests/transforms/test_reduce_scatter.py::test_fully_sharded_training": ("dgc", "int8"),
+    "tests/transforms/test_running_sum.py::test_the_sum_is_the_mean_of_the_estimates_after_many_steps": (
+        "two_phase-bfloat16",
+    ),
+    "tests/transforms/test_sharded_parameters.py::test_a_bad_entry_skips_all_shards": ("dgc",),
+    "tests/transforms/test_sharded_parameters.py::test_a_manual_axis_gives_the_same": ("dgc", "powersgd"),
+    "tests/transforms/test_sharded_parameters.py::test_each_shard_is_an_exchange_of_its_own": ("dgc", "powersgd"),
+    "tests/transforms/test_sharded_parameters.py::test_it_trains_with_the_model_axis_left_to_the_compiler": (
+        "dgc",
+        "int8",
+    ),
+}
+"""Of a test with parameters: the values, or the whole id, of those that are quick."""
+
+SLOW = (
+    "tests/cli/test_main.py::test_workers_are_simulated_without_any_environment",
+    "tests/colabs/test_notebooks.py::test_runs_from_first_cell_to_last",
+    "tests/experiments/test_compare.py::test_every_method_has_a_run_for_every_seed",
+    "tests/experiments/test_compare.py::test_bfloat16_halves_the_bytes",
+    "tests/experiments/test_run.py::test_a_run_goes_on_with_another_number_of_workers",
+    "tests/methods/test_replay_quantizers.py::test_qsgd_of_four_workers_takes_two_phases_and_threefry_draws",
+    "tests/methods/test_resnet50.py::test_bytes_of_the_compiled_program",
+    "tests/methods/test_terngrad.py::test_tensors_and_steps_round_independently",
+    "tests/network/test_distributed.py::test_processes_find_each_other_without_options",
+    "tests/network/test_distributed.py::test_two_processes_are_one_process_with_two_devices",
+    "tests/network/test_faults.py::test_a_killed_worker_ends_all_and_a_restart_loses_nothing",
+    "tests/network/test_faults.py::test_a_process_that_never_comes_is_not_waited_for_for_ever",
+    "tests/planning/test_calibrate.py::test_a_file_holds_all_of_it",
+    "tests/planning/test_calibrate.py::test_every_kind_is_measured",
+    "tests/test_errors_benchmark.py::test_as_published",
+    "tests/test_errors_benchmark.py::test_nothing_beats_the_bound",
+    "tests/transforms/test_running_sum.py::test_a_rule_by_dtype_holds_at_the_start_and_in_every_step",
+)
+"""Whole tests, of processes, notebooks and large models."""
