@@ -13,7 +13,7 @@ class Beating(Listener):
         self._watchdog = watchdog
 
     def compiling(self, method: str) -> None:
-        """Passes it on."""
+        """Passes the event on."""
         self._watchdog.beat()
         self._listener.compiling(method)
 

@@ -48,7 +48,7 @@ def rows(found: Outlook) -> list[dict[str, str]]:
 
 
 def table(found: Outlook, width: int) -> Table:
-    """For a terminal of so many characters."""
+    """Returns the table for a terminal that is ``width`` characters wide."""
     columns = _ALL if width >= _WIDE else _SOME
     result = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for column in columns:
@@ -59,7 +59,7 @@ def table(found: Outlook, width: int) -> Table:
 
 
 def sentence(found: Outlook) -> str:
-    """The verdict."""
+    """Returns the verdict as one sentence."""
     verdict, fastest, dense = found.verdict, found.best, found.dense
     best, plain = command_name(fastest.method), command_name(dense.method)
     if verdict.compress:

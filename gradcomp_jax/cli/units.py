@@ -65,17 +65,17 @@ def _parse(option: str, text: str, units: Mapping[str, float], remedy: str) -> f
 
 
 def show_rate(bytes_per_second: float) -> str:
-    """As networks are sold: ``3.1 Gbit/s``."""
+    """Returns a rate in the unit that networks are sold in: ``3.1 Gbit/s``."""
     return _show(8 * bytes_per_second, "bit/s")
 
 
 def show_seconds(value: float) -> str:
-    """``180 ms``."""
+    """Returns a time with its unit: ``180 ms``."""
     return "0" if value == 0 else _show(value, "s")
 
 
 def show_bytes(value: float) -> str:
-    """``97.5 MB``."""
+    """Returns a number of bytes with its unit: ``97.5 MB``."""
     return "0" if value == 0 else _show(value, "B")
 
 

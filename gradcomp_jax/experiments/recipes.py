@@ -90,7 +90,7 @@ def _dgc(settings: Settings, warm_up: Stages, seed: int, **ablation: Any) -> Tra
 
 
 def _dgc_gather(settings: Settings, warm_up: Stages, seed: int) -> Transformation:
-    """By gather one worker sends N - 1 payloads, in two phases 2 (N - 1) / N: as many bytes at 2 / N of the density."""
+    """Makes DGC by gather at 2 / N of the density, which sends as many bytes as two phases do."""
     share = 2 / settings.workers
     stages = tuple((steps, density * share) for steps, density in warm_up)
     return _dgc(dataclasses.replace(settings, density=settings.density * share), stages, seed, route="gather")

@@ -22,7 +22,7 @@ def to_words(x: Array) -> Array:
 
 
 def from_words(words: Array, dtype: jnp.dtype) -> Array:
-    """Inverse of :func:`to_words`."""
+    """Reads arrays back from words: the inverse of :func:`to_words`."""
     return words if words.dtype == dtype else lax.bitcast_convert_type(words, dtype)
 
 

@@ -36,7 +36,7 @@ class Deal:
         return jnp.pad(flat, (0, self.block * self.rows - self.size)).reshape(self.block, self.rows).T
 
     def flat(self, blocks: Array) -> Array:
-        """Inverse of :meth:`blocks`."""
+        """Returns the vector that has these blocks: the inverse of :meth:`blocks`."""
         return blocks.T.reshape(-1)[: self.size]
 
 

@@ -50,7 +50,7 @@ def rotate(rows: Array, seeds: Array, *, planes: bool = False) -> Array:
 
 
 def rotate_back(rows: Array, seeds: Array, *, planes: bool = False) -> Array:
-    """Inverse of :func:`rotate`."""
+    """Undoes :func:`rotate`."""
     back = hadamard(rows)
     return _with_signs(_in_planes(back, seeds, -1.0) if planes else back, seeds)
 

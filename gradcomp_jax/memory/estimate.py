@@ -16,11 +16,11 @@ class Estimate(Memory):
         return True
 
     def init(self, rows: Array) -> Array:
-        """Zeros."""
+        """Returns zeros."""
         return rows
 
     def compensate(self, gradient: Array, memory: Array) -> tuple[Array, Array]:
-        """Gradient minus estimate."""
+        """Returns the gradient minus the estimate."""
         return gradient - memory, memory
 
     def absorb(self, target: Array, sent: Array, left: Array, memory: Array) -> Array:

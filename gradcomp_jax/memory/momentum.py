@@ -31,7 +31,7 @@ class MomentumCorrection(Memory):
         return dataclasses.replace(self, masking=False)
 
     def held(self, memory: Momentum) -> Array:
-        """The accumulated velocities."""
+        """Returns the accumulated velocities."""
         return memory.accumulated
 
     def init(self, rows: Array) -> Momentum:

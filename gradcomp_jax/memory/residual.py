@@ -20,17 +20,17 @@ class Residual(Memory):
         return none() if lossless else self
 
     def init(self, rows: Array) -> Array:
-        """Zeros."""
+        """Returns zeros."""
         return rows
 
     def compensate(self, gradient: Array, memory: Array) -> tuple[Array, Array]:
-        """Gradient plus residual."""
+        """Returns the gradient plus the residual."""
         # 1.0 is the law's own value: a multiplication by it would not fold away for a traced decay.
         kept = memory if isinstance(self.decay, (int, float)) and self.decay == 1 else self.decay * memory
         return gradient + kept, memory
 
     def absorb(self, target: Array, sent: Array, left: Array, memory: Array) -> Array:
-        """Target minus sent."""
+        """Returns the target minus what was sent."""
         del left, memory
         return target - sent
 

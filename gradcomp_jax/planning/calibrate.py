@@ -43,7 +43,7 @@ class Calibration:
     device: Device | None = None
 
     def seconds(self, kind: str, sent: float) -> float:
-        """Of one collective in which each device sends so many bytes.
+        """Returns what one collective takes in which each device sends that many bytes.
 
         Raises:
             ValueError: for a kind that was not measured.
@@ -58,7 +58,7 @@ class Calibration:
         pathlib.Path(path).write_text(json.dumps(self.as_dict(), indent=1) + "\n")
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it; the errors of the lines are there to be read, and are not read back."""
+        """Returns what JSON can hold. The errors of the lines are there to be read, and are not read back."""
         return {
             "workers": self.workers,
             "fits": {
@@ -76,7 +76,7 @@ class Calibration:
 
     @classmethod
     def from_dict(cls, kept: Mapping[str, Any]) -> "Calibration":
-        """Back from :meth:`as_dict`.
+        """Reads what :meth:`as_dict` returned.
 
         Raises:
             ValueError: for what is no calibration.
@@ -245,7 +245,7 @@ def _timed(run: Callable[[int], Any], count: int) -> float:
 
 
 def _mean(mesh: Mesh, seconds: Sequence[float]) -> list[float]:
-    """Of all devices' processes, entry by entry, the same in every process."""
+    """Averages the numbers of all processes, entry by entry, to the same result in every process."""
     every = PartitionSpec(mesh.axis_names)
     sharding = NamedSharding(mesh, every)
     own = np.asarray(seconds, np.float32)[None]

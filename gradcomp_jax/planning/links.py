@@ -34,7 +34,7 @@ class Link:
         return cls(bits_per_second / 8, latency)
 
     def seconds(self, size: float) -> float:
-        """Of one message of ``size`` bytes, from the first bit sent to the last one received."""
+        """Returns the time of one message of ``size`` bytes, from the first bit sent to the last one received."""
         return self.latency + size / self.rate
 
 

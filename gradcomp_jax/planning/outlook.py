@@ -54,7 +54,7 @@ class Outlook:
         return next(p for p in self.verdict.ranking if p.method not in BASELINES)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it; a method that always or never pays has no break-even, but ``"always"`` or ``"never"``."""
+        """Returns what JSON can hold; a method that always or never pays has no break-even, but ``"always"`` or ``"never"``."""
         return {
             "workload": dataclasses.asdict(self.workload),
             "cluster": dataclasses.asdict(self.cluster),

@@ -55,7 +55,7 @@ class Traffic:
 
 
 def read(make: Callable[..., optax.GradientTransformation], params: PyTree, workers: int) -> Traffic:
-    """From the program of a transformation, lowered for as many workers: exact, and about half a second.
+    """Reads the program of a transformation, lowered for ``workers`` workers: exact, in about half a second.
 
     Args:
         make: ``make(axis_name=...)``, for instance ``functools.partial(gc.dgc, density=0.01)``.
@@ -72,7 +72,7 @@ def read(make: Callable[..., optax.GradientTransformation], params: PyTree, work
 
 @functools.lru_cache(maxsize=4096)
 def look_up(method: str, shapes: tuple[tuple[int, ...], ...], workers: int) -> Traffic:
-    """From the record, which has the methods of :data:`gradcomp_jax.methods.METHODS` with their defaults: at once.
+    """Looks a method up in the record, which has those of :data:`gradcomp_jax.methods.METHODS` with their defaults.
 
     The programs of a method that the record lacks are read once in a process, in some seconds.
 
@@ -163,7 +163,7 @@ def _units(shapes: Sequence[tuple[int, ...]], rank: int) -> tuple[int, int]:
 
 
 def _joined(crossings: Sequence[Crossing], more: Sequence[Crossing]) -> list[Crossing]:
-    """With what crosses besides, in collectives of the same kind where there are any."""
+    """Adds what crosses besides, to collectives of the same kind where there are any."""
     found = {c.kind: c for c in crossings}
     for c in more:
         own = found.get(c.kind, Crossing(c.kind, 0, 0.0))

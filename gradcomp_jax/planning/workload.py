@@ -48,7 +48,7 @@ class Workload:
 
     @classmethod
     def of(cls, params: PyTree, compute: float, *, overlap: float = 0.0, memory: int | None = None) -> "Workload":
-        """From a tree of arrays or ``ShapeDtypeStruct``."""
+        """Makes a workload from a tree of arrays or ``ShapeDtypeStruct``."""
         shapes = tuple(tuple(leaf.shape) for leaf in jax.tree.leaves(params))
         return cls(compute, shapes, overlap, memory)
 

@@ -40,7 +40,7 @@ class DelayedState:
     every: int = dataclasses.field(metadata={"static": True})
 
     def staleness(self) -> Array:
-        """Of how many steps the mean has not arrived: int32 scalar."""
+        """Returns how many steps' means have not arrived yet: int32 scalar."""
         landed = jnp.maximum(0, (self.step - self.delay) // self.every)
         return self.step - self.every * landed
 

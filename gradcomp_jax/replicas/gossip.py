@@ -119,7 +119,7 @@ def gossip(
 
 
 def permutations(graph: Graph, workers: int) -> list[list[int]]:
-    """To whom each worker sends, turn after turn; none for one worker.
+    """Lists to whom each worker sends, turn after turn; an empty list for one worker.
 
     Raises:
         ValueError: for a hypercube of a number of workers that is no power of two.

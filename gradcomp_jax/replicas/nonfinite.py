@@ -40,7 +40,7 @@ def count(before: PerDevice, ok: Array) -> PerDevice:
 
 
 def like(tree: PyTree, example: PyTree) -> PyTree:
-    """In the dtypes of another tree."""
+    """Casts a tree to the dtypes of another one."""
     return jax.tree.map(lambda x, e: x.astype(jnp.asarray(e).dtype), tree, example)
 
 

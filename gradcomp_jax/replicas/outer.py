@@ -145,7 +145,7 @@ def outer_average(
 
 
 def offset_of(part: int, parts: int, every: int) -> int:
-    """By how many steps a part's turn comes before that of the first."""
+    """Returns by how many steps a part's turn comes before that of the first."""
     return part * every // parts
 
 

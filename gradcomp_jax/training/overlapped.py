@@ -203,7 +203,7 @@ def _slot(flying: PyTree, period: Any) -> PyTree:
 
 
 def _arriving(method: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """In the method's place, what the thread has brought."""
+    """Returns what the thread has brought, in the method's place."""
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, Any]:
         del updates, params

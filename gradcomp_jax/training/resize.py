@@ -127,7 +127,7 @@ def _share(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> np.ndarray
 
 
 def _rows(leaf: PerDevice, value: np.ndarray, workers: int) -> np.ndarray:
-    """Of each device within the workers all rows, ``[shares, rows, ...]``: owners take them in turn."""
+    """Returns all rows of each device within the workers, ``[shares, rows, ...]``: owners take them in turn."""
     each = np.moveaxis(_each(leaf, value, workers, leaf.held(workers)), 0, 2)
     return each.reshape(leaf.shares, -1, *value.shape[1:])[:, : leaf.rows]
 

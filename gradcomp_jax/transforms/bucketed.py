@@ -85,5 +85,5 @@ def cut(tree: PyTree, bucket_bytes: int, forward_order: Sequence[str] | None = N
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """``layer_2`` before ``layer_10``."""
+    """Returns a key by which ``layer_2`` comes before ``layer_10``."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -50,11 +50,11 @@ class Selected(Policy):
     select: Select
 
     def choose(self, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:
-        """By the selection."""
+        """Asks ``select``."""
         return self.compressor if self.select(path, leaf) else "dense"
 
     def compressors(self) -> Iterator[Compressor]:
-        """The one."""
+        """Yields the compressor."""
         yield self.compressor
 
 
@@ -65,7 +65,7 @@ class BySize(Policy):
     rules: tuple[tuple[int, Rule], ...]
 
     def choose(self, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:
-        """By the largest bound that the tensor reaches."""
+        """Takes the rule of the largest bound that the tensor reaches."""
         rule = next((rule for least, rule in reversed(self.rules) if leaf.size >= least), None)
         if rule is None:
             raise ValueError(
@@ -75,7 +75,7 @@ class BySize(Policy):
         return _resolve(rule, path, leaf)
 
     def compressors(self) -> Iterator[Compressor]:
-        """Of all rules."""
+        """Yields those of all rules."""
         return _known(rule for _, rule in self.rules)
 
 
@@ -88,7 +88,7 @@ class ByPath(Policy):
     otherwise: Rule | None
 
     def choose(self, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:
-        """By the first pattern that is found in the path."""
+        """Takes the rule where the pattern is found in the path."""
         rule = self.rule if re.search(self.pattern, path) else self.otherwise
         if rule is None:
             raise ValueError(
@@ -98,7 +98,7 @@ class ByPath(Policy):
         return _resolve(rule, path, leaf)
 
     def compressors(self) -> Iterator[Compressor]:
-        """Of both rules."""
+        """Yields those of both rules."""
         return _known(rule for rule in (self.rule, self.otherwise) if rule is not None)
 
 
@@ -112,7 +112,7 @@ class ByShape(Policy):
     select: Select | None
 
     def choose(self, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:
-        """Of what is a matrix, or several of one shape."""
+        """Makes a compressor for a tensor that is a matrix, or several of one shape."""
         sides = self.sides(path, leaf)
         if sides is None:
             return "dense"
