@@ -8,6 +8,7 @@ from gradcomp_jax.collectives.crossing import cross as cross
 from gradcomp_jax.collectives.fused import permute as permute
 from gradcomp_jax.collectives.fused import pmax as pmax
 from gradcomp_jax.collectives.fused import psum as psum
+from gradcomp_jax.collectives.order import are_there as are_there
 from gradcomp_jax.collectives.order import wait as wait
 from gradcomp_jax.collectives.routes import Remainder as Remainder
 from gradcomp_jax.collectives.routes import Route as Route

@@ -19,11 +19,14 @@ def wait(arrays: Sequence[Array], after: Sequence[Array]) -> list[Array]:
         arrays: of any shape, of a dtype of 1, 2 or 4 bytes.
         after: likewise.
     """
-    after = [a for a in after if a.size]
-    if not after:
-        return list(arrays)
-    there = jnp.stack([_is_there(a) for a in after]).all()
-    return [_first_if(there, a) if a.size else a for a in arrays]
+    there = are_there(after)
+    return list(arrays) if there is None else [_first_if(there, a) if a.size else a for a in arrays]
+
+
+def are_there(arrays: Sequence[Array]) -> Array | None:
+    """Returns True, boolean scalar, which no compiler knows before the arrays are there; ``None`` without an entry."""
+    known = [_is_there(a) for a in arrays if a.size]
+    return jnp.stack(known).all() if known else None
 
 
 def _is_there(a: Array) -> Array:

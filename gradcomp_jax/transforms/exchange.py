@@ -147,8 +147,10 @@ def exchange(
         gradient, averaged = list(leaves), [leaves[i] for i in plan.averaged]
         sent: list[Sent] = []
         for chosen in numbers:
-            also, after = ([], sent[-1].arrived) if sent else (averaged, None)
-            sent.append(send(plan, chosen, leaves, state, streams, axis_name, bucket=len(sent), also=also, after=after))
+            also, before = ([], sent[-1]) if sent else (averaged, None)
+            sent.append(
+                send(plan, chosen, leaves, state, streams, axis_name, bucket=len(sent), also=also, before=before)
+            )
         ok = jnp.stack([s.ok for s in sent]).all()
         if inner is not None:
             # Each device has seen its part of the tensors alone, and all of a worker must skip together.

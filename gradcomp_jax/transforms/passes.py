@@ -118,12 +118,23 @@ def encode(
     axis_name: AxisName | None,
     *,
     bucket: int,
+    after: Sequence[Array] = (),
 ) -> list[Encoded]:
-    """Statistics (those that are shared in one collective of a kind) and payloads of every piece of a bucket."""
+    """Statistics (those that are shared in one collective of a kind) and payloads of every piece of a bucket.
+
+    ``after``: payloads of the bucket before. A compiler that makes one kernel of the passes of several buckets (XLA:TPU) would
+    make all of them wait for the last gradient; so each entry waits for the payloads before it, at no pass's cost.
+    """
     counts = [[part.counts(p) for p in members] for part, members in parts]
+    there = co.are_there(after)
+
+    def target(part: Part, piece: Piece, kept: Any, after: Any) -> Array:
+        found = _target(part, piece, leaves, kept, after)[0]
+        return found if there is None else jnp.where(there, found, 0.0)
+
     own = [
         [
-            part.compressor.measure(part.blocks(piece, _target(part, piece, leaves, m, ())[0]), c, s)
+            part.compressor.measure(part.blocks(piece, target(part, piece, m, ())), c, s)
             for piece, m, c, s in zip(members, memories[n], counts[n], states[n], strict=True)
         ]
         for n, (part, members) in enumerate(parts)
@@ -136,7 +147,7 @@ def encode(
             mine.append(part.compressor.for_worker(shared[n][j], streams.worker))
             payload, state = part.encode(
                 piece,
-                _target(part, piece, leaves, memories[n][j], (own[n][j], shared[n][j]))[0],
+                target(part, piece, memories[n][j], (own[n][j], shared[n][j])),
                 states[n][j],
                 streams.leaf(streams.own, piece.leaves[0]),
                 count=counts[n][j],

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from gradcomp_jax import collectives as co
@@ -50,7 +51,7 @@ def send(
     *,
     bucket: int,
     also: Sequence[Array],
-    after: co.Arrived | None,
+    before: Sent | None,
 ) -> Sent:
     """Encodes one bucket of a plan and takes it across the axis.
 
@@ -63,14 +64,15 @@ def send(
         axis_name: the axis.
         bucket: its number.
         also: what does not cross and must be finite as well.
-        after: what came in of the bucket before.
+        before: the bucket before.
     """
     parts = [(part, at(members, js)) for (part, members), js in zip(plan.parts, numbers, strict=True)]
     memories, states = (
         [at(of, js) for of, js in zip(every, numbers, strict=True)] for every in (state.memory, state.compressor)
     )
     starts = [at(plan.starts(n), js) for n, js in enumerate(numbers)]
-    encoded = encode(parts, starts, leaves, memories, states, streams, axis_name, bucket=bucket)
+    payloads = jax.tree.leaves([e.payloads for e in before.encoded]) if before else []
+    encoded = encode(parts, starts, leaves, memories, states, streams, axis_name, bucket=bucket, after=payloads)
     sending = [e for e in encoded if e.members]
     servers = [server for e, server in zip(encoded, state.server, strict=True) if e.members]
     parcels = _together(sending, [parcel(e, server, streams) for e, server in zip(sending, servers, strict=True)])
@@ -80,7 +82,9 @@ def send(
     ]
     finite += [kernels.all_finite(x) for x in also]
     bad = ~jnp.stack(finite or [jnp.array(True)]).all()
-    return Sent(encoded, numbers, *co.cross(parcels, bad, axis_name=axis_name, after=after))
+    return Sent(
+        encoded, numbers, *co.cross(parcels, bad, axis_name=axis_name, after=before.arrived if before else None)
+    )
 
 
 def _together(encoded: Sequence[Encoded], parcels: Sequence[co.Parcel]) -> list[co.Parcel]:

@@ -54,7 +54,12 @@ BUCKET = 4 * WIDTH * WIDTH
 CASES = {
     "block_quantized": (lambda: gc.block_quantized(axis_name=tpu.DATA), ONE_SLICE[0], "all-to-all", 1),
     "dense": (lambda: gc.dense(axis_name=tpu.DATA), ONE_SLICE[0], "all-reduce", LAYERS // 2),
-    "hierarchical dgc": (lambda: hierarchical(gc.dgc(axis_name=tpu.SLICES)), SLICED, "send", LAYERS // 2),
+    "hierarchical dgc": (
+        lambda: hierarchical(gc.dgc(axis_name=tpu.SLICES, route="two_phase")),
+        SLICED,
+        "send",
+        LAYERS // 2,
+    ),
 }
 
 
