@@ -304,7 +304,7 @@ METHODS: dict[str, Case] = {
             route="two_phase",
         ),
         "residual",
-        (lambda shape: topk(0.1) if shape == (20, 30) else quantized(block=64), "two_phase"),
+        (lambda shape: topk(0.1) if shape == (4, 5, 30) else quantized(block=64), "two_phase"),
     ),
 }
 

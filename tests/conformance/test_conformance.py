@@ -43,9 +43,10 @@ def parameters() -> Any:
 
 def gradients(kind: str, seed: int = 0) -> Any:
     """Per-worker gradients ``[WORKERS, ...]`` of the given kind."""
-    rng = np.random.default_rng(seed)
     result = {}
-    for name, (shape, dtype) in SHAPES.items():
+    for number, (name, (shape, dtype)) in enumerate(SHAPES.items()):
+        # A leaf's numbers do not depend on which other leaves there are.
+        rng = np.random.default_rng((seed, number))
         if kind == "zero":
             value = np.zeros((WORKERS, *shape))
         elif kind == "constant":
