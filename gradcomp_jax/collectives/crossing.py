@@ -108,9 +108,8 @@ def _own(parcel: Parcel, received: Any, workers: int, index: Array) -> _Owned:
     shared, count = None if parcel.shared is None else mine(parcel.shared), mine(parcel.count)
     back = None if parcel.route.kind == "reduce_scatter" else parcel.compressor.back(workers)
     mean = parcel.compressor.reduce(received, shared=shared) / workers
-    residual = jnp.float32(0) if parcel.server is None else parcel.server
     if parcel.server is not None:
-        mean = mean + residual
+        mean = mean + parcel.server
 
     def clear(rows: Array) -> Array:
         """Without what a code leaves in the padding."""
@@ -128,7 +127,8 @@ def _own(parcel: Parcel, received: Any, workers: int, index: Array) -> _Owned:
     if parcel.remainder == "settle":
         # What each worker takes back, it works out from its own payload and the mean alone, and so does the owner for all.
         settled = parcel.compressor.reduce(parcel.compressor.settled(received, payload)) / workers
-        return _Owned(mean, bad, back, payload, server=residual + settled - back.decode(payload))
+        assert parcel.server is not None, "who settles has a residual"
+        return _Owned(mean, bad, back, payload, server=parcel.server + settled - back.decode(payload))
     if parcel.remainder == "put_back":
         if back.selects:
             rounding = back.rounding(mean, payload, shared=shared)

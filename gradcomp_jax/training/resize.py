@@ -1,6 +1,7 @@
 """A change of the number of workers, with nothing lost."""
 
 import dataclasses
+import functools
 from typing import Any, cast
 
 import jax
@@ -32,18 +33,24 @@ def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
         The tree with NumPy arrays in the changed leaves; place it with ``jax.device_put`` and ``state_shardings``.
 
     Raises:
-        ValueError: if a leaf does not belong to ``old`` workers.
+        ValueError: if a leaf does not belong to ``old`` workers, or an owners' share comes without the memories that take it.
     """
     _checks.positive_int("old", old)
     _checks.positive_int("new", new)
 
-    def resize(leaf: Any) -> Any:
+    def resize(leaf: Any, *, returned: bool = False) -> Any:
         if isinstance(leaf, ExchangeState):
-            inside = ExchangeState(*(jax.tree.map(resize, field, is_leaf=is_per_device) for field in leaf))
+            of_field = functools.partial(resize, returned=True)
+            inside = ExchangeState(*(jax.tree.map(of_field, field, is_leaf=is_per_device) for field in leaf))
             memories = [_returned(*pair, old, new) for pair in zip(inside.memory, leaf.server, strict=True)]
             return inside._replace(memory=tuple(memories))
         if not is_per_device(leaf) or old == new:
             return leaf
+        if leaf.returns and new < leaf.returns.least <= old and not returned:
+            raise ValueError(
+                f"what the owners of {old} workers hold goes to the memories of {new}, which lie beside it: resize the whole"
+                f" {ExchangeState.__name__}, or the optimizer state that it is in"
+            )
         change = {"worker": _worker, "share": _share, "replica": _replica}[leaf.kind]
         value = np.asarray(leaf.value)
         if leaf.entries:
@@ -65,8 +72,9 @@ def _returned(memories: tuple, server: Any, old: int, new: int) -> tuple:
         size = kept.rows * kept.value.shape[-1]
         owed = rows[:, start : start + count]
         flat = (owed.swapaxes(1, 2) if returns.dealt else owed).reshape(len(rows), -1)[:, :size]
-        value = np.asarray(kept.value).reshape(new, len(rows), size) + returns.sign * flat
-        kept = dataclasses.replace(kept, value=cast(Any, value.reshape(kept.value.shape)))
+        value = np.asarray(kept.value)
+        exact = value.reshape(new, len(rows), size).astype(np.float64) + returns.sign * flat.astype(np.float64)
+        kept = dataclasses.replace(kept, value=cast(Any, _rounded(exact, value.dtype).reshape(value.shape)))
         result.append(memory._replace(accumulated=kept) if isinstance(memory, Momentum) else kept)
         start += count
     return tuple(result)
@@ -95,10 +103,14 @@ def _worker(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> np.ndarra
     if new % old == 0:
         return _flat(np.tile(each, (new // old,) + (1,) * (each.ndim - 1)))
     mean = each.astype(np.float64).mean(axis=0)
-    rounded = mean.astype(value.dtype)
-    result = np.tile(rounded[None], (new,) + (1,) * rounded.ndim)
-    result[0] += ((mean - rounded) * new).astype(value.dtype)
-    return _flat(result)
+    return _flat(_rounded(np.broadcast_to(mean, (new, *mean.shape)), value.dtype))
+
+
+def _rounded(exact: np.ndarray, dtype: Any) -> np.ndarray:
+    """Rounds what each worker has, ``[workers, ...]``; the first one gets what rounding takes from all of them."""
+    result = exact.astype(dtype)
+    result[0] += (exact - result).sum(axis=0).astype(dtype)
+    return result
 
 
 def _owned(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> PerDevice:

@@ -49,16 +49,18 @@ def spread(arrays: Sequence[Array], at: Sequence[int]) -> Array:
     return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
-def take(residual: Array, chosen: Sequence[Run], worker: Array, workers: int) -> Array:
+def take(residual: Array, chosen: Sequence[Run], rows: int, worker: Array, workers: int) -> Array:
     """What this owner has of some runs of rows, one run after the other, zeros for rows of other runs.
 
     Args:
         residual: ``[ceil(rows / N), block]`` of all rows of a part; entry s belongs to row ``s * N + worker``.
         chosen: runs of rows.
+        rows: how many the part has in all.
         worker: this worker's number.
         workers: N.
     """
-    if _is_all(chosen, residual, workers):
+    if chosen == [(0, rows)]:
+        # An owner has zeros beyond the last row, before and after.
         return residual
     parts = [
         jnp.where(_within(run, worker, workers)[:, None], lax.slice_in_dim(residual, *_span(run, workers)), 0.0)
@@ -67,9 +69,9 @@ def take(residual: Array, chosen: Sequence[Run], worker: Array, workers: int) ->
     return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
-def put(residual: Array, new: Array, chosen: Sequence[Run], worker: Array, workers: int) -> Array:
+def put(residual: Array, new: Array, chosen: Sequence[Run], rows: int, worker: Array, workers: int) -> Array:
     """The residual with new values of what :func:`take` gave."""
-    if _is_all(chosen, residual, workers):
+    if chosen == [(0, rows)]:
         return new
     start = 0
     for run in chosen:
@@ -79,11 +81,6 @@ def put(residual: Array, new: Array, chosen: Sequence[Run], worker: Array, worke
         residual = lax.dynamic_update_slice_in_dim(residual, part, first, 0)
         start += end - first
     return residual
-
-
-def _is_all(chosen: Sequence[Run], residual: Array, workers: int) -> bool:
-    """Whether one run is all rows; those that an owner has beyond the last one are zeros, before and after."""
-    return len(chosen) == 1 and _span(chosen[0], workers) == (0, residual.shape[0])
 
 
 def _span(run: Run, workers: int) -> tuple[int, int]:

@@ -204,7 +204,7 @@ def parcel(e: Encoded, server: Any, streams: Streams) -> co.Parcel:
     if of_owners or is_per_device(server):
         held = _residual(server, code, workers)
         if of_owners:
-            residual = in_turn.take(held, in_turn.runs(e.starts, rows), streams.worker, workers)
+            residual = in_turn.take(held, in_turn.runs(e.starts, rows), server.rows, streams.worker, workers)
 
     def join(arrays: Sequence[Array]) -> Array:
         if residual is None:
@@ -264,7 +264,7 @@ def absorb(
             states[j] = e.part.compressor.next_state(states[j], delivery.payload(span))
     if delivery.server is not None:
         chosen = in_turn.runs(e.starts, owned)
-        after = in_turn.put(server.value, delivery.server, chosen, streams.worker, streams.workers)
+        after = in_turn.put(server.value, delivery.server, chosen, server.rows, streams.worker, streams.workers)
         server = dataclasses.replace(server, value=jnp.where(ok, after, server.value))
     return Absorbed(tuple(memories), _keep_if(ok, tuple(states), state, state), server, updates)
 

@@ -1,0 +1,32 @@
+"""Rows that owners take in turn: what one bucket takes out and puts back touches no other bucket's rows."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gradcomp_jax.transforms import in_turn
+
+N, ROWS, BLOCK = 4, 7, 2
+
+
+def held(table: np.ndarray, worker: int) -> np.ndarray:
+    """What an owner holds of a table of all rows: those of its number modulo N."""
+    slots = np.zeros((-(-ROWS // N), BLOCK), np.float32)
+    mine = table[worker::N]
+    slots[: len(mine)] = mine
+    return slots
+
+
+@pytest.mark.parametrize("run", [(0, 7), (0, 5), (5, 7), (2, 6), (0, 4)])
+@pytest.mark.parametrize("worker", range(N))
+def test_only_the_rows_of_a_run_are_taken_and_put(run: tuple[int, int], worker: int) -> None:
+    """Also where the run ends in the last slot of every owner, with other rows beside it."""
+    table = 1 + np.arange(ROWS * BLOCK, dtype=np.float32).reshape(ROWS, BLOCK)
+    inside = np.zeros((ROWS, 1), bool)
+    inside[slice(*run)] = True
+    first, end = run[0] // N, -(-run[1] // N)
+    residual, number = jnp.asarray(held(table, worker)), jnp.int32(worker)
+    taken = in_turn.take(residual, [run], ROWS, number, N)
+    np.testing.assert_array_equal(taken, held(np.where(inside, table, 0), worker)[first:end])
+    after = in_turn.put(residual, -taken, [run], ROWS, number, N)
+    np.testing.assert_array_equal(after, held(np.where(inside, -table, table), worker))
