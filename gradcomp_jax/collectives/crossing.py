@@ -140,8 +140,14 @@ def _own(parcel: Parcel, received: Any, workers: int, index: Array) -> _Owned:
 
 def _place(a: Array, index: Array, workers: int) -> Array:
     """My share's rows among zeros for everybody else's."""
+    rows, *rest = a.shape
+    if rows * workers < 2**31:
+        # In place: with a dimension of owners, TPU's tiles would be filled up and every row copied.
+        zeros = jnp.zeros((rows * workers, *rest), a.dtype)
+        return lax.dynamic_update_slice_in_dim(zeros, a, index * rows, 0)
+    # The number of a row is more than an index holds, an owner's is not.
     zeros = jnp.zeros((workers, *a.shape), a.dtype)
-    return lax.dynamic_update_index_in_dim(zeros, a, index, 0).reshape(-1, *a.shape[1:])
+    return lax.dynamic_update_index_in_dim(zeros, a, index, 0).reshape(-1, *rest)
 
 
 class Arrived(NamedTuple):
