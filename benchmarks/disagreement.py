@@ -2,8 +2,8 @@
 
     python benchmarks/disagreement.py --json docs/results/disagreement.json --markdown docs/results/disagreement.md
 
-Selections by every route, on the digits (8 workers) and on Fashion-MNIST (8 and 16), split by label, and once more with the
-same examples dealt out at random. Every cell is trained under ``vmap`` on one device with the
+Selections by every collective, on the digits (8 workers) and on Fashion-MNIST (8 and 16), split by label, and once more
+with the same examples dealt out at random. Every cell is trained under ``vmap`` on one device with the
 hyper-parameters of its data set. Cells that the JSON file has are not trained again. About two hours on two cores;
 ``--only digits`` takes some minutes.
 """
@@ -30,7 +30,7 @@ from gradcomp_jax.experiments.machine import machine, versions
 from gradcomp_jax.experiments.tasks import task
 
 AXIS = "data"
-PUT_BACK = gc.collectives.two_phase("put_back")
+PUT_BACK = gc.collectives.TwoPhase("put_back")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,17 +73,17 @@ def methods(cell: Cell) -> dict[str, optax.GradientTransformationExtraArgs]:
         {}
         if cell.density * 1024 < 2
         else {
-            "top-k, as many back": optax.chain(topk(back_density=cell.density), heavy_ball()),
-            "DGC, as many back": optax.chain(dgc(back_density=cell.density), optax.sgd(rate)),
+            "top-k, equal downlink": optax.chain(topk(downlink_density=cell.density), heavy_ball()),
+            "DGC, equal downlink": optax.chain(dgc(downlink_density=cell.density), optax.sgd(rate)),
         }
     )
     return {
         "dense": optax.chain(gc.dense(axis_name=AXIS), heavy_ball()),
-        "top-k, gather": optax.chain(topk(route="gather"), heavy_ball()),
-        "top-k, put back": optax.chain(topk(route=PUT_BACK, back_density=cell.density), heavy_ball()),
+        "top-k, gather": optax.chain(topk(collective="all_gather"), heavy_ball()),
+        "top-k, put back": optax.chain(topk(collective=PUT_BACK, downlink_density=cell.density), heavy_ball()),
         "top-k, default": optax.chain(topk(), heavy_ball()),
-        "DGC, gather": optax.chain(dgc(route="gather"), optax.sgd(rate)),
-        "DGC, put back": optax.chain(dgc(route=PUT_BACK, back_density=cell.density), optax.sgd(rate)),
+        "DGC, gather": optax.chain(dgc(collective="all_gather"), optax.sgd(rate)),
+        "DGC, put back": optax.chain(dgc(collective=PUT_BACK, downlink_density=cell.density), optax.sgd(rate)),
         "DGC, default": optax.chain(dgc(), optax.sgd(rate)),
         **as_many,
     }
@@ -156,8 +156,8 @@ def report(results: dict[str, list[list[float]]], command: str) -> str:
         "Measured: every worker has the examples of some classes only, and the gradients of one cancel those of another.",
         "Accuracy on the test set in percent, mean and standard deviation over the seeds; root mean square of what workers",
         "hold back of the compressed tensors, and of what the owners of the two-phase exchange do. `put back` is the",
-        "two-phase exchange in which owners send back as many entries as a worker does, and workers take back all others;",
-        "`as many back` is the default with as many entries back as a worker sends, where that is not the default.",
+        "two-phase exchange in which owners send as many entries as a worker does, and workers take back all others;",
+        "`equal downlink` is the default with as many downlink entries as a worker sends, where that is not the default.",
         "",
     ]
     for cell in CELLS:

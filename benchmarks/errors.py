@@ -24,7 +24,7 @@ from error_plot import PUBLISHED, plot
 from error_subjects import CODES, FRACTION_BITS, TASK, Code, gaussian, gradients, heavy_tailed, matrix_shape
 
 from gradcomp_jax import _markdown, kernels
-from gradcomp_jax.compressors import Compressor
+from gradcomp_jax.compressors import Compressor, RowInfo
 from gradcomp_jax.experiments import load
 from gradcomp_jax.experiments.machine import machine, versions
 
@@ -64,29 +64,29 @@ def round_trip(compressor: Compressor, x: jax.Array, key: jax.Array) -> jax.Arra
     own, common = jax.random.split(key)
 
     def step(state: Any) -> tuple[Any, Any, Any]:
-        local = shared = compressor.measure(rows, count, state)
-        if compressor.agrees == "max":
-            shared = jnp.broadcast_to(local, count.shape)
-        elif compressor.agrees == "mean":
-            shared = compressor.settle(local)
-        else:
-            shared = kernels.row_seeds(common, rows.shape[0]) if compressor.seeded else None
-        shared = compressor.for_worker(shared, 0)
-        payload, state = compressor.encode(rows, state, own, count=count, local=local, shared=shared)
-        return payload, shared, state
+        statistic, side = compressor.measure(rows, RowInfo(count), state), None
+        if compressor.side_information == "max":
+            side = jnp.broadcast_to(statistic, count.shape)
+        elif compressor.side_information == "mean":
+            side = compressor.from_mean(statistic)
+        elif compressor.side_information:
+            side = compressor.side_of(kernels.row_seeds(common, rows.shape[0]), 0)
+        info = RowInfo(count, own, statistic, side)
+        payload, state = compressor.encode(rows, state, info)
+        return payload, info, state
 
     state = compressor.init(x.shape)
     for _ in range(WARM_UP if jax.tree.leaves(state) else 0):
         payload, _, state = step(state)
         state = compressor.next_state(state, payload)
-    payload, shared, _ = step(state)
-    return kernels.from_rows(compressor.decode(payload, shared=shared), x.shape, x.dtype)
+    payload, info, _ = step(state)
+    return kernels.from_rows(compressor.decode(payload, info), x.shape, x.dtype)
 
 
 def bits_per_value(compressor: Compressor, size: int) -> float:
     """Payload, with scales, indices and padding, and what the workers agree on."""
     rows = kernels.row_count(size, compressor.block)
-    agreed = compressor.statistic(rows)
+    agreed = compressor.statistic_spec(rows)
     besides = 0 if agreed is None else agreed.size * agreed.dtype.itemsize
     return 8 * (compressor.payload_bytes(rows) + besides) / size
 
@@ -241,7 +241,7 @@ def page(
     lines += _markdown.table(heads, rows, align="lr")
     notes = [
         "bits/value: the payload's bytes times 8 over the entries, with scales, indices, the padding of the last block and "
-        "what the workers agree on beforehand (the scale of `ternary`, P of `low_rank`). One way; no way back.",
+        "what the workers agree on beforehand (the scale of `ternary`, P of `low_rank`). The uplink alone.",
         f"Gaussian: {side} x {side} normal entries. Student t: as many with 3 degrees of freedom, which have a variance but "
         f"no fourth moment. Mean and standard deviation over {seeds} seeds of input and rounding.",
         "4^-b: the rate-distortion bound for Gaussian input at these bits. No code is below it there; inputs with "

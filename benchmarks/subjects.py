@@ -10,6 +10,7 @@ from jax import lax
 
 import gradcomp_jax as gc
 from gradcomp_jax import kernels
+from gradcomp_jax.compressors import RowInfo
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,14 +85,13 @@ def encode(compressor: gc.compressors.Compressor) -> Callable[[jax.Array], Any]:
         if compressor.deals:
             # A selection, as an exchange deals a tensor out.
             zero = jnp.zeros((), jnp.int32)
-            return compressor.encode_dealt(
-                kernels.as_rows(x, compressor.block).reshape(-1), deal_of(compressor, x), (), KEY, count=zero
-            )[0], None
+            flat = kernels.as_rows(x, compressor.block).reshape(-1)
+            return compressor.encode_dealt(flat, deal_of(compressor, x), (), RowInfo(zero, KEY))[0], None
         rows, count = kernels.as_rows(x, compressor.block), kernels.valid_counts(x.size, compressor.block)
-        local = compressor.measure(rows, count)
-        shared = local if compressor.agrees else None
-        payload, _ = compressor.encode(rows, (), KEY, count=count, local=local, shared=shared)
-        return payload, None if shared is None else jnp.broadcast_to(shared, count.shape)
+        statistic = compressor.measure(rows, RowInfo(count))
+        side = statistic if compressor.side_information else None
+        payload, _ = compressor.encode(rows, (), RowInfo(count, KEY, statistic, side))
+        return payload, None if side is None else jnp.broadcast_to(side, count.shape)
 
     return run
 
@@ -115,10 +115,10 @@ def decode_add(compressor: gc.compressors.Compressor) -> Start:
         return jnp.zeros((kernels.row_count(x.size, compressor.block), compressor.block)), encode(compressor)(x)
 
     def add(x: jax.Array, state: Any) -> Any:
-        total, (payload, shared) = state
+        total, (payload, side) = state
         if compressor.deals:
-            return total + compressor.decode_dealt(payload, deal_of(compressor, x), compressor.block), (payload, shared)
-        return total + compressor.decode(payload, shared=shared), (payload, shared)
+            return total + compressor.decode_dealt(payload, deal_of(compressor, x), compressor.block), (payload, side)
+        return total + compressor.decode(payload, RowInfo(side=side)), (payload, side)
 
     return donated(init, add)
 

@@ -75,7 +75,7 @@ def slices(tpu, topology: str, methods: list[str], *, hierarchical: bool) -> lis
                 collectives(crossing),
             )
         )
-    title = "`hierarchical`: each chip's share between slices" if hierarchical else "all chips as workers"
+    title = "`hierarchical`: each chip's shard between slices" if hierarchical else "all chips as workers"
     header = (
         "method",
         "bytes across slices",

@@ -49,7 +49,7 @@ def main() -> None:
         "dense float32": gc.dense(axis_name="data"),
         "dense bfloat16": gc.dense(axis_name="data", dtype="bfloat16"),
         "terngrad": gc.terngrad(axis_name="data"),
-        "terngrad, down='ternary'": gc.terngrad(axis_name="data", down="ternary"),
+        "terngrad, downlink='ternary'": gc.terngrad(axis_name="data", downlink="ternary"),
         f"dgc, density={options.density:g}": gc.dgc(axis_name="data", density=options.density),
     }
     values = sum(leaf.size for leaf in params.values())

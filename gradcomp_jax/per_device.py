@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 
 from gradcomp_jax._typing import Array, AxisName
 
-Kind = Literal["worker", "share", "replica"]
+Kind = Literal["worker", "shard", "replica"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,18 +40,18 @@ class PerDevice:
 
     Attributes:
         value: the array; shape ``[rows, ...]`` on one device.
-        rows: for kind ``worker`` and ``replica`` the rows that each device holds, for ``share`` the rows that all the
+        rows: for kind ``worker`` and ``replica`` the rows that each device holds, for ``shard`` the rows that all the
             workers hold between them, before padding to a multiple of their number.
         kind: ``worker``: each worker has its own value for every row (a residual, a velocity), and what a
-            change of the number of workers must preserve is their mean. ``share``: each worker has the
-            only value of its share of the rows, which the workers take in turn (a server residual), and each row must be
+            change of the number of workers must preserve is their mean. ``shard``: each worker has the
+            only value of its shard of the rows, which the workers take in turn (a server residual), and each row must be
             preserved. ``replica``: all
             workers have the same value, which differs only by the device within a worker.
-        entries: of a ``worker`` value whose rows are cut by owner (as many for each, its share of a tensor and padding): the
+        entries: of a ``worker`` value whose rows are cut by owner (as many for each, its shard of a tensor and padding): the
             tensor's entries; 0 of every other.
-        shares: devices that make up one worker, of which each has such a value for its part of every tensor; 1 unless
+        shards: devices that make up one worker, of which each has such a value for its part of every tensor; 1 unless
             the exchange is hierarchical.
-        returns: of a ``share`` that is for some numbers of workers only: what becomes of it below the least of them, where
+        returns: of a ``shard`` that is for some numbers of workers only: what becomes of it below the least of them, where
             each holds one row of zeros.
         lifted: whether the value has no rows of its own: :func:`lift` gave it one, and :func:`lower` takes it away.
     """
@@ -59,7 +59,7 @@ class PerDevice:
     value: Array
     rows: int = dataclasses.field(metadata={"static": True})
     kind: Kind = dataclasses.field(default="worker", metadata={"static": True})
-    shares: int = dataclasses.field(default=1, metadata={"static": True})
+    shards: int = dataclasses.field(default=1, metadata={"static": True})
     entries: int = dataclasses.field(default=0, metadata={"static": True})
     returns: Return | None = dataclasses.field(default=None, metadata={"static": True})
     lifted: bool = dataclasses.field(default=False, metadata={"static": True})
@@ -70,7 +70,7 @@ class PerDevice:
             return workers * -(-self.entries // (workers * self.value.shape[-1]))
         if self.returns and workers < self.returns.least:
             return 1
-        return -(-self.rows // workers) if self.kind == "share" else self.rows
+        return -(-self.rows // workers) if self.kind == "shard" else self.rows
 
 
 def is_per_device(node: object) -> bool:

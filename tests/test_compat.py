@@ -108,7 +108,7 @@ def test_inside_scan(kind):
 @KINDS
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_inside_switch_and_cond(kind, which):
-    """Branches of different routes agree on a replicated type, so they can stand in one program."""
+    """Branches of different collectives agree on a replicated type, so they can stand in one program."""
     mesh = mesh_of(kind)
 
     def f(x):

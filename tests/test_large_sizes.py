@@ -11,7 +11,7 @@ import pytest
 import gradcomp_jax as gc
 from gradcomp_jax import kernels
 from gradcomp_jax.methods.registry import METHODS
-from gradcomp_jax.transforms.plan import Part, Piece
+from gradcomp_jax.transforms.layout import Group, Segment
 
 AXIS, N = "data", 8
 MOST = 2**31
@@ -24,9 +24,9 @@ def test_counts_of_rows(size: int) -> None:
     counts = np.asarray(kernels.valid_counts(size, block))
     assert counts.dtype == np.int32
     np.testing.assert_array_equal(counts, np.clip(size - start, 0, block))
-    part = Part(gc.compressors.topk(0.01, block=block), gc.memory.residual(), gc.collectives.gather(), "tree")
-    dealt = np.asarray(part.counts(Piece((0, 1), size)))
-    rows = part.rows(Piece((0, 1), size))
+    group = Group(gc.compressors.topk(0.01, block=block), gc.memory.residual(), gc.collectives.AllGather(), "tree")
+    dealt = np.asarray(group.counts(Segment((0, 1), size)))
+    rows = group.rows(Segment((0, 1), size))
     # Row j of R has the entries j, j + R, ...
     np.testing.assert_array_equal(dealt, (size - np.arange(rows, dtype=np.int64) + rows - 1) // rows)
 

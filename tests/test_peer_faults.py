@@ -51,10 +51,10 @@ def round_trip(code: codes.Compressor, x: np.ndarray) -> np.ndarray:
     rows = kernels.as_rows(jnp.asarray(x, jnp.float32), code.block)
     count = kernels.valid_counts(x.size, code.block)
     state = code.init(x.shape)
-    local = code.measure(rows, count, state)
-    seeds = kernels.row_seeds(jax.random.key(0), rows.shape[0]) if code.seeded else None
-    payload, _ = code.encode(rows, state, jax.random.key(1), count=count, local=local, shared=seeds)
-    return np.asarray(code.decode(payload, shared=seeds), np.float64).reshape(-1)[: x.size]
+    seeds = kernels.row_seeds(jax.random.key(0), rows.shape[0]) if code.side_information else None
+    info = codes.RowInfo(count, jax.random.key(1), side=seeds)
+    payload, _ = code.encode(rows, state, info)
+    return np.asarray(code.decode(payload, info), np.float64).reshape(-1)[: x.size]
 
 
 SIGNS = {"means": codes.sign("means"), "l1": codes.sign("l1"), "drive": codes.rotated(1, unbiased=False)}
@@ -78,9 +78,10 @@ def test_the_warm_start_is_kept() -> None:
     state, row, count = code.init((64, 64)), jnp.asarray(target.reshape(1, -1), jnp.float32), jnp.full((1,), 64 * 64)
     errors = []
     for _ in range(20):
-        shared = code.settle(code.measure(row, count, state))
-        payload, _ = code.encode(row, state, jax.random.key(0), count=count, shared=shared)
-        errors.append(np.linalg.norm(code.decode(payload, shared=shared) - row) / np.linalg.norm(row))
+        info = codes.RowInfo(count)
+        info = info._replace(side=code.from_mean(code.measure(row, info, state)))
+        payload, _ = code.encode(row, state, info)
+        errors.append(np.linalg.norm(code.decode(payload, info) - row) / np.linalg.norm(row))
         state = code.next_state(state, payload)
     assert errors[0] > 1.05 * best
     assert errors[-1] < 1.001 * best
@@ -135,7 +136,7 @@ def test_the_error_does_not_grow_with_the_tensor(norm: str) -> None:
 
 def test_integer_sums_have_room() -> None:
     """int8 sums wrap silently: 128 ones are -128."""
-    tx = gc.terngrad(axis_name=AXIS, route="sum")
+    tx = gc.terngrad(axis_name=AXIS, collective="all_reduce")
     params = {"w": jnp.ones((20, 80))}
     with pytest.raises(ValueError, match=r"128 ternaries can wrap.*two_phase"):
         jax.eval_shape(

@@ -41,9 +41,9 @@ def _dgc(nodes: int, gbit: float) -> Callable[[float], float]:
 
 def _terngrad(nodes: int, gbit: float, workers: int) -> Callable[[float], float]:
     """2 bits a value to the server; back the sum of ternary values on a shared scale, of 2N + 1 levels."""
-    share = (nodes - 1) / nodes * VALUES / 8
+    shard = (nodes - 1) / nodes * VALUES / 8
     back = (2 * workers).bit_length()
-    crossings = [Crossing("all-to-all", 1, 2 * share), Crossing("all-gather", 1, back * share)]
+    crossings = [Crossing("all-to-all", 1, 2 * shard), Crossing("all-gather", 1, back * shard)]
     return lambda node: _step(node, nodes, gbit, crossings)
 
 

@@ -25,7 +25,7 @@ from gradcomp_jax.cli.options import (
 from gradcomp_jax.cli.progress import Bar
 from gradcomp_jax.cli.user_errors import user_errors
 from gradcomp_jax.experiments import compare, task
-from gradcomp_jax.experiments.recipes import ABLATIONS, ALL, DEFAULT, RECIPES, REPLICAS, ROUTES
+from gradcomp_jax.experiments.recipes import ABLATIONS, ALL, COLLECTIVES, DEFAULT, RECIPES, REPLICAS
 
 
 def compare_command(
@@ -34,7 +34,7 @@ def compare_command(
     methods: Annotated[
         str,
         typer.Option(
-            help=f"Names with commas between: {runs.METHODS}; also 'all', 'ablations', 'routes' and 'replicas'."
+            help=f"Names with commas between: {runs.METHODS}; also 'all', 'ablations', 'collectives' and 'replicas'."
         ),
     ] = ",".join(DEFAULT),
     seeds: Annotated[int, typer.Option(help="Runs of each method: seeds 0, 1, 2, ...")] = 5,
@@ -83,7 +83,7 @@ def _method_names(text: str) -> list[str]:
     groups = {name: (name,) for name in RECIPES} | {
         "all": ALL,
         "ablations": ABLATIONS,
-        "routes": ROUTES,
+        "collectives": COLLECTIVES,
         "replicas": REPLICAS,
     }
     words = [word.strip() for word in text.split(",") if word.strip()]

@@ -78,7 +78,7 @@ def table(comparison: Comparison) -> Table:
 def method_table(workers: int) -> Table:
     """Returns the table of all methods, for a terminal: bits for each value, bytes of state for each parameter."""
     result = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    # As many columns as 80 characters hold: the Markdown has routes and papers too.
+    # As many columns as 80 characters hold: the Markdown has collectives and papers too.
     for column in registry.header(workers)[:6]:
         number = column not in ("method", "biased", "momentum")
         result.add_column(column, justify="right" if number else "left", no_wrap=True)

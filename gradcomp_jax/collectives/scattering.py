@@ -1,7 +1,7 @@
 """A reduce-scatter in a form that the compiler leaves a reduce-scatter.
 
 XLA:TPU may carry out a reduce-scatter as an all-reduce of everything, which sends twice the bytes. Compiled for slices of v5e
-and v6e joined by a data-centre network, libtpu 0.0.42, it always did so within a slice unless each device's share was of whole
+and v6e joined by a data-centre network, libtpu 0.0.42, it always did so within a slice unless each device's shard was of whole
 pairs of tiles (8 rows of 128 lanes, one for each direction of a ring); with them only at a few sizes, on v5e. In a program
 of a single slice it does so in any form.
 """

@@ -1,6 +1,7 @@
 """Encode and decode pairs, and the payloads that cross the wire."""
 
 from gradcomp_jax.compressors.base import Compressor as Compressor
+from gradcomp_jax.compressors.base import RowInfo as RowInfo
 from gradcomp_jax.compressors.block_quantized import block_quantized as block_quantized
 from gradcomp_jax.compressors.dense import dense as dense
 from gradcomp_jax.compressors.fixed_point import fixed_point as fixed_point
@@ -15,6 +16,7 @@ from gradcomp_jax.compressors.topk import topk as topk
 
 __all__ = [
     "Compressor",
+    "RowInfo",
     "block_quantized",
     "dense",
     "fixed_point",

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,36 @@ def add_up(one: Callable[[Any, Array | int], Array], payloads: Any) -> Array:
 
 
 Payload = Any
-"""A registered dataclass of arrays; every leaf's leading dimension is ``rows``, with a static shape."""
+"""A pytree of arrays; every leaf's leading dimension is ``rows``, with a static shape."""
+
+SideInformation = Literal["max", "mean", "seeds", "worker_seeds"] | None
+
+
+class RowInfo(NamedTuple):
+    """What is known of rows, or of a payload of them, besides their values.
+
+    Attributes:
+        count: int32 ``[rows]``, valid entries of each row; the others are padding.
+        key: typed JAX key, different for every worker, tensor and step.
+        statistic: what :meth:`Compressor.measure` returned on this worker.
+        side: the side information, ``[rows, ...]``: the maximum or the mean of the workers' statistics, or uint32 seeds.
+    """
+
+    count: Array | None = None  # type: ignore[assignment]  # a tuple has a method of that name
+    key: Array | None = None
+    statistic: Any = None
+    side: Array | None = None
+
+    def need(self, name: Literal["count", "key", "side"]) -> Array:
+        """The field of that name.
+
+        Raises:
+            ValueError: if it was not given.
+        """
+        value = getattr(self, name)
+        if value is None:
+            raise ValueError(f"this compressor needs the {name} of its rows; pass info=RowInfo({name}=...)")
+        return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,117 +74,78 @@ class Compressor(abc.ABC):
     """Encodes each row of a float32 ``[rows, block]`` view of a tensor by itself.
 
     Static and hashable: configuration only, no arrays. Because every payload leaf leads with ``rows``, a
-    collective can split, route and reassemble any payload without knowing its format.
+    collective can split, carry and reassemble any payload without knowing its format.
+
+    Attributes:
+        block: entries of a row.
+        side_information: what all workers know beyond the payload, and nobody sends with it: ``max`` or ``mean``, that of
+            their statistics; ``seeds``, one for each row, from step and tensor; ``worker_seeds``, seeds of each worker's own.
+        summable: payloads of several workers add up, leaf by leaf, to the payload of the sum.
+        most_workers: how many workers' payloads can be added before an integer could wrap; ``None`` if any number.
+        is_sparsifier: a payload holds some of a row's entries, and the others decode to exactly zero.
+        drops: a row's entries compete for a place in the payload; those that are too small to get one are not in it.
+        deals: a block had better be a sample of the whole tensor than a stretch of it.
+        decodes_anew: passes that need a dealt payload decoded had better each decode it than share an array.
+        lossless: decoding returns the rows bit for bit.
+        pads_nonzero: padding decodes to something other than zero; whoever decodes then clears it.
+        unbiased: the decoded payload has the (clipped) rows as its expectation.
     """
 
-    @property
-    @abc.abstractmethod
-    def block(self) -> int:
-        """Entries of a row."""
-
-    @property
-    def summable(self) -> bool:
-        """Whether payloads of several workers add up, leaf by leaf, to the payload of the sum."""
-        return False
-
-    @property
-    def most_workers(self) -> int | None:
-        """How many workers' payloads can be added before an integer could wrap; ``None`` if any number."""
-        return None
-
-    @property
-    def selects(self) -> bool:
-        """Whether a payload holds some of a row's entries and the others decode to exactly zero."""
-        return False
-
-    @property
-    def drops(self) -> bool:
-        """Whether a row's entries compete for a place in the payload: those that are too small to get one are not in it."""
-        return False
-
-    @property
-    def deals(self) -> bool:
-        """Whether a block had better be a sample of the whole tensor than a stretch of it."""
-        return False
-
-    @property
-    def decodes_anew(self) -> bool:
-        """Whether each pass that needs a dealt payload decoded had better decode it, than all of them share an array."""
-        return False
-
-    @property
-    def lossless(self) -> bool:
-        """Whether decoding returns the rows bit for bit."""
-        return False
-
-    @property
-    def fills(self) -> bool:
-        """Whether padding decodes to something other than zero; whoever decodes then clears it."""
-        return False
+    block: int
+    side_information: ClassVar[SideInformation] = None
+    summable: ClassVar[bool] = False
+    most_workers: ClassVar[int | None] = None
+    is_sparsifier: ClassVar[bool] = False
+    drops: ClassVar[bool] = False
+    deals: ClassVar[bool] = False
+    decodes_anew: ClassVar[bool] = False
+    lossless: ClassVar[bool] = False
+    pads_nonzero: ClassVar[bool] = False
 
     @property
     def unbiased(self) -> bool:
-        """Whether the decoded payload has the (clipped) rows as its expectation."""
+        """As lossless."""
         return self.lossless
 
     def init(self, shape: tuple[int, ...]) -> PyTree:
         """State of one tensor of the given shape; none by default."""
-        del shape
         return ()
 
-    @property
-    def agrees(self) -> Literal["max", "mean"] | None:
-        """What all workers must know of :meth:`measure`: its maximum over the workers, its mean, or nothing."""
-        return None
-
-    @property
-    def seeded(self) -> bool:
-        """Whether the code draws numbers that whoever decodes must draw again: a uint32 seed for each row, not sent."""
-        return False
-
-    def measure(self, rows: Array, count: Array, state: PyTree = ()) -> Array | None:
+    def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array | None:
         """A statistic that :meth:`encode` needs before its own pass: float32 ``[rows, ...]`` or ``[1]``, or ``None``.
 
         In a function of its own so that each reads the rows once: the caller may compute them anew for each pass
-        instead of holding them. Not finite where an entry is not. ``count`` (int32 ``[rows]``) says how many entries
-        of each row are not padding.
+        instead of holding them. Not finite where an entry is not. Of ``info`` there is the count.
         """
-        del rows, count, state
         return None
 
-    def settle(self, agreed: Array) -> Array:
-        """Makes the mean of the statistics, of all this compressor's tensors rows after rows, ready for use."""
-        return agreed
+    def statistic_of(self, rows: Array, info: RowInfo) -> Any:
+        """What was measured, or else is now."""
+        return self.measure(rows, info) if info.statistic is None else info.statistic
 
-    def for_worker(self, shared: Array | None, worker: Array | int) -> Array | None:
+    def from_mean(self, mean: Array) -> Array:
+        """Makes the mean of the statistics, of all this compressor's tensors rows after rows, ready for use."""
+        return mean
+
+    @final
+    def side_of(self, side: Array | None, worker: Array | int) -> Array | None:
         """What worker number ``worker`` encodes with, and others decode its payload with, of what all workers know."""
-        del worker
-        return shared
+        if side is None or self.side_information != "worker_seeds":
+            return side
+        return kernels.fold_seeds(side, worker)
 
     @abc.abstractmethod
-    def encode(
-        self,
-        rows: Array,
-        state: PyTree,
-        key: Array,
-        *,
-        count: Array,
-        local: Array | None = None,
-        shared: Array | None = None,
-    ) -> tuple[Payload, PyTree]:
-        """Encodes float32 ``[rows, block]``.
+    def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[Payload, PyTree]:
+        """Encodes float32 ``[rows, block]``, with zeros in the padding.
 
-        Args:
-            rows: zeros in the padding.
-            state: what :meth:`init` or the previous call returned.
-            key: typed JAX key, different for every worker, tensor and step.
-            count: int32 ``[rows]``, valid entries of each row.
-            local: what :meth:`measure` returned here.
-            shared: what the workers :attr:`agree <agrees>` on, or the rows' seeds (uint32 ``[rows]``), as
-                :meth:`for_worker` gave it.
+        ``state`` is what :meth:`init` or the previous call returned. The side information is that of :meth:`side_of`.
         """
 
-    def finite(self, payload: Payload, local: Array | None, largest: float = LARGEST) -> Array:
+    @abc.abstractmethod
+    def decode(self, payload: Payload, info: RowInfo = RowInfo()) -> Array:
+        """Returns float32 ``[rows, block]``; of ``info`` there is the side information."""
+
+    def finite(self, payload: Payload, statistic: Any, largest: float = LARGEST) -> Array:
         """Whether every entry that was encoded is finite, boolean scalar, told from the payload and the statistic.
 
         Every code has a number in which one bad entry shows (the largest value, a scale), so the check costs no pass
@@ -163,65 +153,50 @@ class Compressor(abc.ABC):
 
         Args:
             payload: what :meth:`encode` returned.
-            local: what :meth:`measure` returned.
+            statistic: what :meth:`measure` returned.
             largest: magnitude above which an entry counts as not finite, see :func:`largest_of`.
         """
-        numbers = [a for a in jax.tree.leaves((payload, local)) if jnp.issubdtype(a.dtype, jnp.floating)]
+        numbers = [a for a in jax.tree.leaves((payload, statistic)) if jnp.issubdtype(a.dtype, jnp.floating)]
         return jnp.stack([jnp.array(True), *(kernels.all_finite(a, largest) for a in numbers)]).all()
 
-    @abc.abstractmethod
-    def decode(self, payload: Payload, *, shared: Array | None = None) -> Array:
-        """Returns float32 ``[rows, block]``."""
-
-    def encode_dealt(
-        self,
-        flat: Array,
-        deal: kernels.Deal,
-        state: PyTree,
-        key: Array,
-        *,
-        count: Array,
-        local: Array | None = None,
-        shared: Array | None = None,
-    ) -> tuple[Payload, PyTree]:
+    def encode_dealt(self, flat: Array, deal: kernels.Deal, state: PyTree, info: RowInfo) -> tuple[Payload, PyTree]:
         """:meth:`encode` of the blocks that ``deal`` makes of a float32 vector."""
-        return self.encode(deal.blocks(flat), state, key, count=count, local=local, shared=shared)
+        return self.encode(deal.blocks(flat), state, info)
 
-    def decode_dealt(self, payload: Payload, deal: kernels.Deal, width: int, *, shared: Array | None = None) -> Array:
+    def decode_dealt(self, payload: Payload, deal: kernels.Deal, width: int, info: RowInfo = RowInfo()) -> Array:
         """Inverse of :meth:`encode_dealt`: the vector as a matrix, float32 ``[deal.size / width, width]``."""
-        return deal.flat(self.decode(payload, shared=shared)).reshape(-1, width)
+        return deal.flat(self.decode(payload, info)).reshape(-1, width)
 
-    def reduce_dealt(self, payloads: Payload, deal: kernels.Deal, width: int, *, shared: Array | None = None) -> Array:
+    def reduce_dealt(self, payloads: Payload, deal: kernels.Deal, width: int, info: RowInfo = RowInfo()) -> Array:
         """:meth:`reduce`, as :meth:`decode_dealt` lays it."""
-        return deal.flat(self.reduce(payloads, shared=shared)).reshape(-1, width)
+        return deal.flat(self.reduce(payloads, info)).reshape(-1, width)
 
-    def carried(self, payload: Payload, *, shared: Array | None = None) -> Array:
+    def sent_mask(self, payload: Payload, info: RowInfo = RowInfo()) -> Array:
         """The entries that decode to something other than zero: boolean ``[rows, block]``."""
-        return self.decode(payload, shared=shared) != 0
+        return self.decode(payload, info) != 0
 
-    def reduce(self, payloads: Payload, *, shared: Array | None = None) -> Array:
+    def reduce(self, payloads: Payload, info: RowInfo = RowInfo()) -> Array:
         """Decodes and sums the payloads of N workers, stacked on a new leading dimension.
 
         Memory is one dense copy, whatever N is. The order of the sum is fixed, so equal payloads give equal bits on
-        every worker.
+        every worker. ``info`` has what all workers know; what each encoded with follows by :meth:`side_of`.
         """
-        return add_up(lambda one, i: self.decode(one, shared=self.for_worker(shared, i)), payloads)
+        return add_up(lambda one, i: self.decode(one, info._replace(side=self.side_of(info.side, i))), payloads)
 
-    def back(self, workers: int) -> "Compressor":
-        """The compressor of the way back: what an owner encodes the mean of ``workers`` payloads with."""
-        del workers
+    def downlink(self, workers: int) -> "Compressor":
+        """The compressor of the downlink: what an owner encodes the mean of ``workers`` payloads with."""
         return self
 
-    def exact_back(self, workers: int) -> bool:
-        """Whether the way back reproduces the mean of the decoded payloads exactly."""
-        return self.back(workers).lossless
+    def exact_downlink(self, workers: int) -> bool:
+        """Whether the downlink reproduces the mean of the decoded payloads exactly."""
+        return self.downlink(workers).lossless
 
-    def rounding(self, rows: Array, payload: Payload, *, shared: Array | None = None) -> Payload:
-        """For a selection: a payload with the same positions and what rounding took from their values."""
-        raise TypeError(f"{type(self).__name__} is not a selection")
+    def rounding(self, rows: Array, payload: Payload, info: RowInfo = RowInfo()) -> Payload:
+        """For a sparsifier: a payload with the same positions and what rounding took from their values."""
+        raise TypeError(f"{type(self).__name__} is not a sparsifier")
 
-    def settled(self, payload: Payload, mean: Payload) -> Payload:
-        """For codes that :attr:`drop <drops>` entries: what of a worker's payload does not come back to it.
+    def left_with_owner(self, payload: Payload, mean: Payload) -> Payload:
+        """For codes that :attr:`drop <drops>` entries: what of a worker's payload it does not take back.
 
         Args:
             payload: of one worker, or of several, stacked on a new leading dimension.
@@ -235,25 +210,24 @@ class Compressor(abc.ABC):
 
     def next_state(self, state: PyTree, mean: Payload) -> PyTree:
         """The state after the exchange, from the mean payload of all workers; of summable payloads only."""
-        del mean
         return state
 
-    def statistic(self, rows: int) -> jax.ShapeDtypeStruct | None:
-        """Shape and dtype of what the workers agree on for ``rows`` rows; it crosses in an all-reduce."""
-        if self.agrees is None:
+    def statistic_spec(self, rows: int) -> jax.ShapeDtypeStruct | None:
+        """Shape and dtype of the statistic of ``rows`` rows, if it crosses in an all-reduce for all workers to know."""
+        if self.side_information not in ("max", "mean"):
             return None
-        return jax.eval_shape(lambda r, c: self.measure(r, c, self.init(r.shape)), *self._specs(rows))
+        return jax.eval_shape(lambda r, c: self.measure(r, RowInfo(c), self.init(r.shape)), *self._specs(rows))
 
     def payload_bytes(self, rows: int) -> int:
         """Bytes of the payload of ``rows`` rows."""
 
-        def encode(rows: Array, count: Array, shared: Array | None) -> Payload:
-            state = self.init(rows.shape)
-            local = self.measure(rows, count, state)
-            return self.encode(rows, state, jax.random.key(0), count=count, local=local, shared=shared)[0]
+        def encode(rows: Array, count: Array, side: Array | None) -> Payload:
+            state, info = self.init(rows.shape), RowInfo(count, jax.random.key(0), side=side)
+            return self.encode(rows, state, info._replace(statistic=self.measure(rows, info, state)))[0]
 
-        shared = jax.ShapeDtypeStruct((rows,), jnp.uint32) if self.seeded else self.statistic(rows)
-        spec = jax.eval_shape(encode, *self._specs(rows), shared)
+        seeded = self.side_information in ("seeds", "worker_seeds")
+        side = jax.ShapeDtypeStruct((rows,), jnp.uint32) if seeded else self.statistic_spec(rows)
+        spec = jax.eval_shape(encode, *self._specs(rows), side)
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(spec))
 
     def _specs(self, rows: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:

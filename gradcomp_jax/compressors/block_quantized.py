@@ -7,7 +7,7 @@ import jax
 
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
-from gradcomp_jax.compressors.base import Compressor
+from gradcomp_jax.compressors.base import Compressor, RowInfo
 from gradcomp_jax.kernels.random import GENERATORS, Generator
 
 Norm = Literal["max", "l2"]
@@ -27,47 +27,27 @@ class BlockQuantized(Compressor):
     """See :func:`block_quantized`."""
 
     bits: int
-    block_size: int
     stochastic: bool
     norm: Norm
     generator: Generator
-
-    @property
-    def block(self) -> int:
-        """Entries that share a scale."""
-        return self.block_size
 
     @property
     def unbiased(self) -> bool:
         """With stochastic rounding."""
         return self.stochastic
 
-    def measure(self, rows: Array, count: Array, state: PyTree = ()) -> Array:
+    def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
         """The norm of each row."""
-        del count, state
         return kernels.largest_of_rows(rows) if self.norm == "max" else kernels.norm_of_rows(rows)
 
-    def encode(
-        self,
-        rows: Array,
-        state: PyTree,
-        key: Array,
-        *,
-        count: Array,
-        local: Array | None = None,
-        shared: Array | None = None,
-    ) -> tuple[QuantizedPayload, PyTree]:
+    def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[QuantizedPayload, PyTree]:
         """Scales each row by its norm and rounds."""
-        del shared
-        norm = self.measure(rows, count) if local is None else local
-        words, scale = kernels.quantize(
-            rows, self.bits, key if self.stochastic else None, largest=norm, generator=self.generator
-        )
+        key, norm = info.need("key") if self.stochastic else None, self.statistic_of(rows, info)
+        words, scale = kernels.quantize(rows, self.bits, key, largest=norm, generator=self.generator)
         return QuantizedPayload(words, scale), state
 
-    def decode(self, payload: QuantizedPayload, *, shared: Array | None = None) -> Array:
+    def decode(self, payload: QuantizedPayload, info: RowInfo = RowInfo()) -> Array:
         """Value times scale."""
-        del shared
         return kernels.dequantize(payload.words, payload.scale, self.block, self.bits)
 
 
@@ -97,7 +77,6 @@ def block_quantized(
         Alistarh et al., 2017, QSGD, https://arxiv.org/abs/1610.02132; Wang et al., 2023, ZeRO++, https://arxiv.org/abs/2306.10209.
     """
     _checks.one_of("bits", bits, kernels.WIDTHS)
-    _checks.positive_int("block", block)
     _checks.one_of("norm", norm, get_args(Norm))
     _checks.one_of("generator", generator, GENERATORS)
-    return BlockQuantized(bits, block, stochastic, norm, generator)
+    return BlockQuantized(_checks.positive_int("block", block), bits, stochastic, norm, generator)

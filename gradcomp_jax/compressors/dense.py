@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from gradcomp_jax._typing import Array, PyTree
-from gradcomp_jax.compressors.base import Compressor
+from gradcomp_jax.compressors.base import Compressor, RowInfo
 
 
 @jax.tree_util.register_dataclass
@@ -23,44 +23,23 @@ class Dense(Compressor):
     """See :func:`dense`."""
 
     dtype: Any
+    summable = True  # a sum of casts is a cast of a sum, up to the dtype's rounding
 
     @property
-    def block(self) -> int:
-        """One entry a row: nothing is padded but to the number of workers."""
-        return 1
-
-    @property
-    def summable(self) -> bool:
-        """A sum of casts is a cast of a sum, up to the dtype's rounding."""
-        return True
-
-    @property
-    def lossless(self) -> bool:
+    def lossless(self) -> bool:  # type: ignore[override]
         """Only float32 is."""
         return jnp.dtype(self.dtype) == jnp.float32
 
-    def encode(
-        self,
-        rows: Array,
-        state: PyTree,
-        key: Array,
-        *,
-        count: Array,
-        local: Array | None = None,
-        shared: Array | None = None,
-    ) -> tuple[DensePayload, PyTree]:
+    def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[DensePayload, PyTree]:
         """Casts to the dtype, to the nearest value."""
-        del key, count, local, shared
         return DensePayload(rows.astype(self.dtype)), state
 
-    def decode(self, payload: DensePayload, *, shared: Array | None = None) -> Array:
+    def decode(self, payload: DensePayload, info: RowInfo = RowInfo()) -> Array:
         """Casts to float32."""
-        del shared
         return payload.values.astype(jnp.float32)
 
-    def reduce(self, payloads: DensePayload, *, shared: Array | None = None) -> Array:
+    def reduce(self, payloads: DensePayload, info: RowInfo = RowInfo()) -> Array:
         """Sums in float32; the cast fuses into the reduction."""
-        del shared
         return jnp.sum(payloads.values.astype(jnp.float32), axis=0)
 
 
@@ -73,4 +52,4 @@ def dense(dtype: Any = jnp.float32) -> Dense:
     resolved = jnp.dtype(dtype)
     if resolved not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)):
         raise ValueError(f"dtype must be float32 or bfloat16, got {resolved.name}")
-    return Dense(resolved)
+    return Dense(1, resolved)  # nothing is padded but to the number of workers

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
-from gradcomp_jax.compressors.base import Compressor
+from gradcomp_jax.compressors.base import Compressor, RowInfo
 from gradcomp_jax.kernels.random import GENERATORS, Generator
 
 
@@ -25,47 +25,25 @@ class FixedPoint(Compressor):
 
     bits: int
     fraction_bits: int
-    block_size: int
     generator: Generator
+    unbiased = True  # what lies beyond the range is lost on purpose
 
-    @property
-    def block(self) -> int:
-        """Entries of a row; they share nothing."""
-        return self.block_size
-
-    @property
-    def unbiased(self) -> bool:
-        """Rounding is stochastic; what lies beyond the range is lost on purpose."""
-        return True
-
-    def measure(self, rows: Array, count: Array, state: PyTree = ()) -> Array:
+    def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
         """The largest magnitude of each row: integers have no room for what is not finite."""
-        del count, state
         return kernels.largest_of_rows(rows)
 
-    def encode(
-        self,
-        rows: Array,
-        state: PyTree,
-        key: Array,
-        *,
-        count: Array,
-        local: Array | None = None,
-        shared: Array | None = None,
-    ) -> tuple[FixedPointPayload, PyTree]:
+    def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[FixedPointPayload, PyTree]:
         """Rounds to the grid, up or down with the probability that makes the expectation the value."""
-        del count, local, shared
-        words = kernels.to_fixed(rows, key, bits=self.bits, fraction_bits=self.fraction_bits, generator=self.generator)
+        key, bits, fraction_bits = info.need("key"), self.bits, self.fraction_bits
+        words = kernels.to_fixed(rows, key, bits=bits, fraction_bits=fraction_bits, generator=self.generator)
         return FixedPointPayload(words), state
 
-    def decode(self, payload: FixedPointPayload, *, shared: Array | None = None) -> Array:
+    def decode(self, payload: FixedPointPayload, info: RowInfo = RowInfo()) -> Array:
         """Integers times the grid's step."""
-        del shared
         return kernels.from_fixed(payload.words, self.fraction_bits)
 
-    def reduce(self, payloads: FixedPointPayload, *, shared: Array | None = None) -> Array:
+    def reduce(self, payloads: FixedPointPayload, info: RowInfo = RowInfo()) -> Array:
         """Adds the integers, which is exact."""
-        del shared
         total = jnp.sum(payloads.words.astype(jnp.int32), axis=0)
         return kernels.from_fixed(total, self.fraction_bits)
 
@@ -93,4 +71,4 @@ def fixed_point(
     _checks.one_of("bits", bits, (16, 8))
     _checks.at_least_zero("fraction_bits", _checks.static_number("fraction_bits", fraction_bits))
     _checks.one_of("generator", generator, GENERATORS)
-    return FixedPoint(bits, int(fraction_bits), _checks.positive_int("block", block), generator)
+    return FixedPoint(_checks.positive_int("block", block), bits, int(fraction_bits), generator)

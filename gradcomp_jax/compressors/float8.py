@@ -7,7 +7,7 @@ import jax
 
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
-from gradcomp_jax.compressors.base import Compressor
+from gradcomp_jax.compressors.base import Compressor, RowInfo
 
 Format = Literal["e4m3", "e5m2"]
 
@@ -26,38 +26,20 @@ class Float8(Compressor):
     """See :func:`float8`."""
 
     format: Format
-    block_size: int
     scaled: bool
 
-    @property
-    def block(self) -> int:
-        """Entries that share a scale."""
-        return self.block_size
-
-    def measure(self, rows: Array, count: Array, state: PyTree = ()) -> Array:
+    def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
         """The largest magnitude of each row."""
-        del count, state
         return kernels.largest_of_rows(rows)
 
-    def encode(
-        self,
-        rows: Array,
-        state: PyTree,
-        key: Array,
-        *,
-        count: Array,
-        local: Array | None = None,
-        shared: Array | None = None,
-    ) -> tuple[Float8Payload, PyTree]:
+    def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[Float8Payload, PyTree]:
         """Casts to the nearest value of the format; beyond its range, to its largest."""
-        del key, shared
-        largest = self.measure(rows, count) if local is None else local
-        words, scale = kernels.to_float8(rows, self.format, largest=largest if self.scaled else None)
+        largest = self.statistic_of(rows, info) if self.scaled else None
+        words, scale = kernels.to_float8(rows, self.format, largest=largest)
         return Float8Payload(words, scale), state
 
-    def decode(self, payload: Float8Payload, *, shared: Array | None = None) -> Array:
+    def decode(self, payload: Float8Payload, info: RowInfo = RowInfo()) -> Array:
         """Casts back, times the scale."""
-        del shared
         return kernels.from_float8(payload.words, self.format, payload.scale)
 
 
@@ -80,4 +62,4 @@ def float8(format: Format = "e4m3", *, block: int = 256, scaled: bool = True) ->
         Micikevicius et al., 2022, FP8 Formats for Deep Learning, https://arxiv.org/abs/2209.05433, section 3.
     """
     _checks.one_of("format", format, get_args(Format))
-    return Float8(format, _checks.positive_int("block", block), scaled)
+    return Float8(_checks.positive_int("block", block), format, scaled)

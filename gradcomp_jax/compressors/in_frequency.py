@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
-from gradcomp_jax.compressors.base import LARGEST, Compressor, add_up
+from gradcomp_jax.compressors.base import LARGEST, Compressor, RowInfo, add_up
 
 Average = Literal["workers", "senders"]
 
@@ -19,50 +19,32 @@ class InFrequency(Compressor):
 
     inner: Compressor
     average: Average = "workers"
+    pads_nonzero = True  # a frequency reaches into the padding
 
-    @property
-    def block(self) -> int:
-        """As the inner compressor's."""
-        return self.inner.block
-
-    @property
-    def fills(self) -> bool:
-        """A frequency reaches into the padding."""
-        return True
-
-    def encode(
-        self,
-        rows: Array,
-        state: PyTree,
-        key: Array,
-        *,
-        count: Array,
-        local: Array | None = None,
-        shared: Array | None = None,
-    ) -> tuple[Any, PyTree]:
+    def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[Any, PyTree]:
         """Transforms, then encodes."""
-        return self.inner.encode(kernels.dct(rows), state, key, count=count, local=local, shared=shared)
+        return self.inner.encode(kernels.dct(rows), state, info)
 
-    def finite(self, payload: Any, local: Array | None, largest: float = LARGEST) -> Array:
+    def finite(self, payload: Any, statistic: Any, largest: float = LARGEST) -> Array:
         """As of the inner code, of a block's share: a block's entries may meet in one frequency, and one in many."""
-        return self.inner.finite(payload, local, largest / self.block)
+        return self.inner.finite(payload, statistic, largest / self.block)
 
-    def decode(self, payload: Any, *, shared: Array | None = None) -> Array:
+    def decode(self, payload: Any, info: RowInfo = RowInfo()) -> Array:
         """Decodes, then transforms back."""
-        return kernels.inverse_dct(self.inner.decode(payload, shared=shared))
+        return kernels.inverse_dct(self.inner.decode(payload, info))
 
-    def reduce(self, payloads: Any, *, shared: Array | None = None) -> Array:
+    def reduce(self, payloads: Any, info: RowInfo = RowInfo()) -> Array:
         """Adds frequencies, and transforms back once; over ``senders`` each first times N over how many sent it."""
-        total = self.inner.reduce(payloads, shared=shared)
+        total = self.inner.reduce(payloads, info)
         if self.average == "senders":
             workers = jax.tree.leaves(payloads)[0].shape[0]
-            many = add_up(lambda one, _: self.inner.carried(one, shared=shared).astype(jnp.float32), payloads)
+            many = add_up(lambda one, _: self.inner.sent_mask(one, info).astype(jnp.float32), payloads)
             total = total * (workers / jnp.maximum(many, 1.0))
         return kernels.inverse_dct(total)
 
-    def back(self, workers: int) -> Compressor:
+    def downlink(self, workers: int) -> Compressor:
         """The inner compressor's, over frequencies again."""
-        return InFrequency(self.inner.back(workers), self.average)
+        return dataclasses.replace(self, inner=self.inner.downlink(workers))
 
 
 def in_frequency(inner: Compressor, *, average: Average = "workers") -> InFrequency:
@@ -71,20 +53,18 @@ def in_frequency(inner: Compressor, *, average: Average = "workers") -> InFreque
     A block of more than 128 entries is taken for a two-dimensional chunk as nearly square as it can be.
 
     Args:
-        inner: encodes the frequencies, such as ``topk``; needs no statistic of its own.
+        inner: encodes the frequencies, such as ``topk``; needs no side information.
         average: ``workers``, the mean over all of them, of which one that did not send a frequency has zero. ``senders``: over
             those that sent it, as DeMo's code does. What arrives is then more than the mean of what was sent, so updates and
             memories do not add up to the gradients; for payloads that are gathered.
 
     Raises:
-        ValueError: for a compressor that needs seeds or a statistic that the workers agree on.
+        ValueError: for a compressor that needs side information.
 
     References:
         Peng et al., 2024, DeMo, https://arxiv.org/abs/2411.19870, section 3.
     """
     _checks.one_of("average", average, get_args(Average))
-    if inner.seeded or inner.agrees:
-        raise ValueError(
-            f"in_frequency cannot hold {type(inner).__name__}, whose workers share a statistic or seeds; use topk"
-        )
-    return InFrequency(inner, average)
+    if inner.side_information:
+        raise ValueError(f"in_frequency cannot hold {type(inner).__name__}, which needs side information; use topk")
+    return InFrequency(inner.block, inner, average)

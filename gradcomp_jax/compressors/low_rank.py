@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jax import lax
 
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
-from gradcomp_jax.compressors.base import LARGEST, Compressor
+from gradcomp_jax.compressors.base import LARGEST, Compressor, RowInfo
 
 
 @jax.tree_util.register_dataclass
@@ -28,21 +28,8 @@ class LowRank(Compressor):
     rank: int
     shape: tuple[int, int]
     seed: int
-
-    @property
-    def block(self) -> int:
-        """Entries of the matrix."""
-        return self.shape[0] * self.shape[1]
-
-    @property
-    def summable(self) -> bool:
-        """Q is linear in the matrix once all workers have the same P."""
-        return True
-
-    @property
-    def agrees(self) -> Literal["mean"]:
-        """On P."""
-        return "mean"
+    side_information = "mean"  # of P
+    summable = True  # Q is linear in the matrix once all workers have the same P
 
     def init(self, shape: tuple[int, ...]) -> Array:
         """Q of the first step for every matrix of the tensor, from the seed: the same on every worker."""
@@ -52,42 +39,25 @@ class LowRank(Compressor):
     def _matrices(self, rows: Array) -> Array:
         return rows.reshape(-1, *self.shape)
 
-    def measure(self, rows: Array, count: Array, state: PyTree = ()) -> Array:
+    def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
         """P = M Q: float32 ``[matrices, shape[0], rank]``."""
-        del count
         return _product("bij,bjr->bir", self._matrices(rows), state)
 
-    def settle(self, agreed: Array) -> Array:
+    def from_mean(self, mean: Array) -> Array:
         """Orthonormal columns; all matrices of one shape in one go."""
-        return kernels.orthogonalize(agreed)
+        return kernels.orthogonalize(mean)
 
-    def encode(
-        self,
-        rows: Array,
-        state: PyTree,
-        key: Array,
-        *,
-        count: Array,
-        local: Array | None = None,
-        shared: Array | None = None,
-    ) -> tuple[LowRankPayload, PyTree]:
+    def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[LowRankPayload, PyTree]:
         """Q = M^T P."""
-        del key, count, local
-        return LowRankPayload(_product("bij,bir->bjr", self._matrices(rows), self._left(shared))), state
+        return LowRankPayload(_product("bij,bir->bjr", self._matrices(rows), info.need("side"))), state
 
-    def finite(self, payload: LowRankPayload, local: Array | None, largest: float = LARGEST) -> Array:
+    def finite(self, payload: LowRankPayload, statistic: Any, largest: float = LARGEST) -> Array:
         """As of every code, of a matrix's share: products add up its entries, and an entry shows in part."""
-        return super().finite(payload, local, largest / self.block)
+        return super().finite(payload, statistic, largest / self.block)
 
-    def _left(self, shared: Array | None) -> Array:
-        if shared is None:
-            raise ValueError("a low-rank code needs the P that the workers agreed on; pass it as shared=")
-        return shared
-
-    def decode(self, payload: LowRankPayload, *, shared: Array | None = None) -> Array:
+    def decode(self, payload: LowRankPayload, info: RowInfo = RowInfo()) -> Array:
         """P Q^T."""
-        matrices = _product("bir,bjr->bij", self._left(shared), payload.right)
-        return matrices.reshape(-1, self.block)
+        return _product("bir,bjr->bij", info.need("side"), payload.right).reshape(-1, self.block)
 
     def next_state(self, state: Array, mean: LowRankPayload) -> Array:
         """The warm start: Q of this step, but for directions in which there was nothing.
@@ -127,4 +97,4 @@ def low_rank(rank: int, shape: tuple[int, int], *, seed: int = 0) -> LowRank:
     sides = (_checks.positive_int("shape[0]", shape[0]), _checks.positive_int("shape[1]", shape[1]))
     if _checks.positive_int("rank", rank) > min(sides):
         raise ValueError(f"rank must be at most {min(sides)} for a matrix of {sides[0]} x {sides[1]}, got {rank}")
-    return LowRank(rank, sides, seed)
+    return LowRank(sides[0] * sides[1], rank, sides, seed)

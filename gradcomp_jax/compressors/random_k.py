@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
-from gradcomp_jax.compressors.base import Compressor
+from gradcomp_jax.compressors.base import Compressor, RowInfo
 from gradcomp_jax.compressors.topk import block_for
 
 
@@ -24,92 +24,63 @@ class RandomKPayload:
 class RandomK(Compressor):
     """See :func:`random_k`."""
 
-    block_size: int
     k: int
     rescale: bool
     dtype: Any
+    side_information = "seeds"  # of the positions
+    is_sparsifier = True
 
     @property
-    def block(self) -> int:
-        """Entries among which ``k`` are chosen."""
-        return self.block_size
-
-    @property
-    def summable(self) -> bool:
+    def summable(self) -> bool:  # type: ignore[override]
         """All workers choose the same positions; float32 values add without a loss."""
         return self.dtype == jnp.float32
-
-    @property
-    def selects(self) -> bool:
-        """Entries that are not chosen decode to zero."""
-        return True
-
-    @property
-    def seeded(self) -> bool:
-        """Positions come from the seeds."""
-        return True
 
     @property
     def unbiased(self) -> bool:
         """With ``rescale``."""
         return self.rescale
 
-    def measure(self, rows: Array, count: Array, state: PyTree = ()) -> Array:
+    def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
         """The largest magnitude of each row: an entry that is not finite shows there though it is not chosen."""
-        del count, state
         return kernels.largest_of_rows(rows)
 
-    def _index(self, shared: Array | None) -> Array:
-        if shared is None:
-            raise ValueError("random_k needs the rows' seeds; pass them as shared=")
-        return kernels.random_of_rows(shared, self.block, self.k)
+    def _index(self, info: RowInfo) -> Array:
+        return kernels.random_of_rows(info.need("side"), self.block, self.k)
 
-    def encode(
-        self,
-        rows: Array,
-        state: PyTree,
-        key: Array,
-        *,
-        count: Array,
-        local: Array | None = None,
-        shared: Array | None = None,
-    ) -> tuple[RandomKPayload, PyTree]:
+    def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[RandomKPayload, PyTree]:
         """Takes the entries at the positions that the seeds give."""
-        del key, count, local
-        value = kernels.take_from_rows(rows, self._index(shared))
+        value = kernels.take_from_rows(rows, self._index(info))
         return RandomKPayload((value * self._factor).astype(self.dtype)), state
 
     @property
     def _factor(self) -> float:
         return self.block / self.k if self.rescale else 1.0
 
-    def decode(self, payload: RandomKPayload, *, shared: Array | None = None) -> Array:
+    def decode(self, payload: RandomKPayload, info: RowInfo = RowInfo()) -> Array:
         """Values at their positions, zeros elsewhere."""
-        return kernels.place_in_rows(self._index(shared), payload.value.astype(jnp.float32), self.block)
+        return kernels.place_in_rows(self._index(info), payload.value.astype(jnp.float32), self.block)
 
-    def carried(self, payload: RandomKPayload, *, shared: Array | None = None) -> Array:
+    def sent_mask(self, payload: RandomKPayload, info: RowInfo = RowInfo()) -> Array:
         """The chosen entries, unless they are zero."""
-        index = jnp.where(payload.value != 0, self._index(shared), -1)
+        index = jnp.where(payload.value != 0, self._index(info), -1)
         return kernels.mark_in_rows(index, self.block)
 
-    def reduce(self, payloads: RandomKPayload, *, shared: Array | None = None) -> Array:
+    def reduce(self, payloads: RandomKPayload, info: RowInfo = RowInfo()) -> Array:
         """Adds the values, then places them once."""
         total = jnp.sum(payloads.value.astype(jnp.float32), axis=0)
-        return self.decode(RandomKPayload(total), shared=shared)
+        return self.decode(RandomKPayload(total), info)
 
-    def back(self, workers: int) -> "RandomK":
+    def downlink(self, workers: int) -> "RandomK":
         """The same positions, where the mean has all it has, with its factor in it already."""
-        del workers
         return dataclasses.replace(self, rescale=False)
 
-    def exact_back(self, workers: int) -> bool:
+    def exact_downlink(self, workers: int) -> bool:
         """In float32: the same positions hold all there is."""
-        del workers
         return self.dtype == jnp.float32
 
-    def rounding(self, rows: Array, payload: RandomKPayload, *, shared: Array | None = None) -> RandomKPayload:
+    def rounding(self, rows: Array, payload: RandomKPayload, info: RowInfo = RowInfo()) -> RandomKPayload:
         """What the narrower dtype took from the chosen values, in float32."""
-        exact = kernels.take_from_rows(rows, self._index(shared))
+        exact = kernels.take_from_rows(rows, self._index(info))
         return RandomKPayload(exact - payload.value.astype(jnp.float32))
 
 

@@ -1,13 +1,14 @@
 """DRIVE and EDEN: a random rotation makes any block look Gaussian, and a Gaussian has known best levels."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
-from gradcomp_jax.compressors.base import LARGEST, Compressor
+from gradcomp_jax.compressors.base import LARGEST, Compressor, RowInfo
 
 _FURTHER = (2**31 - 1, 2**31 - 3)  # no worker has these numbers
 _LEAST = 32  # the shortest block whose rotations are near enough to uniformly random ones
@@ -28,55 +29,26 @@ class Rotated(Compressor):
     """See :func:`rotated`."""
 
     bits: int
-    block_size: int
     corrected: bool
-
-    @property
-    def block(self) -> int:
-        """Entries that are rotated together."""
-        return self.block_size
-
-    @property
-    def seeded(self) -> bool:
-        """The rotation comes from the seeds."""
-        return True
+    side_information = "worker_seeds"  # with one rotation for all workers, their errors would not average out
+    pads_nonzero = True  # a rotation knows no padding
 
     @property
     def unbiased(self) -> bool:
         """With the unbiased scale, over random rotations, to a thousandth of a block's norm."""
         return self.corrected
 
-    @property
-    def fills(self) -> bool:
-        """A rotation knows no padding."""
-        return True
-
-    def for_worker(self, shared: Array | None, worker: Array | int) -> Array | None:
-        """Seeds of this worker's own: with one rotation for all, their errors would not average out."""
-        return None if shared is None else kernels.fold_seeds(shared, worker)
-
-    def measure(self, rows: Array, count: Array, state: PyTree = ()) -> Array:
+    def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
         """The largest magnitude of each row, in units of which no square over- or underflows."""
-        del count, state
         return kernels.largest_of_rows(rows)
 
-    def encode(
-        self,
-        rows: Array,
-        state: PyTree,
-        key: Array,
-        *,
-        count: Array,
-        local: Array | None = None,
-        shared: Array | None = None,
-    ) -> tuple[RotatedPayload, PyTree]:
+    def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[RotatedPayload, PyTree]:
         """Rotates, rounds to the nearest level, and finds the scale."""
-        del key
-        largest = (self.measure(rows, count) if local is None else local)[:, None]
+        largest = self.statistic_of(rows, info)[:, None]
         # A NaN is not below it and stays in the scale, where it is seen.
         usable = ~(largest < jnp.finfo(jnp.float32).tiny)
         turned = jnp.where(usable, rows / jnp.where(usable, largest, 1.0), 0.0)
-        for seeds in self._seeds(shared):
+        for seeds in self._seeds(info):
             turned = kernels.rotate(turned, seeds, planes=self.corrected)
         square = kernels.sum_of_rows(turned * turned)[:, None]
         words = kernels.encode_normal(turned / jnp.where(usable, jnp.sqrt(square / self.block), 1.0), self.bits)
@@ -85,22 +57,19 @@ class Rotated(Compressor):
         scale = square / along if self.corrected else along / kernels.sum_of_rows(levels * levels)[:, None]
         return RotatedPayload(words, jnp.where(usable, scale * largest, 0.0)), state
 
-    def finite(self, payload: RotatedPayload, local: Array | None, largest: float = LARGEST) -> Array:
+    def finite(self, payload: RotatedPayload, statistic: Any, largest: float = LARGEST) -> Array:
         """As of every code, of a block's share: rotated, a block's entries may meet in one."""
-        return super().finite(payload, local, largest / self.block)
+        return super().finite(payload, statistic, largest / self.block)
 
-    def _seeds(self, shared: Array | None) -> tuple[Array, ...]:
+    def _seeds(self, info: RowInfo) -> tuple[Array, ...]:
         """Of each rotation: where the scale has to be unbiased, two or three make any block look Gaussian."""
-        if shared is None:
-            raise ValueError("a rotated code needs the rows' seeds; pass them as shared=")
-        if not self.corrected:
-            return (shared,)
-        return shared, *(kernels.fold_seeds(shared, number) for number in _FURTHER[: 1 if self.block >= _LONG else 2])
+        seeds, further = info.need("side"), 0 if not self.corrected else 1 if self.block >= _LONG else 2
+        return seeds, *(kernels.fold_seeds(seeds, number) for number in _FURTHER[:further])
 
-    def decode(self, payload: RotatedPayload, *, shared: Array | None = None) -> Array:
+    def decode(self, payload: RotatedPayload, info: RowInfo = RowInfo()) -> Array:
         """Levels times scale, rotated back."""
         rows = kernels.decode_normal(payload.words, self.block, self.bits) * payload.scale
-        for seeds in reversed(self._seeds(shared)):
+        for seeds in reversed(self._seeds(info)):
             rows = kernels.rotate_back(rows, seeds, planes=self.corrected)
         return rows
 
@@ -142,4 +111,4 @@ def rotated(bits: int = 4, *, block: int = 1024, unbiased: bool = True) -> Rotat
             f"rotations of a block of {block} are too few for an unbiased code: use block={_LEAST} or more, or unbiased=False"
             " (error_feedback=True of gradcomp_jax.eden), with a residual"
         )
-    return Rotated(bits, block, unbiased)
+    return Rotated(block, bits, unbiased)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
-from gradcomp_jax.compressors.base import Compressor
+from gradcomp_jax.compressors.base import Compressor, RowInfo
 
 Scaling = Literal["means", "l1", "unit"]
 
@@ -33,49 +33,28 @@ class Sign(Compressor):
     """See :func:`sign`."""
 
     scaling: Scaling
-    block_size: int
+    pads_nonzero = True  # padding has a sign too
 
-    @property
-    def block(self) -> int:
-        """Entries that share their values."""
-        return self.block_size
-
-    @property
-    def fills(self) -> bool:
-        """Padding has a sign too."""
-        return True
-
-    def measure(self, rows: Array, count: Array, state: PyTree = ()) -> Array:
+    def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
         """Of ``means`` the sums of positive and negative entries and the number of the latter, else the sum of magnitudes.
 
         float32 ``[rows, 3]`` or ``[rows, 1]``.
         """
-        del count, state
         if self.scaling != "means":
             return kernels.sum_of_rows(jnp.abs(rows))[:, None]
         below = kernels.sum_of_rows(jnp.minimum(rows, 0.0))
         many = kernels.sum_of_rows((rows < 0).astype(jnp.float32))
         return jnp.stack([kernels.sum_of_rows(rows) - below, below, many], axis=1)
 
-    def encode(
-        self,
-        rows: Array,
-        state: PyTree,
-        key: Array,
-        *,
-        count: Array,
-        local: Array | None = None,
-        shared: Array | None = None,
-    ) -> tuple[SignPayload, PyTree]:
+    def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[SignPayload, PyTree]:
         """Packs the signs. Exact zeros count as positive; with ``unit`` values, which cannot make up for it, at random."""
-        del shared
-        sums = self.measure(rows, count) if local is None else local
+        sums = self.statistic_of(rows, info)
         if self.scaling == "unit":
-            coin = kernels.hash_bits(key, rows.shape) >> 31 == 1
+            coin = kernels.hash_bits(info.need("key"), rows.shape) >> 31 == 1
             words = kernels.pack_bits((rows < 0) | ((rows == 0) & coin), 1)
             # A NaN is not equal to zero; that an entry is not finite shows in the sum.
             return SignPayload(words, (sums != 0).astype(jnp.uint8)), state
-        entries = count.astype(jnp.float32)
+        entries = info.need("count").astype(jnp.float32)
         if self.scaling == "l1":
             values = sums / jnp.maximum(entries, 1.0)[:, None]
         else:
@@ -84,9 +63,8 @@ class Sign(Compressor):
             values = jnp.stack([above / jnp.maximum(positives, 1.0), below / jnp.maximum(negatives, 1.0)], axis=1)
         return SignPayload(kernels.pack_signs(rows), values), state
 
-    def decode(self, payload: SignPayload, *, shared: Array | None = None) -> Array:
+    def decode(self, payload: SignPayload, info: RowInfo = RowInfo()) -> Array:
         """The values that the signs stand for."""
-        del shared
         signs = kernels.unpack_signs(payload.words, self.block)
         values = payload.values.astype(jnp.float32)
         if self.scaling != "means":
@@ -116,4 +94,4 @@ def sign(scaling: Scaling = "l1", *, block: int = 2048) -> Sign:
         https://arxiv.org/abs/1802.04434; Karimireddy et al., 2019, https://arxiv.org/abs/1901.09847.
     """
     _checks.one_of("scaling", scaling, get_args(Scaling))
-    return Sign(scaling, _checks.positive_int("block", block))
+    return Sign(_checks.positive_int("block", block), scaling)

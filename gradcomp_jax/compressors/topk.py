@@ -9,7 +9,7 @@ from jax import lax
 
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
-from gradcomp_jax.compressors.base import LARGEST, Compressor, add_up
+from gradcomp_jax.compressors.base import LARGEST, Compressor, RowInfo, add_up
 from gradcomp_jax.compressors.union import Union, index_dtype
 
 MAX_BLOCK = 65536
@@ -45,56 +45,28 @@ class TopKPayload:
 class TopK(Compressor):
     """See :func:`topk`."""
 
-    block_size: int
     k: int
-    k_back: int
+    k_downlink: int
     dtype: Any
-    way_back: Literal["topk", "union"] | Compressor = "topk"
+    downlink_code: Literal["topk", "union"] | Compressor = "topk"
     bits: int | None = None
     exact: bool = False
+    is_sparsifier = True
+    drops = True
+    deals = True  # neighbours in a tensor are large together
 
     @property
-    def block(self) -> int:
-        """Entries among which ``k`` are chosen."""
-        return self.block_size
-
-    @property
-    def selects(self) -> bool:
-        """Entries that are not chosen decode to zero."""
-        return True
-
-    @property
-    def drops(self) -> bool:
-        """All but the largest ``k``."""
-        return True
-
-    @property
-    def deals(self) -> bool:
-        """Neighbours in a tensor are large together."""
-        return True
-
-    @property
-    def decodes_anew(self) -> bool:
+    def decodes_anew(self) -> bool:  # type: ignore[override]
         """Few entries of a block are compared with; many are scattered."""
         return self.k <= kernels.ROUNDS
 
     @property
     def density(self) -> float:
         """Fraction of the entries that are sent."""
-        return self.k / self.block_size
+        return self.k / self.block
 
-    def encode(
-        self,
-        rows: Array,
-        state: PyTree,
-        key: Array,
-        *,
-        count: Array,
-        local: Array | None = None,
-        shared: Array | None = None,
-    ) -> tuple[TopKPayload, PyTree]:
+    def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[TopKPayload, PyTree]:
         """Takes the ``k`` largest magnitudes of every row. A row of zeros sends ``k`` zeros."""
-        del key, count, local, shared
         if self.exact:
             index = kernels.exact_top_of_rows(rows, self.k)
             value = kernels.take_from_rows(rows, index)
@@ -105,21 +77,10 @@ class TopK(Compressor):
             index, value = kernels.top_entries(rows, self.k)
         return self._payload(index, value), state
 
-    def encode_dealt(
-        self,
-        flat: Array,
-        deal: kernels.Deal,
-        state: PyTree,
-        key: Array,
-        *,
-        count: Array,
-        local: Array | None = None,
-        shared: Array | None = None,
-    ) -> tuple[TopKPayload, PyTree]:
+    def encode_dealt(self, flat: Array, deal: kernels.Deal, state: PyTree, info: RowInfo) -> tuple[TopKPayload, PyTree]:
         """The same, without turning the tensor around."""
         if self.exact:
-            return self.encode(deal.blocks(flat), state, key, count=count)
-        del key, count, local, shared
+            return self.encode(deal.blocks(flat), state, info)
         index, value = kernels.top_of_dealt(flat, deal, self.k)
         if self.dtype == jnp.float32:
             value = kernels.take_dealt(flat, deal, index)
@@ -133,41 +94,33 @@ class TopK(Compressor):
             return TopKPayload(index, *kernels.quantize(value))
         return TopKPayload(index, value.astype(self.dtype))
 
-    def finite(self, payload: TopKPayload, local: Array | None, largest: float = LARGEST) -> Array:
+    def finite(self, payload: TopKPayload, statistic: Any, largest: float = LARGEST) -> Array:
         """The largest of a block is among its entries, or in a mean of ``k`` of them."""
         most = largest / self.k if self.bits == 2 else largest
-        return super().finite(payload, local, most) & kernels.all_finite(payload.numbers(), most)
+        return super().finite(payload, statistic, most) & kernels.all_finite(payload.numbers(), most)
 
-    def decode(self, payload: TopKPayload, *, shared: Array | None = None) -> Array:
+    def decode(self, payload: TopKPayload, info: RowInfo = RowInfo()) -> Array:
         """Values at their positions, zeros elsewhere."""
-        del shared
         return kernels.place_in_rows(payload.index, payload.numbers(), self.block)
 
-    def decode_dealt(
-        self, payload: TopKPayload, deal: kernels.Deal, width: int, *, shared: Array | None = None
-    ) -> Array:
+    def decode_dealt(self, payload: TopKPayload, deal: kernels.Deal, width: int, info: RowInfo = RowInfo()) -> Array:
         """Values at their places in the tensor."""
-        del shared
         index = payload.index.astype(jnp.int32)
         if payload.scale is None and payload.value.dtype == jnp.bfloat16:
             return kernels.place_packed(index, payload.value, deal, width)
         return kernels.place_dealt(index, payload.numbers(), deal, width)
 
-    def reduce_dealt(
-        self, payloads: TopKPayload, deal: kernels.Deal, width: int, *, shared: Array | None = None
-    ) -> Array:
+    def reduce_dealt(self, payloads: TopKPayload, deal: kernels.Deal, width: int, info: RowInfo = RowInfo()) -> Array:
         """Adds one worker's entries after the other into one dense copy."""
-        return add_up(lambda one, _: self.decode_dealt(one, deal, width, shared=shared), payloads)
+        return add_up(lambda one, _: self.decode_dealt(one, deal, width, info), payloads)
 
-    def carried(self, payload: TopKPayload, *, shared: Array | None = None) -> Array:
+    def sent_mask(self, payload: TopKPayload, info: RowInfo = RowInfo()) -> Array:
         """The chosen entries, unless they are zero."""
-        del shared
         index = jnp.where(payload.numbers() != 0, payload.index.astype(jnp.int32), -1)
         return kernels.mark_in_rows(index, self.block)
 
-    def reduce(self, payloads: TopKPayload, *, shared: Array | None = None) -> Array:
+    def reduce(self, payloads: TopKPayload, info: RowInfo = RowInfo()) -> Array:
         """Adds one worker's entries after the other into one dense copy."""
-        del shared
         first = jax.tree.map(lambda a: a[0], payloads)
 
         def add(i: Array, total: Array) -> Array:
@@ -176,26 +129,21 @@ class TopK(Compressor):
 
         return lax.fori_loop(1, payloads.index.shape[0], add, self.decode(first))
 
-    def back(self, workers: int) -> Compressor:
-        """Each owner keeps ``k_back`` entries of every block of the mean, all that arrived, or encodes it otherwise."""
-        if self.way_back == "topk":
-            return dataclasses.replace(self, k=self.k_back)
-        if self.way_back == "union":
-            return Union(self.block_size, min(self.block_size, workers * self.k))
-        return self.way_back
+    def downlink(self, workers: int) -> Compressor:
+        """Each owner sends ``k_downlink`` entries of every block of the mean, all that arrived, or encodes it otherwise."""
+        if self.downlink_code == "topk":
+            return dataclasses.replace(self, k=self.k_downlink)
+        if self.downlink_code == "union":
+            return Union(self.block, min(self.block, workers * self.k))
+        return self.downlink_code
 
-    def exact_back(self, workers: int) -> bool:
-        """A union is."""
-        return self.back(workers).lossless
-
-    def rounding(self, rows: Array, payload: TopKPayload, *, shared: Array | None = None) -> TopKPayload:
+    def rounding(self, rows: Array, payload: TopKPayload, info: RowInfo = RowInfo()) -> TopKPayload:
         """What the narrower dtype took from the chosen values, in float32."""
-        del shared
         exact = kernels.take_from_rows(rows, payload.index)
         return TopKPayload(payload.index, exact - payload.numbers())
 
-    def settled(self, payload: TopKPayload, mean: TopKPayload) -> TopKPayload:
-        """The same positions, in float32. Nothing comes back of a row whose mean has fewer than ``k`` entries."""
+    def left_with_owner(self, payload: TopKPayload, mean: TopKPayload) -> TopKPayload:
+        """The same positions, in float32. Of a row whose mean has fewer than ``k`` entries it is all."""
         value, kept = payload.numbers(), mean.numbers()
         bound = jnp.min(jnp.abs(kept), axis=-1, keepdims=True)
         index = payload.index.astype(jnp.int32)
@@ -219,8 +167,8 @@ def topk(
     density: float = 1e-3,
     *,
     block: int | None = None,
-    back_density: float | None = None,
-    back: Literal["topk", "union"] | Compressor = "topk",
+    downlink_density: float | None = None,
+    downlink: Literal["topk", "union"] | Compressor = "topk",
     dtype: Any = jnp.bfloat16,
     bits: int | None = None,
     exact: bool = False,
@@ -233,9 +181,9 @@ def topk(
     Args:
         density: fraction of the entries to send, in (0, 1].
         block: entries of a row; by default 1024, longer below a density of about 1/1365.
-        back_density: fraction that the owners keep on the way back; by default half as many entries again as are sent up,
-            rounded down, because workers that disagree send different ones (``k = 1``: one).
-        back: what the owners of a two-phase exchange send: ``topk``, the largest entries of the mean; ``union``, every
+        downlink_density: fraction that the owners send; by default half as many entries again as a worker does, rounded
+            down, because workers that disagree send different ones (``k = 1``: one).
+        downlink: what the owners of a two-phase exchange send: ``topk``, the largest entries of the mean; ``union``, every
             entry that any worker sent, exactly, or whole blocks where that is less; or another compressor of this block.
         dtype: of the values on the wire: float32, bfloat16, or int8 with a float32 scale for each block, which pays from
             four entries of a block on. What rounding takes stays in the memory.
@@ -245,7 +193,7 @@ def topk(
             block as long as the tensor this is the papers' selection; ``gc.topk_sgd(exact=True)`` makes such blocks.
 
     Raises:
-        ValueError: for a density outside (0, 1], a block outside [1, 2**20], another dtype, or a way back with another
+        ValueError: for a density outside (0, 1], a block outside [1, 2**20], another dtype, or a downlink with another
             block.
         TypeError: for a traced density.
 
@@ -257,21 +205,21 @@ def topk(
     if size > 2**20:
         raise ValueError(f"block must be at most {2**20}, got {size}")
     k = max(1, round(density * size))
-    k_back = min(size, k + k // 2)
-    if back_density is not None:
-        k_back = max(1, round(_checks.in_unit_interval("back_density", back_density) * size))
+    k_downlink = min(size, k + k // 2)
+    if downlink_density is not None:
+        k_downlink = max(1, round(_checks.in_unit_interval("downlink_density", downlink_density) * size))
     resolved = jnp.dtype(dtype)
     if resolved not in map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.int8)):
         raise ValueError(f"dtype must be float32, bfloat16 or int8, got {resolved.name}")
     if bits not in (None, 2):
         raise ValueError(f"bits must be 2 or None (dtype={resolved.name} decides), got {bits}")
-    if isinstance(back, Compressor):
-        if back.block != size:
+    if isinstance(downlink, Compressor):
+        if downlink.block != size:
             raise ValueError(
-                f"the way back has blocks of {back.block} entries, expected {size}; pass block={size} to it"
+                f"the downlink has blocks of {downlink.block} entries, expected {size}; pass block={size} to it"
             )
-        if back_density is not None:
-            raise ValueError("back_density is for back='topk'; leave one of them out")
+        if downlink_density is not None:
+            raise ValueError("downlink_density is for downlink='topk'; leave one of them out")
     else:
-        _checks.one_of("back", back, ("topk", "union"))
-    return TopK(size, k, k_back, resolved, back, bits, exact)
+        _checks.one_of("downlink", downlink, ("topk", "union"))
+    return TopK(size, k, k_downlink, resolved, downlink, bits, exact)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from gradcomp_jax import kernels
 from gradcomp_jax._typing import Array, PyTree
-from gradcomp_jax.compressors.base import Compressor
+from gradcomp_jax.compressors.base import Compressor, RowInfo
 
 
 def index_dtype(block: int) -> Any:
@@ -34,18 +34,8 @@ class Union(Compressor):
     https://arxiv.org/abs/1802.08021, section 5.1), decided from shapes.
     """
 
-    block_size: int
     k: int
-
-    @property
-    def block(self) -> int:
-        """As the selections' block."""
-        return self.block_size
-
-    @property
-    def lossless(self) -> bool:
-        """Of such rows."""
-        return True
+    lossless = True  # of such rows
 
     @property
     def whole(self) -> bool:
@@ -53,26 +43,15 @@ class Union(Compressor):
         width = jnp.dtype(index_dtype(self.block)).itemsize
         return self.k * (width + 4) >= self.block * 4
 
-    def encode(
-        self,
-        rows: Array,
-        state: PyTree,
-        key: Array,
-        *,
-        count: Array,
-        local: Array | None = None,
-        shared: Array | None = None,
-    ) -> tuple[UnionPayload, PyTree]:
+    def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[UnionPayload, PyTree]:
         """Finds the entries that are not zero."""
-        del key, count, local, shared
         if self.whole:
             return UnionPayload(None, rows), state
         index, value = kernels.nonzero_of_rows(rows, self.k)
         return UnionPayload(index.astype(index_dtype(self.block)), value), state
 
-    def decode(self, payload: UnionPayload, *, shared: Array | None = None) -> Array:
+    def decode(self, payload: UnionPayload, info: RowInfo = RowInfo()) -> Array:
         """Values at their positions."""
-        del shared
         if payload.index is None:
             return payload.value
         return kernels.place_in_rows(payload.index, payload.value, self.block)

@@ -63,15 +63,17 @@ def _dense(settings: Settings, warm_up: Stages, seed: int, *, dtype: Any) -> Tra
     return after(dense(axis_name=settings.axis_name, dtype=dtype), settings)
 
 
-def _terngrad(settings: Settings, warm_up: Stages, seed: int, *, down: Literal["levels", "ternary"]) -> Transformation:
+def _terngrad(
+    settings: Settings, warm_up: Stages, seed: int, *, downlink: Literal["exact", "ternary"]
+) -> Transformation:
     del warm_up
-    gain = gains(ternary(down=down), dense_code())
+    gain = gains(ternary(downlink=downlink), dense_code())
 
     def select(path: str, leaf: Any) -> bool:
         """The paper's practice: the last classification layer stays dense."""
         return CLASSIFIER not in path and gain(path, leaf)
 
-    make = functools.partial(terngrad, axis_name=settings.axis_name, down=down, select=select)
+    make = functools.partial(terngrad, axis_name=settings.axis_name, downlink=downlink, select=select)
     return after(seeded(make, seed), settings)
 
 
@@ -93,33 +95,33 @@ def _dgc_gather(settings: Settings, warm_up: Stages, seed: int) -> Transformatio
     """Makes DGC by gather at 2 / N of the density, which sends as many bytes as two phases do."""
     share = 2 / settings.workers
     stages = tuple((steps, density * share) for steps, density in warm_up)
-    return _dgc(dataclasses.replace(settings, density=settings.density * share), stages, seed, route="gather")
+    return _dgc(dataclasses.replace(settings, density=settings.density * share), stages, seed, collective="all_gather")
 
 
-def _route(name: str) -> collectives.Route:
-    return collectives.gather() if name == "gather" else collectives.two_phase(cast(collectives.Remainder, name))
+def _collective(name: str) -> collectives.Collective:
+    return collectives.AllGather() if name == "all_gather" else collectives.TwoPhase(cast(collectives.Remainder, name))
 
 
-def _residual(settings: Settings, warm_up: Stages, seed: int, *, route: str, share: float = 1.0) -> Transformation:
+def _residual(settings: Settings, warm_up: Stages, seed: int, *, collective: str, share: float = 1.0) -> Transformation:
     """Top-k with error feedback, and the momentum after it."""
     del warm_up, seed
     code = topk(settings.density * share)
-    return after(exchange(code, axis_name=settings.axis_name, route=_route(route)), settings)
+    return after(exchange(code, axis_name=settings.axis_name, collective=_collective(collective)), settings)
 
 
-def _int8(settings: Settings, warm_up: Stages, seed: int, *, route: str) -> Transformation:
+def _int8(settings: Settings, warm_up: Stages, seed: int, *, collective: str) -> Transformation:
     """Block int8 with error feedback, and the momentum after it."""
     del warm_up, seed
-    return after(exchange(block_quantized(), axis_name=settings.axis_name, route=_route(route)), settings)
+    return after(
+        exchange(block_quantized(), axis_name=settings.axis_name, collective=_collective(collective)), settings
+    )
 
 
 RECIPES: dict[str, Recipe] = {
     "dense-f32": Recipe(functools.partial(_dense, dtype=jnp.float32), "float32 all-reduce"),
     "dense-bf16": Recipe(functools.partial(_dense, dtype=jnp.bfloat16), "bfloat16 on the wire, float32 sums"),
-    "terngrad": Recipe(
-        functools.partial(_terngrad, down="levels"), "TernGrad, exact levels on the way back, last layer dense"
-    ),
-    "terngrad-ternary": Recipe(functools.partial(_terngrad, down="ternary"), "TernGrad, ternary again on the way back"),
+    "terngrad": Recipe(functools.partial(_terngrad, downlink="exact"), "TernGrad, exact downlink, last layer dense"),
+    "terngrad-ternary": Recipe(functools.partial(_terngrad, downlink="ternary"), "TernGrad, ternary downlink"),
     "dgc": Recipe(_dgc, "Deep Gradient Compression, complete", stages=warm_up_stages),
     "dgc-no-correction": Recipe(
         functools.partial(_dgc, momentum_correction=False),
@@ -133,18 +135,23 @@ RECIPES: dict[str, Recipe] = {
     "dgc-no-clip": Recipe(functools.partial(_dgc, clip_norm=None), "DGC without local clipping", stages=warm_up_stages),
     "dgc-gather": Recipe(_dgc_gather, "DGC by gather, at the density that sends the same bytes", stages=warm_up_stages),
     "dgc-put-back": Recipe(
-        functools.partial(_dgc, route=_route("put_back")),
+        functools.partial(_dgc, collective=_collective("put_back")),
         "DGC whose workers take back all that owners do not keep",
         stages=warm_up_stages,
     ),
     "topk-gather": Recipe(
-        functools.partial(_residual, route="gather", share=0.25), "top-k with a residual, by gather at the same bytes"
+        functools.partial(_residual, collective="all_gather", share=0.25),
+        "top-k with a residual, by gather at the same bytes",
     ),
-    "topk-put-back": Recipe(functools.partial(_residual, route="put_back"), "top-k with a residual, in two phases"),
-    "topk-server": Recipe(functools.partial(_residual, route="server"), "the same with a server residual"),
-    "int8-gather": Recipe(functools.partial(_int8, route="gather"), "block int8 with a residual, by gather"),
-    "int8-put-back": Recipe(functools.partial(_int8, route="put_back"), "block int8 with a residual, in two phases"),
-    "int8-server": Recipe(functools.partial(_int8, route="server"), "the same with a server residual"),
+    "topk-put-back": Recipe(
+        functools.partial(_residual, collective="put_back"), "top-k with a residual, in two phases"
+    ),
+    "topk-server": Recipe(functools.partial(_residual, collective="server"), "the same with a server residual"),
+    "int8-gather": Recipe(functools.partial(_int8, collective="all_gather"), "block int8 with a residual, by gather"),
+    "int8-put-back": Recipe(
+        functools.partial(_int8, collective="put_back"), "block int8 with a residual, in two phases"
+    ),
+    "int8-server": Recipe(functools.partial(_int8, collective="server"), "the same with a server residual"),
 }
 
 RECIPES |= {
@@ -159,7 +166,7 @@ RECIPES |= {
 
 RECIPES |= REPLICA_RECIPES
 
-ROUTES = (
+COLLECTIVES = (
     "dense-bf16",
     "dgc",
     *(name for name in RECIPES if name.rpartition("-")[2] in ("gather", "back", "server")),

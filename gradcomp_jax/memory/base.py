@@ -43,12 +43,12 @@ class Memory(abc.ABC):
         """Returns the target, what ought to be sent, and the memory as far as it follows from the gradient."""
 
     @abc.abstractmethod
-    def absorb(self, target: Array, sent: Array, left: Array, memory: Any) -> Any:
+    def update(self, target: Array, sent: Array, sent_mask: Array, memory: Any) -> Any:
         """Returns the memory after the exchange.
 
         Args:
             target: float32 ``[rows, block]``, what :meth:`compensate` returned.
             sent: float32 ``[rows, block]``, what counted of it.
-            left: boolean ``[rows, block]``, the entries that went out.
+            sent_mask: boolean ``[rows, block]``, the entries that went out.
             memory: what :meth:`compensate` returned.
         """

@@ -23,9 +23,9 @@ class Estimate(Memory):
         """Returns the gradient minus the estimate."""
         return gradient - memory, memory
 
-    def absorb(self, target: Array, sent: Array, left: Array, memory: Array) -> Array:
+    def update(self, target: Array, sent: Array, sent_mask: Array, memory: Array) -> Array:
         """The estimate moves by what was sent."""
-        del target, left
+        del target, sent_mask
         return memory + sent
 
 

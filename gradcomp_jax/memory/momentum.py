@@ -48,10 +48,10 @@ class MomentumCorrection(Memory):
             target = memory.accumulated + velocity
         return target, Momentum(velocity, target)
 
-    def absorb(self, target: Array, sent: Array, left: Array, memory: Momentum) -> Momentum:
+    def update(self, target: Array, sent: Array, sent_mask: Array, memory: Momentum) -> Momentum:
         """Keeps what was not sent; stops the velocity of what was (factor masking)."""
         # A product with 0 or 1: a choice between 0 and what has to be loaded becomes masked loads on CPU, which cost more.
-        velocity = memory.velocity * jnp.where(left, 0.0, 1.0) if self.masking else memory.velocity
+        velocity = memory.velocity * jnp.where(sent_mask, 0.0, 1.0) if self.masking else memory.velocity
         return Momentum(velocity, target - sent)
 
 

@@ -25,9 +25,9 @@ class NoMemory(Memory):
         """The gradient as it is."""
         return gradient, memory
 
-    def absorb(self, target: Array, sent: Array, left: Array, memory: Any) -> Any:
+    def update(self, target: Array, sent: Array, sent_mask: Array, memory: Any) -> Any:
         """Nothing."""
-        del target, sent, left
+        del target, sent, sent_mask
         return memory
 
 

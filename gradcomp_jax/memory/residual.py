@@ -29,9 +29,9 @@ class Residual(Memory):
         kept = memory if isinstance(self.decay, (int, float)) and self.decay == 1 else self.decay * memory
         return gradient + kept, memory
 
-    def absorb(self, target: Array, sent: Array, left: Array, memory: Array) -> Array:
+    def update(self, target: Array, sent: Array, sent_mask: Array, memory: Array) -> Array:
         """Returns the target minus what was sent."""
-        del left, memory
+        del sent_mask, memory
         return target - sent
 
 

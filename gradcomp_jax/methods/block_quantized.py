@@ -13,7 +13,7 @@ def block_quantized(
     bits: int = 8,
     block: int = 256,
     error_feedback: bool = True,
-    route: collectives.Route | str = "two_phase",
+    collective: collectives.Collective | str = "two_phase",
     select: Select | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Integers of 8 or 4 bits with a scale for each block, summed in float32 by owners: the sensible default.
@@ -29,7 +29,7 @@ def block_quantized(
         bits: 8, 4 or 2.
         block: entries that share a float32 scale.
         error_feedback: keep what rounding takes; without, nothing is kept and nothing is stored.
-        route: see :func:`gradcomp_jax.exchange`.
+        collective: see :func:`gradcomp_jax.exchange`.
         select: which leaves to compress; by default those with two or more dimensions that get smaller.
 
     Raises:
@@ -42,6 +42,6 @@ def block_quantized(
         compressors.block_quantized(bits=bits, block=block),
         axis_name=axis_name,
         memory=memory.residual() if error_feedback else memory.none(),
-        route=collectives.as_route(route, second_encoding=True),
+        collective=collectives.as_collective(collective, second_encoding=True),
         select=select,
     )

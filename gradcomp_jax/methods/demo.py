@@ -18,7 +18,7 @@ def demo(
     block: int = 4096,
     signed: bool = True,
     dtype: Any = "bfloat16",
-    route: collectives.Route | str = "gather",
+    collective: collectives.Collective | str = "all_gather",
     select: Select | None = None,
     average: Literal["workers", "senders"] = "workers",
     rate: Callable[[Any], Any] | None = None,
@@ -37,7 +37,7 @@ def demo(
         block: entries of a chunk, a stretch of the tensor seen as nearly square.
         signed: the sign of the mean, as in the paper's optimizer.
         dtype: of values on the wire, bfloat16 or float32.
-        route: see :func:`gradcomp_jax.exchange`; the paper gathers.
+        collective: see :func:`gradcomp_jax.exchange`; the paper gathers.
         select: which leaves to compress; by default those with two or more dimensions that get smaller.
         average: of a frequency over all ``workers``, or over its ``senders`` as the official code has it. The latter breaks the
             law that updates and momenta add up to all gradients, so it is not the default.
@@ -45,22 +45,22 @@ def demo(
             :func:`gradcomp_jax.rate_weighted`. Without, the momentum is of gradients.
 
     Raises:
-        ValueError: for values out of range, and for an average over senders on another route than ``gather``.
+        ValueError: for values out of range, and for an average over senders on another collective than ``all_gather``.
         TypeError: for a density that is traced.
 
     References:
         Peng et al., 2024, https://arxiv.org/abs/2411.19870, algorithm 1.
     """
-    way = collectives.as_route(route, second_encoding=True)
-    if average == "senders" and way.kind != "gather":
+    chosen = collectives.as_collective(collective, second_encoding=True)
+    if average == "senders" and not isinstance(chosen, collectives.AllGather):
         raise ValueError(
-            f"average='senders' counts who sent what, which route={way.kind!r} does not tell; use route='gather'"
+            f"average='senders' counts who sent what, which {type(chosen).__name__} does not tell; use collective='all_gather'"
         )
     frequencies = exchange(
         compressors.in_frequency(compressors.topk(density, block=block, dtype=dtype), average=average),
         axis_name=axis_name,
         memory=memory.residual(decay=momentum),
-        route=way,
+        collective=chosen,
         select=select,
     )
     if rate is not None:

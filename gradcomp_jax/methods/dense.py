@@ -10,18 +10,18 @@ from gradcomp_jax.transforms import everything, exchange
 
 
 def dense(
-    *, axis_name: AxisName | None, dtype: Any = "float32", route: collectives.Route | str = "auto"
+    *, axis_name: AxisName | None, dtype: Any = "float32", collective: collectives.Collective | str = "auto"
 ) -> optax.GradientTransformationExtraArgs:
     """The mean of the gradients, in float32 or moved as bfloat16.
 
     float32 is one all-reduce. bfloat16 goes in two phases: 16-bit words to their owners, a float32 sum there, the mean
     in 16 bits back. That moves what a bfloat16 all-reduce moves, on backends too that would widen one to float32
-    (the CPU's), and sums more exactly. ``route="sum"`` asks for the backend's own all-reduce.
+    (the CPU's), and sums more exactly. ``collective="all_reduce"`` asks for the backend's own all-reduce.
 
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         dtype: float32 or bfloat16.
-        route: see :func:`gradcomp_jax.exchange`.
+        collective: see :func:`gradcomp_jax.exchange`.
 
     Raises:
         ValueError: for another dtype.
@@ -30,6 +30,6 @@ def dense(
         compressors.dense(dtype),
         axis_name=axis_name,
         memory=memory.none(),
-        route=collectives.as_route(route, second_encoding=True),
+        collective=collectives.as_collective(collective, second_encoding=True),
         select=everything,
     )

@@ -22,10 +22,10 @@ def dgc(
     momentum_correction: bool = True,
     masking: bool = True,
     block: int | None = None,
-    back_density: float | None = None,
+    downlink_density: float | None = None,
     dtype: Any = "bfloat16",
     exact: bool = False,
-    route: collectives.Route | str = "auto",
+    collective: collectives.Collective | str = "auto",
     select: Select | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Sends one entry in a thousand; momentum, clipping and weight decay happen on the worker, before that.
@@ -48,13 +48,13 @@ def dgc(
         momentum_correction: without, plain error feedback, and the momentum follows the exchange (an ablation).
         masking: momentum factor masking.
         block: entries among which the largest are chosen; 1024 by default, longer for densities that need it.
-        back_density: fraction that the owners of a two-phase exchange send back; by default half as many entries of a
-            block again as a worker sends, rounded down.
+        downlink_density: fraction that the owners of a two-phase exchange send; by default half as many entries of a block
+            again as a worker sends, rounded down.
         dtype: of values on the wire, bfloat16 or float32; of the dense leaves too.
         exact: the paper's selection, by sorting: the largest entries of each tensor as a whole, or of every 2**20 entries dealt
             out of a longer one, in place of ``block``. Many times slower; a tensor is one row, so gather it.
-        route: see :func:`gradcomp_jax.exchange`. By default ``gather`` for two workers and ``two_phase`` for more, where
-            a worker takes back, of an entry that its owner does not send back, at most the smallest that it does, and the
+        collective: see :func:`gradcomp_jax.exchange`. By default ``all_gather`` for two workers and ``two_phase`` for more,
+            where a worker takes back, of an entry that its owner does not send, at most the smallest that it does, and the
             owner keeps the rest.
         select: which leaves to compress; by default those with two or more dimensions.
 
@@ -78,16 +78,16 @@ def dgc(
 
     def send(at: float) -> optax.GradientTransformationExtraArgs:
         # The owners keep what the workers send while the density is above their own.
-        back = None if back_density is None else max(at, back_density)
+        downlink = None if downlink_density is None else max(at, downlink_density)
 
         def largest(block: int) -> compressors.Compressor:
-            return compressors.topk(at, block=block, back_density=back, dtype=dtype, exact=exact)
+            return compressors.topk(at, block=block, downlink_density=downlink, dtype=dtype, exact=exact)
 
         return exchange(
             by_tensor(largest, dense=compressors.dense(dtype), select=chosen) if exact else largest(final.block),
             axis_name=axis_name,
             memory=kept,
-            route=collectives.as_route(route, second_encoding=True),
+            collective=collectives.as_collective(collective, second_encoding=True),
             select=None if exact else chosen,
             dense_compressor=compressors.dense(dtype),
         )

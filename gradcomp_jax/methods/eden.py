@@ -15,7 +15,7 @@ def eden(
     bits: int = 4,
     block: int = 1024,
     error_feedback: bool = False,
-    route: collectives.Route | str = "auto",
+    collective: collectives.Collective | str = "auto",
     select: Select | None = None,
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -34,7 +34,7 @@ def eden(
         bits: 1 (DRIVE), 2, 3 or 4; three take 3.2 on the wire.
         block: entries that are rotated together, a power of two.
         error_feedback: keep what was not sent, or an unbiased code without memory.
-        route: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``gather`` and ``two_phase``.
+        collective: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``all_gather`` and ``two_phase``.
         select: which leaves to compress; by default those with two or more dimensions that get smaller.
         key: seed (int) or typed JAX key of the rotations.
 
@@ -48,7 +48,7 @@ def eden(
         compressors.rotated(bits, block=block, unbiased=not error_feedback),
         axis_name=axis_name,
         memory=memory.residual() if error_feedback else memory.none(),
-        route=collectives.as_route(route, second_encoding=True),
+        collective=collectives.as_collective(collective, second_encoding=True),
         select=select,
         key=key,
     )

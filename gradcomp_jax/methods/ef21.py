@@ -15,7 +15,7 @@ def ef21(
     density: float = 0.01,
     block: int | None = None,
     dtype: Any = "bfloat16",
-    route: collectives.Route | str = "auto",
+    collective: collectives.Collective | str = "auto",
     select: Select | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Every worker sends how its gradient differs from what was sent before; the update is the mean estimate.
@@ -31,8 +31,8 @@ def ef21(
         density: fraction of the entries to send.
         block: entries among which the largest are chosen; 1024 by default, longer for densities that need it.
         dtype: of values on the wire, bfloat16 or float32.
-        route: see :func:`gradcomp_jax.exchange`. By default ``gather`` for two workers and ``two_phase`` for more, where owners
-            keep what they do not send back in a residual of their own.
+        collective: see :func:`gradcomp_jax.exchange`. By default ``all_gather`` for two workers and ``two_phase`` for more,
+            where owners keep what they do not send in a residual of their own.
         select: which leaves to compress; by default those with two or more dimensions that get smaller.
 
     Raises:
@@ -46,7 +46,7 @@ def ef21(
         compressors.topk(density, block=block, dtype=dtype),
         axis_name=axis_name,
         memory=memory.estimate(),
-        route=collectives.as_route(route, second_encoding=True),
+        collective=collectives.as_collective(collective, second_encoding=True),
         select=select,
     )
     return running_sum(differences)

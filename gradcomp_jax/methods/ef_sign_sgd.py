@@ -11,7 +11,7 @@ def ef_sign_sgd(
     *,
     axis_name: AxisName | None,
     block: int = 2048,
-    route: collectives.Route | str = "two_phase",
+    collective: collectives.Collective | str = "two_phase",
     select: Select | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Signs with their mean magnitude, and error feedback: 1 bit each way.
@@ -24,7 +24,7 @@ def ef_sign_sgd(
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         block: entries that share a magnitude. The paper takes a whole layer; a smaller block follows the gradient better.
-        route: see :func:`gradcomp_jax.exchange`.
+        collective: see :func:`gradcomp_jax.exchange`.
         select: which leaves to compress; by default those with two or more dimensions that get smaller.
 
     Raises:
@@ -38,6 +38,6 @@ def ef_sign_sgd(
         compressors.sign("l1", block=block),
         axis_name=axis_name,
         memory=memory.residual(),
-        route=collectives.as_route(route, second_encoding=True),
+        collective=collectives.as_collective(collective, second_encoding=True),
         select=select,
     )

@@ -16,7 +16,7 @@ def fp8(
     block: int = 256,
     scaled: bool = True,
     error_feedback: bool = True,
-    route: collectives.Route | str = "auto",
+    collective: collectives.Collective | str = "auto",
     select: Select | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Eight-bit floats on the wire, as bytes, so that no backend widens them; sums in float32.
@@ -30,7 +30,7 @@ def fp8(
         block: entries that share a scale.
         scaled: one float32 scale for each block; without, plain casts.
         error_feedback: keep what rounding takes.
-        route: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``gather`` and ``two_phase``.
+        collective: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``all_gather`` and ``two_phase``.
         select: which leaves to compress; by default those with two or more dimensions that get smaller.
 
     Raises:
@@ -43,6 +43,6 @@ def fp8(
         compressors.float8(format, block=block, scaled=scaled),
         axis_name=axis_name,
         memory=memory.residual() if error_feedback else memory.none(),
-        route=collectives.as_route(route, second_encoding=True),
+        collective=collectives.as_collective(collective, second_encoding=True),
         select=select,
     )

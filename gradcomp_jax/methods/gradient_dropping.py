@@ -15,7 +15,7 @@ def gradient_dropping(
     density: float = 0.01,
     block: int | None = None,
     dtype: Any = "bfloat16",
-    route: collectives.Route | str = "auto",
+    collective: collectives.Collective | str = "auto",
     select: Select | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Sends the largest entries of all tensors together; the rest is added to the next gradient.
@@ -34,8 +34,8 @@ def gradient_dropping(
         density: fraction of the entries to send; the paper drops 99%.
         block: entries among which the largest are chosen; 1024 by default, longer for densities that need it.
         dtype: of values on the wire, bfloat16 or float32.
-        route: see :func:`gradcomp_jax.exchange`. By default ``gather`` for two workers and ``two_phase`` for more, where owners
-            keep what they do not send back in a residual of their own.
+        collective: see :func:`gradcomp_jax.exchange`. By default ``all_gather`` for two workers and ``two_phase`` for more,
+            where owners keep what they do not send in a residual of their own.
         select: which leaves to compress; by default those with two or more dimensions that get smaller.
 
     Raises:
@@ -49,7 +49,7 @@ def gradient_dropping(
         compressors.topk(density, block=block, dtype=dtype),
         axis_name=axis_name,
         memory=memory.residual(),
-        route=collectives.as_route(route, second_encoding=True),
+        collective=collectives.as_collective(collective, second_encoding=True),
         select=select,
         view="tree",
     )

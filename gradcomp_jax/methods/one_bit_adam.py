@@ -49,7 +49,7 @@ def one_bit_adam(
         compressors.sign("l1", block=block),
         axis_name=axis_name,
         memory=memory.residual(),
-        route=collectives.two_phase("server"),
+        collective=collectives.TwoPhase("server"),
         select=select,
     )
     whole = exchange(compressors.dense(), axis_name=axis_name, memory=memory.none())

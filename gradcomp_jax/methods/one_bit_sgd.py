@@ -15,7 +15,7 @@ def one_bit_sgd(
     axis_name: AxisName | None,
     granularity: Literal["column", "block"] = "column",
     block: int = 512,
-    route: collectives.Route | str = "two_phase",
+    collective: collectives.Collective | str = "two_phase",
     select: Select | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Signs, and for each column of a weight matrix the mean of its positive and of its negative entries.
@@ -32,7 +32,7 @@ def one_bit_sgd(
         granularity: means for each ``column``, as in the paper, or for each ``block`` of a tensor, which costs no
             transposition and suits tensors with short columns.
         block: entries of a block.
-        route: see :func:`gradcomp_jax.exchange`.
+        collective: see :func:`gradcomp_jax.exchange`.
         select: which leaves to compress; by default those with two or more dimensions that get smaller.
 
     Raises:
@@ -52,7 +52,7 @@ def one_bit_sgd(
         else means(block=block),
         axis_name=axis_name,
         memory=memory.residual(),
-        route=collectives.as_route(route, second_encoding=True),
+        collective=collectives.as_collective(collective, second_encoding=True),
         select=None if by_columns else select,
         view="columns" if by_columns else "rows",
         dense_compressor=dense,

@@ -16,7 +16,7 @@ def qsgd(
     bits: int = 4,
     norm: Literal["max", "l2"] = "max",
     bucket_size: int = 512,
-    route: collectives.Route | str = "auto",
+    collective: collectives.Collective | str = "auto",
     select: Select | None = None,
     generator: Generator = "hash",
     key: Any = 0,
@@ -35,7 +35,7 @@ def qsgd(
         norm: ``max``, the largest magnitude (the paper's experiments), or ``l2`` (its analysis), under which most entries
             of a bucket are zero and the variance is larger.
         bucket_size: entries that share a norm.
-        route: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``gather`` and ``two_phase``.
+        collective: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``all_gather`` and ``two_phase``.
         select: which leaves to compress; by default those with two or more dimensions that get smaller.
         generator: random numbers, ``hash`` or ``threefry``.
         key: seed (int) or typed JAX key.
@@ -50,7 +50,7 @@ def qsgd(
         compressors.block_quantized(bits=bits, block=bucket_size, stochastic=True, norm=norm, generator=generator),
         axis_name=axis_name,
         memory=memory.none(),
-        route=collectives.as_route(route, second_encoding=True),
+        collective=collectives.as_collective(collective, second_encoding=True),
         select=select,
         key=key,
     )

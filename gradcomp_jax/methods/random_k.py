@@ -16,7 +16,7 @@ def random_k(
     block: int | None = None,
     error_feedback: bool = True,
     dtype: Any = "bfloat16",
-    route: collectives.Route | str = "auto",
+    collective: collectives.Collective | str = "auto",
     select: Select | None = None,
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -33,7 +33,7 @@ def random_k(
         block: entries of which ``density`` are chosen; 1024 by default, longer for densities that need it.
         error_feedback: keep what was not sent, or rescale what is.
         dtype: of values on the wire, bfloat16 or float32.
-        route: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``gather`` and ``two_phase``.
+        collective: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``all_gather`` and ``two_phase``.
         select: which leaves to compress; by default those with two or more dimensions that get smaller.
         key: seed (int) or typed JAX key of the positions.
 
@@ -48,7 +48,7 @@ def random_k(
         compressors.random_k(density, block=block, rescale=not error_feedback, dtype=dtype),
         axis_name=axis_name,
         memory=memory.residual() if error_feedback else memory.none(),
-        route=collectives.as_route(route, second_encoding=True),
+        collective=collectives.as_collective(collective, second_encoding=True),
         select=select,
         key=key,
     )

@@ -46,7 +46,7 @@ class Method:
             ``residual``: what was not sent, added to the next gradient. ``momentum``: the same of a velocity.
             ``estimate``: an estimate of the worker's gradient.
         momentum: whether momentum goes ``after`` it or lives ``inside``.
-        routes: the ways across that its ``route`` argument takes, the default first; one that takes none has one.
+        collectives: the ways across that its ``collective`` argument takes, the default first; one that takes none has one.
         paper: number of the paper on arXiv, or another reference.
         update: ``mean``: an average of gradients. ``sign``: numbers in {-1, 0, 1}. ``direction``: an optimizer's.
         biased: whether the update's expectation is not the mean gradient, clipping, saturation and the rounding of a cast to
@@ -57,7 +57,7 @@ class Method:
     make: Callable[..., optax.GradientTransformationExtraArgs]
     kept: Kept
     momentum: Momentum
-    routes: tuple[str, ...]
+    collectives: tuple[str, ...]
     paper: str
     update: Update = "mean"
     biased: bool = True
@@ -68,13 +68,15 @@ class Method:
         return self.make(axis_name=axis_name, **{**self.options, **options})
 
 
-GATHERS = ("two_phase", "gather")
-SELECTS = (*GATHERS, "doubling")
+GATHERS = ("two_phase", "all_gather")
+SELECTS = (*GATHERS, "recursive_doubling")
 
 METHODS: dict[str, Method] = {
-    "dense": Method(dense, "nothing", "after", ("sum", *GATHERS), "", biased=False),
-    "dense_bf16": Method(dense, "nothing", "after", (*GATHERS, "sum"), "", biased=False, options={"dtype": "bfloat16"}),
-    "terngrad": Method(terngrad, "nothing", "after", (*GATHERS, "sum"), "1705.07878", biased=False),
+    "dense": Method(dense, "nothing", "after", ("all_reduce", *GATHERS), "", biased=False),
+    "dense_bf16": Method(
+        dense, "nothing", "after", (*GATHERS, "all_reduce"), "", biased=False, options={"dtype": "bfloat16"}
+    ),
+    "terngrad": Method(terngrad, "nothing", "after", (*GATHERS, "all_reduce"), "1705.07878", biased=False),
     "dgc": Method(dgc, "momentum", "inside", SELECTS, "1712.01887"),
     "gradient_dropping": Method(gradient_dropping, "residual", "after", SELECTS, "1704.05021"),
     "topk_sgd": Method(topk_sgd, "residual", "after", SELECTS, "1809.07599"),
@@ -89,11 +91,11 @@ METHODS: dict[str, Method] = {
     "one_bit_adam": Method(
         one_bit_adam, "residual", "inside", ("two_phase",), "2102.02888", "direction", options={"warm_up_steps": 100}
     ),
-    "powersgd": Method(powersgd, "residual", "after", ("sum",), "1905.13727"),
+    "powersgd": Method(powersgd, "residual", "after", ("all_reduce",), "1905.13727"),
     "eden": Method(eden, "nothing", "after", GATHERS, "2108.08842", biased=False),
     "ef21": Method(ef21, "estimate", "after", SELECTS, "2106.05203"),
-    "demo": Method(demo, "residual", "inside", ("gather", "two_phase"), "2411.19870", update="sign"),
-    "sparcml": Method(sparcml, "residual", "after", ("two_phase", "doubling"), "1802.08021"),
+    "demo": Method(demo, "residual", "inside", ("all_gather", "two_phase"), "2411.19870", update="sign"),
+    "sparcml": Method(sparcml, "residual", "after", ("two_phase", "recursive_doubling"), "1802.08021"),
 }
 """Names to methods. A new method adds one line."""
 
@@ -115,7 +117,7 @@ class Row:
         state: bytes of state for each parameter on each worker.
         biased: see :class:`Method`.
         momentum: see :class:`Method`.
-        routes: see :class:`Method`.
+        collectives: see :class:`Method`.
         paper: see :class:`Method`.
     """
 
@@ -126,7 +128,7 @@ class Row:
     state: float
     biased: bool
     momentum: Momentum
-    routes: tuple[str, ...]
+    collectives: tuple[str, ...]
     paper: str
 
 
@@ -166,14 +168,14 @@ def _row(name: str, workers: int, shape: tuple[int, int]) -> Row:
         state=state_bytes(tx, one, workers, axis_name=axis) / size,
         biased=method.biased,
         momentum=method.momentum,
-        routes=method.routes,
+        collectives=method.collectives,
         paper=method.paper,
     )
 
 
 def header(workers: int) -> tuple[str, ...]:
     """Names of the columns of :func:`cells`."""
-    return ("method", "bits up / down", f"sent, N = {workers}", "state", "biased", "momentum", "routes", "paper")
+    return ("method", "bits up / down", f"sent, N = {workers}", "state", "biased", "momentum", "collectives", "paper")
 
 
 def markdown_table(*, workers: int = 8) -> str:
@@ -194,7 +196,7 @@ def cells(row: Row) -> tuple[str, ...]:
         f"{row.state:.3g} B" if row.state > 1e-3 else "0",
         "yes" if row.biased else "no",
         row.momentum,
-        ", ".join(row.routes),
+        ", ".join(row.collectives),
         link,
     )
 

@@ -13,7 +13,7 @@ def sign_sgd(
     *,
     axis_name: AxisName | None,
     block: int = 2048,
-    route: collectives.Route | str = "two_phase",
+    collective: collectives.Collective | str = "two_phase",
     select: Select | None = None,
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -28,7 +28,7 @@ def sign_sgd(
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         block: entries that share the byte that says whether there is anything but zeros.
-        route: see :func:`gradcomp_jax.exchange`.
+        collective: see :func:`gradcomp_jax.exchange`.
         select: which leaves to compress; by default those with two or more dimensions that get smaller.
         key: seed (int) or typed JAX key of the votes of zeros and ties.
 
@@ -43,7 +43,7 @@ def sign_sgd(
         compressors.sign("unit", block=block),
         axis_name=axis_name,
         memory=memory.none(),
-        route=collectives.as_route(route, second_encoding=True),
+        collective=collectives.as_collective(collective, second_encoding=True),
         select=select,
         key=key,
     )

@@ -16,8 +16,8 @@ def sparcml(
     axis_name: AxisName | None,
     density: float = 0.01,
     block: int | None = None,
-    algorithm: Literal["split", "doubling"] = "split",
-    second_phase: Literal["exact", "int8", "int4", "int2"] = "exact",
+    algorithm: Literal["split", "recursive_doubling"] = "split",
+    downlink: Literal["exact", "int8", "int4", "int2"] = "exact",
     dtype: Any = "float32",
     select: Select | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -25,18 +25,18 @@ def sparcml(
 
     ``split``: entries go to the owners of their blocks, who sum them and give the union of all workers' entries to
     everybody: as indices and values, or as whole blocks once :math:`N k` of those cost more (decided from shapes), or
-    quantized. ``doubling``: recursive doubling in log2(N) rounds, entries until the dense sum is less.
+    quantized. ``recursive_doubling``: recursive doubling in log2(N) rounds, entries until the dense sum is less.
 
     Unlike :func:`gradcomp_jax.topk_sgd` in two phases, nothing that any worker sent is held back; that is up to N times
-    the bytes on the way back. :math:`x = g + e`, :math:`e \leftarrow x - sent`. Momentum goes after it.
+    the bytes of the downlink. :math:`x = g + e`, :math:`e \leftarrow x - sent`. Momentum goes after it.
 
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         density: fraction of the entries to send.
         block: entries among which the largest are chosen; 1024 by default, longer for densities that need it.
-        algorithm: ``split`` (SSAR and DSAR split all-gather) or ``doubling`` (SSAR recursive doubling; N must be a power
-            of two).
-        second_phase: of ``split``: ``exact``, or blocks of integers, whose rounding stays with the owner.
+        algorithm: ``split`` (SSAR and DSAR split all-gather) or ``recursive_doubling`` (SSAR recursive doubling; N must be a
+            power of two).
+        downlink: of ``split``: ``exact``, or blocks of integers, whose rounding stays with the owner.
         dtype: of the values that workers send, float32 or bfloat16.
         select: which leaves to compress; by default those with two or more dimensions that get smaller.
 
@@ -47,20 +47,20 @@ def sparcml(
     References:
         Renggli et al., 2019, https://arxiv.org/abs/1802.08021, sections 5.3 and 6.
     """
-    _checks.one_of("algorithm", algorithm, ("split", "doubling"))
-    _checks.one_of("second_phase", second_phase, ("exact", *_BITS))
-    if algorithm == "doubling" and second_phase != "exact":
-        raise ValueError("second_phase is for algorithm='split'; recursive doubling has one phase")
+    _checks.one_of("algorithm", algorithm, ("split", "recursive_doubling"))
+    _checks.one_of("downlink", downlink, ("exact", *_BITS))
+    if algorithm == "recursive_doubling" and downlink != "exact":
+        raise ValueError("downlink is for algorithm='split'; recursive doubling has one phase")
     first = compressors.topk(density, block=block, dtype=dtype)
-    if second_phase == "exact":
-        code = compressors.topk(density, block=block, dtype=dtype, back="union")
+    if downlink == "exact":
+        code = compressors.topk(density, block=block, dtype=dtype, downlink="union")
     else:
-        quantized = compressors.block_quantized(bits=_BITS[second_phase], block=first.block)
-        code = compressors.topk(density, block=block, dtype=dtype, back=quantized)
+        quantized = compressors.block_quantized(bits=_BITS[downlink], block=first.block)
+        code = compressors.topk(density, block=block, dtype=dtype, downlink=quantized)
     return exchange(
         code,
         axis_name=axis_name,
         memory=memory.residual(),
-        route=collectives.doubling() if algorithm == "doubling" else collectives.two_phase(),
+        collective=collectives.RecursiveDoubling() if algorithm == "recursive_doubling" else collectives.TwoPhase(),
         select=select,
     )

@@ -15,7 +15,7 @@ def stochastic_rounding(
     axis_name: AxisName | None,
     bits: int = 16,
     fraction_bits: int = 12,
-    route: collectives.Route | str = "auto",
+    collective: collectives.Collective | str = "auto",
     select: Select | None = None,
     generator: Generator = "hash",
     key: Any = 0,
@@ -31,7 +31,7 @@ def stochastic_rounding(
         axis_name: the axis to average over, or ``None`` for one worker.
         bits: 16 or 8.
         fraction_bits: F; 16 bits with the default reach from -8 to 8 in steps of 0.00024.
-        route: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``gather`` and ``two_phase``.
+        collective: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``all_gather`` and ``two_phase``.
         select: which leaves to compress; by default those with two or more dimensions that get smaller.
         generator: random numbers, ``hash`` or ``threefry``.
         key: seed (int) or typed JAX key.
@@ -46,7 +46,7 @@ def stochastic_rounding(
         compressors.fixed_point(bits=bits, fraction_bits=fraction_bits, generator=generator),
         axis_name=axis_name,
         memory=memory.none(),
-        route=collectives.as_route(route, second_encoding=True),
+        collective=collectives.as_collective(collective, second_encoding=True),
         select=select,
         key=key,
     )

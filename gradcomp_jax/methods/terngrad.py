@@ -17,8 +17,8 @@ def terngrad(
     granularity: Literal["tensor", "bucket"] = "tensor",
     bucket_size: int = 2048,
     share_scale: bool = True,
-    down: Literal["levels", "ternary"] = "levels",
-    route: collectives.Route | str = "auto",
+    downlink: Literal["exact", "ternary"] = "exact",
+    collective: collectives.Collective | str = "auto",
     select: Select | None = None,
     generator: Generator = "hash",
     key: Any = 0,
@@ -29,8 +29,8 @@ def terngrad(
     :math:`t^i_j = sign(g^i_j)` with probability :math:`|g^i_j| / s`, else 0.
     The update is :math:`s\,\frac1N \sum_i t^i`. There is no memory: the code is unbiased but for the clipping.
 
-    Up: five values in a byte. Down: with ``levels`` the exact integer sum, 2N + 1 levels, packed as digits (4.57 bits
-    at N = 8); with ``ternary`` it is ternarized once more, a scale for each bucket: 1.6 bits, noisier.
+    Uplink: five values in a byte. Downlink: ``exact`` is the integer sum, 2N + 1 levels, packed as digits (4.57 bits
+    at N = 8); ``ternary`` is ternarized once more, a scale for each bucket: 1.6 bits, noisier.
     Momentum or Adam go after it. The paper keeps the last classification layer dense: leave it out with ``select``.
 
     Args:
@@ -38,9 +38,9 @@ def terngrad(
         clip: c, in standard deviations; ``None`` does not clip.
         granularity: one scale for each ``tensor`` (layer-wise) or for each ``bucket``.
         bucket_size: entries of a bucket.
-        share_scale: workers agree on the largest scale; ``levels`` needs it.
-        down: the way back, ``levels`` or ``ternary``.
-        route: see :func:`gradcomp_jax.exchange`; ``"sum"`` adds int8 values in an all-reduce, for at most 127 workers.
+        share_scale: workers agree on the largest scale; ``exact`` needs it.
+        downlink: what owners send, ``exact`` or ``ternary``.
+        collective: see :func:`gradcomp_jax.exchange`; ``"sum"`` adds int8 values in an all-reduce, for at most 127 workers.
         select: which leaves to compress; by default those with two or more dimensions that get smaller.
         generator: random numbers, ``hash`` or ``threefry``.
         key: seed (int) or typed JAX key.
@@ -51,14 +51,14 @@ def terngrad(
     References:
         Wen et al., 2017, TernGrad, https://arxiv.org/abs/1705.07878.
     """
-    resolved = collectives.as_route(route, second_encoding=down == "ternary")
+    resolved = collectives.as_collective(collective, second_encoding=downlink == "ternary")
     code = compressors.ternary(
         bucket_size=bucket_size,
         clip=clip,
         granularity=granularity,
         share_scale=share_scale,
-        packing="int8" if resolved.kind == "sum" else "base3",
-        down=down,
+        packing="int8" if isinstance(resolved, collectives.AllReduce) else "base3",
+        downlink=downlink,
         generator=generator,
     )
-    return exchange(code, axis_name=axis_name, memory=memory.none(), route=resolved, select=select, key=key)
+    return exchange(code, axis_name=axis_name, memory=memory.none(), collective=resolved, select=select, key=key)

@@ -14,10 +14,10 @@ def topk_sgd(
     axis_name: AxisName | None,
     density: float = 0.01,
     block: int | None = None,
-    back_density: float | None = None,
+    downlink_density: float | None = None,
     dtype: Any = "bfloat16",
     exact: bool = False,
-    route: collectives.Route | str = "auto",
+    collective: collectives.Collective | str = "auto",
     select: Select | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Sends the largest entries of every block of every tensor; the rest is added to the next gradient.
@@ -29,13 +29,13 @@ def topk_sgd(
         axis_name: the axis to average over, or ``None`` for one worker.
         density: fraction of the entries to send.
         block: entries among which the largest are chosen; 1024 by default, longer for densities that need it.
-        back_density: fraction that the owners of a two-phase exchange send back; by default half as many entries of a
-            block again as a worker sends, rounded down.
+        downlink_density: fraction that the owners of a two-phase exchange send; by default half as many entries of a block
+            again as a worker sends, rounded down.
         dtype: of values on the wire: bfloat16, float32 or int8.
         exact: the paper's selection, by sorting: the largest entries of each tensor as a whole, or of every 2**20 entries dealt
             out of a longer one, in place of ``block``. Many times slower; a tensor is one row, so gather it.
-        route: see :func:`gradcomp_jax.exchange`. By default ``gather`` for two workers and ``two_phase`` for more, where owners
-            keep what they do not send back in a residual of their own.
+        collective: see :func:`gradcomp_jax.exchange`. By default ``all_gather`` for two workers and ``two_phase`` for more,
+            where owners keep what they do not send in a residual of their own.
         select: which leaves to compress; by default those with two or more dimensions that get smaller.
 
     Raises:
@@ -48,7 +48,7 @@ def topk_sgd(
     """
     if exact and block is not None:
         raise ValueError(f"exact=True takes whole tensors as blocks, got block={block}; leave one of them out")
-    options = {"back_density": back_density, "dtype": dtype, "exact": exact}
+    options = {"downlink_density": downlink_density, "dtype": dtype, "exact": exact}
     largest = compressors.topk(density, block=block, **options)
 
     def whole(entries: int) -> compressors.Compressor:
@@ -58,6 +58,6 @@ def topk_sgd(
         by_tensor(whole, dense=compressors.dense(), select=select) if exact else largest,
         axis_name=axis_name,
         memory=memory.residual(),
-        route=collectives.as_route(route, second_encoding=True),
+        collective=collectives.as_collective(collective, second_encoding=True),
         select=None if exact else select,
     )

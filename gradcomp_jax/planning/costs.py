@@ -54,13 +54,13 @@ def all_to_all(workers: int, size: float, link: Link) -> float:
 
 
 def two_phase(workers: int, up: float, down: float, link: Link) -> float:
-    """The all-to-all of ``up`` bytes to their owners, and the all-gather of the owners' shares of ``down`` bytes."""
+    """The all-to-all of ``up`` bytes to their owners, and the all-gather of the owners' shards of ``down`` bytes."""
     gathered = bruck_all_gather(workers, down / workers, link)
     return all_to_all(workers, up, link) + gathered
 
 
 def hierarchical(nodes: int, per_node: int, size: float, inner: Link, outer_seconds: float) -> float:
-    """A dense reduce-scatter within each node, the exchange between nodes of a device's share, a dense all-gather within.
+    """A dense reduce-scatter within each node, the exchange between nodes of a device's shard, a dense all-gather within.
 
     Args:
         nodes: how many; with one, nothing is between them.

@@ -271,10 +271,10 @@ def _flat(
 def _hierarchical(
     workload: Workload, cluster: Cluster, method: str, calibration: Calibration | None, traffic: TrafficOf
 ) -> _Crossed:
-    """A dense reduce-scatter within nodes, the method between them on a share for each device, a dense all-gather within."""
+    """A dense reduce-scatter within nodes, the method between them on a shard for each device, a dense all-gather within."""
     assert cluster.inner is not None
     found = traffic(method, _shares(workload.shapes, cluster.per_node), cluster.nodes)
-    # The devices of a node exchange their shares at the same time, over the same link.
+    # The devices of a node exchange their shards at the same time, over the same link.
     leaving = [c._replace(sent=c.sent * cluster.per_node) for c in found.crossings]
     inner = costs.hierarchical(1, cluster.per_node, 4 * workload.values, cluster.inner, 0.0)
     if calibration is not None:

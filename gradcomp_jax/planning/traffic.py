@@ -14,7 +14,7 @@ import optax
 
 from gradcomp_jax import _checks
 from gradcomp_jax._typing import PyTree
-from gradcomp_jax.collectives.routes import MOST_RIDING
+from gradcomp_jax.collectives.auto import MOST_RIDING
 from gradcomp_jax.methods.lowered import lowered_bytes, state_bytes
 from gradcomp_jax.methods.registry import METHODS
 

@@ -14,7 +14,7 @@ from gradcomp_jax.compressors.base import largest_of
 from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import each_nth, when
-from gradcomp_jax.transforms.plan import path_name
+from gradcomp_jax.transforms.policies import path_name
 
 
 @jax.tree_util.register_dataclass

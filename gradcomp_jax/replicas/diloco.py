@@ -47,7 +47,7 @@ def sparse_loco(
     decay: float = 0.95,
     learning_rate: Any = 1.0,
     parts: int = 1,
-    route: Any = "gather",
+    collective: Any = "all_gather",
     select: Any = None,
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -63,7 +63,7 @@ def sparse_loco(
         decay: of the residual.
         learning_rate: the outer one.
         parts: of the tree, with outer steps at different times.
-        route: how payloads cross; the paper gathers them.
+        collective: how payloads cross; the paper gathers them.
         select: ``select(path, leaf) -> bool``, what is sparse; as for :func:`gradcomp_jax.exchange` by default.
         key: seed of what is random.
 
@@ -74,7 +74,7 @@ def sparse_loco(
         topk(density, block=chunk, bits=2),
         axis_name=axis_name,
         memory=residual(decay=decay),
-        route=route,
+        collective=collective,
         select=select,
         key=key,
     )

@@ -12,7 +12,7 @@ from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.per_device import PerDevice
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import when
-from gradcomp_jax.transforms.local_clip import NO_GRADIENT
+from gradcomp_jax.transforms.context import with_context
 
 
 @jax.tree_util.register_dataclass
@@ -97,7 +97,9 @@ def elastic_average(
 
         def pull(own: PyTree, centre: PyTree, inner: Any) -> tuple[PyTree, PyTree, Any]:
             apart = jax.tree.map(lambda p, c: p.astype(jnp.float32) - c, params, centre)
-            mean, inner = exchange.update(apart, inner, None, **{**extra, NO_GRADIENT: "elastic_average, a distance"})
+            mean, inner = exchange.update(
+                apart, inner, None, **with_context(extra, not_gradients="elastic_average, a distance")
+            )
             pulled = jax.tree.map(lambda u, d: u - band * d, own, apart)
             return pulled, jax.tree.map(lambda c, m: c + beta * m, centre, mean), inner
 

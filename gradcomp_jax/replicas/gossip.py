@@ -9,12 +9,12 @@ import optax
 
 from gradcomp_jax import _checks, _compat, kernels
 from gradcomp_jax._typing import Array, AxisName, PyTree
-from gradcomp_jax.collectives import permute
-from gradcomp_jax.compressors import Compressor, dense
+from gradcomp_jax.collectives import Workers, permute
+from gradcomp_jax.compressors import Compressor, RowInfo, dense
 from gradcomp_jax.per_device import PerDevice
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import each_nth, one_of, when
-from gradcomp_jax.transforms.passes import Streams
+from gradcomp_jax.transforms.outbound import StepKeys
 
 Graph = Literal["hypercube", "exponential"]
 
@@ -81,7 +81,7 @@ def gossip(
     _checks.positive_int("every", every)
     _checks.one_of("graph", graph, get_args(Graph))
     code = dense() if compressor is None else compressor
-    if code.selects or code.agrees or code.seeded or code.init((code.block,)) != ():
+    if code.is_sparsifier or code.side_information or code.init((code.block,)) != ():
         raise ValueError(
             f"gossip sends parameters to one worker, and {type(code).__name__} selects entries or needs what all workers"
             " know; use dense() or block_quantized()"
@@ -99,9 +99,9 @@ def gossip(
 
         def meet(own: PyTree) -> tuple[PyTree]:
             here = jax.tree.map(lambda p, u: p.astype(jnp.float32) + u, params, own)
-            streams = Streams.of(key, state.step, axis_name, None)
+            keys = StepKeys.of(key, state.step, Workers.along(axis_name).index, None)
             leaves, treedef = jax.tree.flatten(here)
-            payloads = [_encode(code, x, streams.leaf(streams.own, i)) for i, x in enumerate(leaves)]
+            payloads = [_encode(code, x, keys.of_leaf(keys.own, i)) for i, x in enumerate(leaves)]
             flat, payload_tree = jax.tree.flatten(payloads)
             turn = (state.step // every) % len(turns)
             came = one_of(turn, [lambda *a, to=to: tuple(permute(a, to, axis_name)) for to in turns], *flat)
@@ -134,8 +134,8 @@ def permutations(graph: Graph, workers: int) -> list[list[int]]:
 
 def _encode(code: Compressor, x: Array, key: Array) -> Any:
     rows = kernels.as_rows(x, code.block)
-    return code.encode(rows, (), key, count=kernels.valid_counts(x.size, code.block))[0]
+    return code.encode(rows, (), RowInfo(kernels.valid_counts(x.size, code.block), key))[0]
 
 
 def _decode(code: Compressor, payload: Any, like: Array) -> Array:
-    return kernels.from_rows(code.decode(payload), like.shape, jnp.float32)
+    return kernels.from_rows(code.decode(payload, RowInfo()), like.shape, jnp.float32)

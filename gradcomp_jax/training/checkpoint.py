@@ -134,14 +134,14 @@ def _plain(path: tuple) -> str:
 def _workers(state: PyTree) -> int | None:
     """The number of workers that all per-device leaves fit; ``None`` without such leaves, or if there is none.
 
-    Owners' shares alone could fit several numbers; an exchange's state has a number for each worker beside them.
+    Owners' shards alone could fit several numbers; an exchange's state has a number for each worker beside them.
     """
     marked = [leaf for leaf in jax.tree.leaves(state, is_leaf=is_per_device) if is_per_device(leaf) and leaf.rows]
     sizes = [leaf.value.shape[0] for leaf in marked]
 
     def fits(workers: int) -> bool:
         each = (leaf.held(workers) for leaf in marked)
-        many = (workers * leaf.shares * rows for leaf, rows in zip(marked, each, strict=True))
+        many = (workers * leaf.shards * rows for leaf, rows in zip(marked, each, strict=True))
         return all(size == rows for size, rows in zip(sizes, many, strict=True))
 
     return next((n for n in range(1, max(sizes, default=0) + 1) if fits(n)), None)

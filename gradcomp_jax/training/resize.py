@@ -19,7 +19,7 @@ def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
 
     The mean over the workers of every residual and velocity stays what it was: where ``new`` is a multiple of ``old``
     the workers' own rows are repeated, otherwise everyone gets the mean, and the first worker what rounding the mean to
-    float32 left over, so that what is off in the sum is one rounding of the first worker's rows. Owners' shares are
+    float32 left over, so that what is off in the sum is one rounding of the first worker's rows. Owners' shards are
     cut anew; where so few workers are left that there are no owners, what those held goes back to every worker.
     Everything else is passed through.
 
@@ -33,7 +33,7 @@ def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
         The tree with NumPy arrays in the changed leaves; place it with ``jax.device_put`` and ``state_shardings``.
 
     Raises:
-        ValueError: if a leaf does not belong to ``old`` workers, or an owners' share comes without the memories that take it.
+        ValueError: if a leaf does not belong to ``old`` workers, or an owners' shard comes without the memories that take it.
     """
     _checks.positive_int("old", old)
     _checks.positive_int("new", new)
@@ -51,7 +51,7 @@ def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
                 f"what the owners of {old} workers hold goes to the memories of {new}, which lie beside it: resize the whole"
                 f" {ExchangeState.__name__}, or the optimizer state that it is in"
             )
-        change = {"worker": _worker, "share": _share, "replica": _replica}[leaf.kind]
+        change = {"worker": _worker, "shard": _shard, "replica": _replica}[leaf.kind]
         value = np.asarray(leaf.value)
         if leaf.entries:
             return _owned(leaf, value, old, new)
@@ -81,21 +81,21 @@ def _returned(memories: tuple, server: Any, old: int, new: int) -> tuple:
 
 
 def _each(leaf: PerDevice, value: np.ndarray, workers: int, rows: int) -> np.ndarray:
-    """``[workers, shares, rows, ...]``: what each device of each worker has.
+    """``[workers, shards, rows, ...]``: what each device of each worker has.
 
     Raises:
         ValueError: if there is another number of rows.
     """
-    if value.shape[0] != workers * leaf.shares * rows:
-        within = f" x {leaf.shares} devices" if leaf.shares > 1 else ""
+    if value.shape[0] != workers * leaf.shards * rows:
+        within = f" x {leaf.shards} devices" if leaf.shards > 1 else ""
         expected = f"{workers} workers{within} x {rows} rows"
-        if leaf.kind == "share":
+        if leaf.kind == "shard":
             expected = f"{leaf.rows} rows over {workers} workers{within}"
         raise ValueError(
             f"per-device state of kind {leaf.kind!r} has {value.shape[0]} rows, expected {expected}; pass the number of"
             " workers that the state was made for as old="
         )
-    return value.reshape(workers, leaf.shares, rows, *value.shape[1:])
+    return value.reshape(workers, leaf.shards, rows, *value.shape[1:])
 
 
 def _worker(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> np.ndarray:
@@ -116,11 +116,11 @@ def _rounded(exact: np.ndarray, dtype: Any) -> np.ndarray:
 def _owned(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> PerDevice:
     """Rows that are cut by owner: put together to whole tensors, resized as those, and cut for the new owners."""
     block, rows = value.shape[-1], leaf.held(new)
-    shards = _each(leaf, value, old, leaf.held(old)).reshape(old * leaf.shares, old, -1)
-    tensors = shards[..., : leaf.entries // old].reshape(-1, 1)
+    each = _each(leaf, value, old, leaf.held(old)).reshape(old * leaf.shards, old, -1)
+    tensors = each[..., : leaf.entries // old].reshape(-1, 1)
     whole = dataclasses.replace(leaf, rows=leaf.entries, entries=0)
-    resized = _worker(whole, tensors, old, new).reshape(new * leaf.shares, new, -1)
-    padded = np.zeros((new * leaf.shares, new, rows // new * block), value.dtype)
+    resized = _worker(whole, tensors, old, new).reshape(new * leaf.shards, new, -1)
+    padded = np.zeros((new * leaf.shards, new, rows // new * block), value.dtype)
     padded[..., : resized.shape[-1]] = resized
     return dataclasses.replace(leaf, value=cast(Any, padded.reshape(-1, block)), rows=rows)
 
@@ -130,18 +130,18 @@ def _replica(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> np.ndarr
     return _flat(np.tile(first[None], (new,) + (1,) * first.ndim))
 
 
-def _share(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> np.ndarray:
+def _shard(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> np.ndarray:
     after = leaf.held(new)
-    result = np.zeros((leaf.shares, new * after, *value.shape[1:]), value.dtype)
+    result = np.zeros((leaf.shards, new * after, *value.shape[1:]), value.dtype)
     if not leaf.returns or min(old, new) >= leaf.returns.least:
         result[:, : leaf.rows] = _rows(leaf, value, old)
-    return _flat(np.moveaxis(result.reshape(leaf.shares, after, new, *value.shape[1:]), 2, 0))
+    return _flat(np.moveaxis(result.reshape(leaf.shards, after, new, *value.shape[1:]), 2, 0))
 
 
 def _rows(leaf: PerDevice, value: np.ndarray, workers: int) -> np.ndarray:
-    """Returns all rows of each device within the workers, ``[shares, rows, ...]``: owners take them in turn."""
+    """Returns all rows of each device within the workers, ``[shards, rows, ...]``: owners take them in turn."""
     each = np.moveaxis(_each(leaf, value, workers, leaf.held(workers)), 0, 2)
-    return each.reshape(leaf.shares, -1, *value.shape[1:])[:, : leaf.rows]
+    return each.reshape(leaf.shards, -1, *value.shape[1:])[:, : leaf.rows]
 
 
 def _flat(each: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from gradcomp_jax import _compat, _specs, per_device
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.training.gradients import local_value_and_grad
 from gradcomp_jax.training.state import TrainState, check_axis, has_replicas, lift_replicas, manual_specs, state_specs
-from gradcomp_jax.transforms.bucketed import FORWARD_ORDER
+from gradcomp_jax.transforms.context import with_context
 from gradcomp_jax.transforms.forward_order import forward_order
 
 
@@ -42,7 +42,7 @@ def make_train_step(
         check_vma: as for ``jax.shard_map``.
         param_specs: the specs of :func:`init_state`. Parameters that lie along the axis of the workers (FSDP) are gathered for
             the loss, and ``tx`` is given their whole gradients and returns updates of the shards
-            (:func:`gradcomp_jax.hierarchical`, :func:`gradcomp_jax.collectives.reduce_scatter`). Axes of the mesh that
+            (:func:`gradcomp_jax.hierarchical`, :func:`gradcomp_jax.collectives.ReduceScatter`). Axes of the mesh that
             are not ``axis_name`` are left to the compiler; with parameters along one of them see
             :func:`gradcomp_jax.model_parallel`.
         mean_metrics: whether ``metrics`` are means over the workers, which costs an all-reduce of a few bytes: on links of long
@@ -68,7 +68,7 @@ def make_train_step(
         params = _whole(state.params, param_specs, names)
         value, gradient = value_and_grad(params, batch)
         # Read only if the exchange asks for it: it costs another trace of the loss.
-        order = {FORWARD_ORDER: lambda: forward_order(loss, params, batch)}
+        order = with_context({}, forward_order=lambda: forward_order(loss, params, batch))
         updates, opt_state = update_with_extra(gradient, state.opt_state, state.params, **order)
         params = optax.apply_updates(state.params, updates)
         observed = {"loss": value[0], "aux": value[1]} if has_aux else {"loss": value}

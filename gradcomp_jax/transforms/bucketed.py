@@ -10,10 +10,8 @@ import optax
 
 from gradcomp_jax import _checks
 from gradcomp_jax._typing import PyTree
-from gradcomp_jax.transforms.exchange import BUCKETS
-from gradcomp_jax.transforms.plan import path_name
-
-FORWARD_ORDER = "gradcomp_forward_order"
+from gradcomp_jax.transforms.context import context_of, with_context
+from gradcomp_jax.transforms.policies import path_name
 
 
 def bucketed(
@@ -23,7 +21,7 @@ def bucketed(
 
     Everything of an exchange crosses in one buffer, which waits for the last gradient. In buckets each has collectives of
     its own, which need nothing but their gradients: a compiler that hides latency starts them while the backward pass
-    goes on. Results are those without buckets, but for which worker keeps what rounding takes on the way back, and for
+    goes on. Results are those without buckets, but for which worker keeps what rounding takes on the downlink, and for
     the random numbers of a second encoding. A step with a non-finite gradient in any bucket is skipped in all of them.
     Each bucket costs the latency of its collectives, so buckets pay where bytes take longer than that: some megabytes of
     gradient each.
@@ -53,16 +51,19 @@ def bucketed(
     inside = optax.with_extra_args_support(exchange)
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, Any]:
-        order = forward_order
-        if order is None and FORWARD_ORDER in extra:
-            order = extra[FORWARD_ORDER]()
-        return inside.update(updates, state, params, **{**extra, BUCKETS: cut(updates, bucket_bytes, order)})
+        order, read = forward_order, context_of(extra).forward_order
+        if order is None and read is not None:
+            order = read()
+        extra = with_context(extra, buckets=buckets_of(updates, bucket_bytes, order))
+        return inside.update(updates, state, params, **extra)
 
     return optax.GradientTransformationExtraArgs(inside.init, update)
 
 
-def cut(tree: PyTree, bucket_bytes: int, forward_order: Sequence[str] | None = None) -> tuple[tuple[int, ...], ...]:
-    """The leaves' numbers, bucket after bucket, the last parameter of the forward pass first."""
+def buckets_of(
+    tree: PyTree, bucket_bytes: int, forward_order: Sequence[str] | None = None
+) -> tuple[tuple[int, ...], ...]:
+    """Returns the leaves' numbers, bucket after bucket, the last parameter of the forward pass first."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     names = [path_name(path) for path, _ in leaves]
     place: Mapping[str, Any] = {name: _natural(name) for name in names}

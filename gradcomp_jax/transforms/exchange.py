@@ -1,7 +1,7 @@
 """The exchange: per-device gradients in, the averaged update out, what was not sent in explicit state."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, get_args
 
 import jax
@@ -12,17 +12,15 @@ from gradcomp_jax import _checks, _compat
 from gradcomp_jax import collectives as co
 from gradcomp_jax import memory as mem
 from gradcomp_jax._typing import Array, AxisName, PyTree
-from gradcomp_jax.collectives import routes
 from gradcomp_jax.compressors import Compressor, dense
-from gradcomp_jax.per_device import PerDevice, Return, is_per_device
-from gradcomp_jax.transforms.memory_ratio import memory_ratio
-from gradcomp_jax.transforms.passes import Streams, absorb
-from gradcomp_jax.transforms.plan import Part, Piece, Planner, View, path_name
-from gradcomp_jax.transforms.policies import Policy, Select, Selected, gains
-from gradcomp_jax.transforms.sending import Sent, at, send
-
-INNER_AXIS = "inner_axis_name"
-BUCKETS = "gradcomp_buckets"
+from gradcomp_jax.per_device import PerDevice, Return
+from gradcomp_jax.transforms.context import Context, context_of
+from gradcomp_jax.transforms.inbound import take_in
+from gradcomp_jax.transforms.layout import Group, Layout, LayoutRules, Segment, View
+from gradcomp_jax.transforms.memory_ratio import ratio_of
+from gradcomp_jax.transforms.outbound import StepKeys, all_finite, outbound
+from gradcomp_jax.transforms.policies import Policy, Select, Selected, gains, path_name
+from gradcomp_jax.transforms.transport import Transported, transport
 
 
 class ExchangeState(NamedTuple):
@@ -31,9 +29,9 @@ class ExchangeState(NamedTuple):
     Attributes:
         step: int32 scalar, updates seen, skipped ones included.
         skipped: int32 scalar, exchanges skipped because some worker's gradient was not finite, or too large.
-        memory: for each part and piece, the memory as :class:`~gradcomp_jax.per_device.PerDevice` float32 rows.
-        compressor: for each part and piece, the compressor's own state.
-        server: for each part, the owners' residual (``PerDevice`` of kind ``share``) or ``()``.
+        memory: for each group and segment, the memory as :class:`~gradcomp_jax.per_device.PerDevice` float32 rows.
+        compressor: for each group and segment, the compressor's own state.
+        server: for each group, the owners' residual (``PerDevice`` of kind ``shard``) or ``()``.
         memory_ratio: the norm of this worker's memories over that of its gradient, ``PerDevice`` float32 ``[1]``, estimated
             from some entries of each tensor; ``()`` without a memory. It settles near the number of steps that an entry
             waits for; if it keeps growing, something never goes out.
@@ -52,7 +50,7 @@ def exchange(
     *,
     axis_name: AxisName | None,
     memory: mem.Memory | None = None,
-    route: co.Route | str = "auto",
+    collective: co.Collective | str = "auto",
     select: Select | None = None,
     view: View | None = None,
     dense_compressor: Compressor | None = None,
@@ -75,7 +73,7 @@ def exchange(
     entries up before they send (signs, rotations, frequencies, low rank) may skip from that over their block's entries on.
 
     State: :class:`ExchangeState`; memories are float32 and per device. Initialise inside the axis
-    (:func:`gradcomp_jax.init_state` does): the owners' shares, which selections in two phases have by default, depend on
+    (:func:`gradcomp_jax.init_state` does): the owners' shards, which selections in two phases have by default, depend on
     the number of workers.
     Wire: the payloads, one buffer, and one word for the common decision to skip.
 
@@ -84,9 +82,9 @@ def exchange(
             (:func:`gradcomp_jax.by_size`, :func:`gradcomp_jax.by_path`).
         axis_name: the axis to average over, or ``None`` for the local round trip of one worker.
         memory: what stays behind; ``residual()`` by default.
-        route: ``"auto"``, ``"gather"``, ``"two_phase"``, ``"sum"``, ``"doubling"``, or a
-            :class:`~gradcomp_jax.collectives.Route`, such as :func:`~gradcomp_jax.collectives.reduce_scatter`, which returns
-            each worker's shard of the update.
+        collective: ``"auto"``, ``"all_gather"``, ``"two_phase"``, ``"all_reduce"``, ``"recursive_doubling"``, or a
+            :class:`~gradcomp_jax.collectives.Collective`, such as :class:`~gradcomp_jax.collectives.ReduceScatter`, which
+            returns each worker's shard of the update.
         select: ``select(path, leaf) -> bool``, which leaves to compress. By default those with two or more dimensions
             for which the payload is smaller than the dense leaf. A policy selects by itself.
         view: how leaves are cut into the compressor's blocks: ``rows``, stretches of a leaf; ``dealt``, a leaf's entries dealt
@@ -97,28 +95,28 @@ def exchange(
         key: seed (int) or typed JAX key of all randomness. The same key gives the same bits on every run.
 
     Raises:
-        ValueError: at construction, if compressor, memory and route do not go together; when traced, if the gradients
+        ValueError: at construction, if compressor, memory and collective do not go together; when traced, if the gradients
             are already reduced over ``axis_name``.
         NameError: when traced outside the axis.
     """
-    route = co.as_route(route)
-    if axis_name is None:
+    collective = co.as_collective(collective)
+    if axis_name is None and isinstance(collective, co.Auto):
         # One worker has no mean to encode once more, and needs no owner's residual.
-        route = dataclasses.replace(route, second_encoding=False)
-    planner = planner_of(
-        compressor, memory=memory, route=route, select=select, view=view, dense_compressor=dense_compressor
+        collective = co.Auto()
+    rules = layout_rules(
+        compressor, memory=memory, collective=collective, select=select, view=view, dense_compressor=dense_compressor
     )
 
     def init(params: PyTree) -> ExchangeState:
         workers = _compat.axis_size(axis_name)
-        if workers is None and planner.route.kind == "reduce_scatter":
+        if workers is None and isinstance(rules.collective, co.ReduceScatter):
             raise NameError(_unbound(axis_name))
         workers = workers or 1
         memories, states, servers = [], [], []
-        for part, members in planner.plan(planner.whole(params, axis_name, workers), axis_name, workers).parts:
-            memories.append(tuple(_init_memory(part, p, axis_name) for p in members))
-            states.append(tuple(part.compressor.init((p.size,)) for p in members))
-            servers.append(_init_server(part, members, workers, axis_name))
+        for group, segments in rules.layout(rules.whole(params, axis_name, workers), axis_name, workers).groups:
+            memories.append(tuple(_init_memory(group, s, axis_name) for s in segments))
+            states.append(tuple(group.compressor.init((s.size,)) for s in segments))
+            servers.append(_init_server(group, segments, workers, axis_name))
         zero = jnp.zeros((), jnp.int32)
         ratio: Any = ()
         if jax.tree.leaves((memories, servers)):
@@ -130,75 +128,75 @@ def exchange(
         updates: PyTree, state: ExchangeState, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, ExchangeState]:
         del params
+        context, workers = context_of(extra), _bound(axis_name)
+        layout = rules.layout(updates, axis_name, workers.count)
+        _refuse_sharded_twice(rules, context)
+        refuse_reduced(updates, axis_name, layout.averaged)
         leaves, treedef = jax.tree.flatten(updates)
-        workers = _bound_size(axis_name)
-        plan = planner.plan(updates, axis_name, workers)
-        inner = inner_axis(extra)
-        if inner is not None and planner.route.kind == "reduce_scatter":
-            raise ValueError(
-                "a reduce-scatter is for parameters that lie along the exchange's own axis; for those along the inner one give"
-                " gradcomp_jax.hierarchical their param_specs"
-            )
-        refuse_reduced(updates, axis_name, plan.averaged)
         if not leaves:
             return updates, state._replace(step=state.step + 1)
-        streams = Streams.of(key, state.step, axis_name, inner)
-        numbers = plan.buckets(buckets_of(extra))
-        gradient, averaged = list(leaves), [leaves[i] for i in plan.averaged]
-        sent: list[Sent] = []
-        for chosen in numbers:
-            also, before = ([], sent[-1]) if sent else (averaged, None)
-            sent.append(
-                send(plan, chosen, leaves, state, streams, axis_name, bucket=len(sent), also=also, before=before)
-            )
-        ok = jnp.stack([s.ok for s in sent]).all()
-        if inner is not None:
-            # Each device has seen its part of the tensors alone, and all of a worker must skip together.
-            ok = _compat.invarying(jax.lax.pmin(ok.astype(jnp.int32), inner) > 0, inner)
-        memory, compressor = [list(of) for of in state.memory], [list(of) for of in state.compressor]
-        servers = list(state.server)
-        for bucket in sent:
-            for n, e, js, delivery in bucket.arrivals():
-                done = absorb(e, delivery, leaves, at(memory[n], js), at(compressor[n], js), servers[n], ok, streams)
-                for j, new_memory, new_state in zip(js, done.memory, done.compressor, strict=True):
-                    memory[n][j], compressor[n][j] = new_memory, new_state
-                servers[n] = done.server
-                for i, value in done.updates.items():
-                    leaves[i] = value
-        for i, leaf in enumerate(leaves):
-            if not leaf.size:
-                # Nothing crossed, but it too must be known to be equal on all workers.
-                leaves[i] = jnp.zeros(leaf.shape, leaf.dtype)
-        for i in plan.averaged:
-            leaves[i] = jnp.where(ok, _compat.invarying(leaves[i], axis_name), jnp.zeros((), leaves[i].dtype))
+        keys = StepKeys.of(key, state.step, workers.index, context.inner_axis_name)
+        crossed: list[Transported] = []
+        for number, bucket in enumerate(layout.buckets(context.buckets)):
+            before = crossed[-1] if crossed else None
+            messages = outbound(layout, bucket, number, leaves, state, keys, workers, before.messages if before else ())
+            also = [] if before else [leaves[i] for i in layout.averaged]
+            bad = ~all_finite(messages, also, workers)
+            crossed.append(transport(messages, bad, workers, before.arrived if before else None))
+        ok = _together(jnp.stack([t.ok for t in crossed]).all(), context)
+        new = _in_lists(state)
+        sent: dict[int, Array] = {}
+        for done in crossed:
+            for message, came in zip(done.messages, done.inbound, strict=True):
+                sent |= take_in(message, came, leaves, new, ok, workers)
+        result = [_result(i, leaf, sent, layout, ok, axis_name) for i, leaf in enumerate(leaves)]
         skipped = state.skipped + jnp.where(ok, 0, 1).astype(jnp.int32)
-        ratio = state.memory_ratio
-        if is_per_device(ratio):
-            held = (
-                (part.memory, piece.leaves, kept)
-                for (part, members), states in zip(plan.parts, memory, strict=True)
-                for piece, kept in zip(members, states, strict=True)
-                if part.memory.keeps
-            )
-            ratio = dataclasses.replace(ratio, value=memory_ratio(held, gradient, ratio.value, ok))
-        result = ExchangeState(
-            state.step + 1, skipped, tuple(map(tuple, memory)), tuple(map(tuple, compressor)), tuple(servers), ratio
+        return jax.tree.unflatten(treedef, result), ExchangeState(
+            state.step + 1,
+            skipped,
+            tuple(map(tuple, new.memory)),
+            tuple(map(tuple, new.compressor)),
+            tuple(new.server),
+            ratio_of(layout, new.memory, leaves, state.memory_ratio, ok),
         )
-        return jax.tree.unflatten(treedef, leaves), result
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def planner_of(
+def _together(ok: Array, context: Context) -> Array:
+    """Whether all devices of a worker are to go on: each has seen its part of the tensors alone."""
+    inner = context.inner_axis_name
+    return ok if inner is None else _compat.invarying(jax.lax.pmin(ok.astype(jnp.int32), inner) > 0, inner)
+
+
+def _in_lists(state: ExchangeState) -> Any:
+    """A state whose groups and segments can be replaced one by one."""
+    memory, compressor = ([list(of) for of in every] for every in (state.memory, state.compressor))
+    return ExchangeState(state.step, state.skipped, memory, compressor, list(state.server), state.memory_ratio)  # type: ignore
+
+
+def _result(
+    i: int, leaf: Array, sent: dict[int, Array], layout: Layout, ok: Array, axis_name: AxisName | None
+) -> Array:
+    """The update of leaf number i."""
+    if not leaf.size:
+        # Nothing crossed, but it too must be known to be equal on all workers.
+        return jnp.zeros(leaf.shape, leaf.dtype)
+    if i in layout.averaged:
+        return jnp.where(ok, _compat.invarying(leaf, axis_name), jnp.zeros((), leaf.dtype))
+    return sent[i]
+
+
+def layout_rules(
     compressor: Compressor | Policy,
     *,
     memory: mem.Memory | None = None,
-    route: co.Route | str = "auto",
+    collective: co.Collective | str = "auto",
     select: Select | None = None,
     view: View | None = None,
     dense_compressor: Compressor | None = None,
-) -> Planner:
-    """What :func:`exchange` makes of the same arguments: which leaves go through what, for any tree."""
+) -> LayoutRules:
+    """Returns what :func:`exchange` makes of the same arguments: which leaves go through what, for any tree."""
     memory = mem.residual() if memory is None else memory
     dense_compressor = dense() if dense_compressor is None else dense_compressor
     policy: Policy
@@ -216,31 +214,21 @@ def planner_of(
     if view is not None:
         _checks.one_of("view", view, get_args(View))
     on_dense = memory.on_dense(lossless=dense_compressor.lossless)
-    dense_part = Part(dense_compressor, on_dense, co.auto(second_encoding=True))
-    return Planner(policy, memory, co.as_route(route), view, dense_part)
-
-
-def inner_axis(extra: Mapping[str, Any]) -> AxisName | None:
-    """The axis of the devices that are one worker, which a hierarchical exchange tells those within it."""
-    return extra.get(INNER_AXIS)
-
-
-def buckets_of(extra: Mapping[str, Any]) -> Sequence[Sequence[int]] | None:
-    """The leaves' numbers, bucket after bucket, of :func:`gradcomp_jax.bucketed`; ``None`` for one of all."""
-    return extra.get(BUCKETS)
+    dense_group = Group(dense_compressor, on_dense, co.Auto(second_encoding=True))
+    return LayoutRules(policy, memory, co.as_collective(collective), view, dense_group)
 
 
 def in_buckets(
     collective: Callable[[list[Array], Any], list[Array]],
     arrays: Sequence[Array],
     axis_name: AxisName,
-    extra: Mapping[str, Any],
+    context: Context,
     where: Sequence[bool] | None = None,
 ) -> list[Any]:
-    """One collective for each bucket of the arrays, of which each is a leaf's; ``None`` where an array is left out."""
+    """Runs one collective for each bucket of the arrays, each a leaf's; ``None`` where an array is left out."""
     result: list[Any] = [None] * len(arrays)
     came: list[Array] = []
-    for bucket in buckets_of(extra) or [range(len(arrays))]:
+    for bucket in context.buckets or [range(len(arrays))]:
         chosen = [i for i in bucket if where is None or where[i]]
         # One after the other: a compiler that combines collectives would make one of all.
         came = collective(co.wait([arrays[i] for i in chosen], came), axis_name) or came
@@ -249,11 +237,11 @@ def in_buckets(
     return result
 
 
-def _bound_size(axis_name: AxisName | None) -> int:
-    size = _compat.axis_size(axis_name)
-    if size is None:
+def _bound(axis_name: AxisName | None) -> co.Workers:
+    """The workers along the axis, which must be there."""
+    if _compat.axis_size(axis_name) is None:
         raise NameError(_unbound(axis_name))
-    return size
+    return co.Workers.along(axis_name)
 
 
 def _unbound(axis_name: AxisName | None) -> str:
@@ -262,6 +250,14 @@ def _unbound(axis_name: AxisName | None) -> str:
         f" inside jax.shard_map, jax.pmap or jax.vmap(axis_name={axis_name!r}), or build the transformation with"
         " axis_name=None for one worker"
     )
+
+
+def _refuse_sharded_twice(rules: LayoutRules, context: Context) -> None:
+    if context.inner_axis_name is not None and isinstance(rules.collective, co.ReduceScatter):
+        raise ValueError(
+            "a reduce-scatter is for parameters that lie along the exchange's own axis; for those along the inner one give"
+            " gradcomp_jax.hierarchical their param_specs"
+        )
 
 
 def refuse_reduced(updates: PyTree, axis_name: AxisName | None, averaged: Iterable[int] = ()) -> None:
@@ -280,18 +276,18 @@ def refuse_reduced(updates: PyTree, axis_name: AxisName | None, averaged: Iterab
             )
 
 
-def _init_memory(part: Part, piece: Piece, axis_name: AxisName | None) -> Any:
-    rows = part.kept_rows(piece)
-    zeros = _compat.varying(part.memory.init(jnp.zeros((rows, part.compressor.block), jnp.float32)), axis_name)
-    return jax.tree.map(lambda a: PerDevice(a, rows, entries=piece.size if piece.cut else 0), zeros)
+def _init_memory(group: Group, segment: Segment, axis_name: AxisName | None) -> Any:
+    rows = group.memory_rows(segment)
+    zeros = _compat.varying(group.memory.init(jnp.zeros((rows, group.compressor.block), jnp.float32)), axis_name)
+    return jax.tree.map(lambda a: PerDevice(a, rows, entries=segment.size if segment.shards else 0), zeros)
 
 
-def _init_server(part: Part, members: list[Piece], workers: int, axis_name: AxisName | None) -> Any:
-    least = routes.owners_from(part.route, part.compressor, part.memory)
-    if not members or least is None:
+def _init_server(group: Group, segments: list[Segment], workers: int, axis_name: AxisName | None) -> Any:
+    least = group.collective.owners_from(group.compressor, group.memory)
+    if not segments or least is None:
         return ()
-    rows = tuple(part.rows(p) for p in members)
-    returns = Return(least, rows, part.dealt, -1 if part.memory.counts_sent else 1) if least > 1 else None
-    mark = PerDevice(jnp.zeros(()), sum(rows), "share", returns=returns)
-    zeros = jnp.zeros((mark.held(workers), part.compressor.block), jnp.float32)
+    rows = tuple(group.rows(s) for s in segments)
+    returns = Return(least, rows, group.dealt, -1 if group.memory.counts_sent else 1) if least > 1 else None
+    mark = PerDevice(jnp.zeros(()), sum(rows), "shard", returns=returns)
+    zeros = jnp.zeros((mark.held(workers), group.compressor.block), jnp.float32)
     return dataclasses.replace(mark, value=_compat.varying(zeros, axis_name))

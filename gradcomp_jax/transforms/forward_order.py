@@ -7,7 +7,7 @@ import jax
 
 from gradcomp_jax import _compat
 from gradcomp_jax._typing import PyTree
-from gradcomp_jax.transforms.plan import path_name
+from gradcomp_jax.transforms.policies import path_name
 
 
 def forward_order(loss: Callable[..., Any], params: PyTree, *args: Any, **kwargs: Any) -> tuple[str, ...]:

@@ -8,9 +8,11 @@ import optax
 
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.collectives import fused
-from gradcomp_jax.transforms import shares as sh
+from gradcomp_jax.transforms import worker_shards
+from gradcomp_jax.transforms.context import context_of
 from gradcomp_jax.transforms.exchange import in_buckets, refuse_reduced
-from gradcomp_jax.transforms.plan import path_name
+from gradcomp_jax.transforms.policies import path_name
+from gradcomp_jax.transforms.worker_shards import ShardState, shards_of
 
 
 def hierarchical(
@@ -20,17 +22,17 @@ def hierarchical(
     inner_axis_name: AxisName,
     param_specs: PyTree | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Averages densely over a fast axis and compressed over a slow one, each device with its share of the data.
+    r"""Averages densely over a fast axis and compressed over a slow one, each device with its part of the data.
 
     The n devices along ``inner_axis_name`` (a node, a TPU slice) are one worker. Their gradients are averaged by a dense
-    reduce-scatter, which leaves each with 1/n of every tensor; that share goes through ``exchange`` over ``axis_name``;
+    reduce-scatter, which leaves each with 1/n of every tensor; that shard goes through ``exchange`` over ``axis_name``;
     an all-gather inside the worker puts the update together. So 1/n of the payload leaves each device, n links carry it
-    at once, and memories are of the share alone.
+    at once, and memories are of the shard alone.
 
     What is exchanged is the mean gradient of a worker: local clipping, momentum and error feedback in ``exchange`` are
     those of workers, not of devices. A tensor is cut along the rows of the matrix of its last dimension against all
-    others, so the share of a matrix is a matrix; where the devices do not divide the rows, zeros fill them up. What the
-    exchange says of a tensor (a scale, a size, a selection) it says of the share.
+    others, so the shard of a matrix is a matrix; where the devices do not divide the rows, zeros fill them up. What the
+    exchange says of a tensor (a scale, a size, a selection) it says of the shard.
 
     **Sharded parameters (FSDP, ZeRO).** Tensors whose spec in ``param_specs`` lays a dimension along ``inner_axis_name`` are
     cut along that dimension, and their updates stay where they are: whole gradients in, the device's shard of the update
@@ -64,21 +66,21 @@ def hierarchical(
     inside = optax.with_extra_args_support(exchange)
     axes = {"axis_name": axis_name, "inner_axis_name": inner_axis_name}
 
-    def init(params: PyTree) -> sh.ShareState:
-        return sh.init(inside, params, sh.cuts_of(param_specs, params, inner_axis_name), **axes)
+    def init(params: PyTree) -> ShardState:
+        return worker_shards.init(inside, params, shards_of(param_specs, params, inner_axis_name), **axes)
 
     def update(
-        updates: PyTree, state: sh.ShareState, params: PyTree | None = None, **extra: Any
-    ) -> tuple[PyTree, sh.ShareState]:
+        updates: PyTree, state: ShardState, params: PyTree | None = None, **extra: Any
+    ) -> tuple[PyTree, ShardState]:
         refuse_reduced(updates, inner_axis_name)
-        cuts = sh.cuts_of(param_specs, updates, inner_axis_name)
+        every = shards_of(param_specs, updates, inner_axis_name)
         stacks = []
-        for (path, g), cut in zip(jax.tree_util.tree_leaves_with_path(updates), cuts, strict=True):
-            cut.check(path_name(path), g.shape)
-            stacks.append(cut.stack(g.astype(jnp.float32)))
+        for (path, g), shards in zip(jax.tree_util.tree_leaves_with_path(updates), every, strict=True):
+            shards.check(path_name(path), g.shape)
+            stacks.append(shards.stack(g.astype(jnp.float32)))
         # The mean over the worker's devices, in float32: the exchange rounds it once, and not before.
-        summed = in_buckets(fused.reduce_scatter, stacks, inner_axis_name, extra)
-        shares = [s / cut.devices for s, cut in zip(summed, cuts, strict=True)]
-        return sh.update(inside, shares, cuts, updates, state, params, **axes, extra=extra)
+        summed = in_buckets(fused.reduce_scatter, stacks, inner_axis_name, context_of(extra))
+        mine = [total / shards.count for total, shards in zip(summed, every, strict=True)]
+        return worker_shards.update(inside, mine, every, updates, state, params, **axes, extra=extra)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -9,9 +9,8 @@ import optax
 from gradcomp_jax import _checks, _compat
 from gradcomp_jax import collectives as co
 from gradcomp_jax._typing import AxisName, PyTree
-from gradcomp_jax.transforms.exchange import inner_axis
+from gradcomp_jax.transforms.context import context_of
 
-NO_GRADIENT = "gradcomp_no_gradient"  # what is exchanged instead, in words
 _UNIT = 2.0**-80  # any float32 times this has a square that is finite, summed over 2**31 entries too
 
 
@@ -39,10 +38,11 @@ def local_clip(max_norm: Any, *, axis_name: AxisName | None) -> optax.GradientTr
 
     def update(updates: PyTree, state: optax.EmptyState, params: PyTree | None = None, **extra: Any) -> Any:
         del params
-        if extra.get(NO_GRADIENT):
+        context = context_of(extra)
+        if context.not_gradients:
             raise ValueError(
-                f"clip_norm is for gradients, and here it would see that of {extra[NO_GRADIENT]}; leave clip_norm out, and clip"
-                " before that: gradcomp_jax.local_clip, or optax.clip_by_global_norm before the inner optimizer"
+                f"clip_norm is for gradients, and here it would see that of {context.not_gradients}; leave clip_norm out, and"
+                " clip before that: gradcomp_jax.local_clip, or optax.clip_by_global_norm before the inner optimizer"
             )
         workers = _compat.axis_size(axis_name) or 1
 
@@ -54,7 +54,7 @@ def local_clip(max_norm: Any, *, axis_name: AxisName | None) -> optax.GradientTr
         mine = square(1.0)
         large = jax.lax.cond(jnp.isfinite(mine), lambda: mine * _UNIT**2, lambda: square(_UNIT))
         # Of all the parts that a worker's devices have between them.
-        plain, scaled = co.psum([mine, large], inner_axis(extra))
+        plain, scaled = co.psum([mine, large], context.inner_axis_name)
         fits = jnp.isfinite(plain)
         norm = jnp.sqrt(jnp.where(fits, plain, scaled))
         bound = jnp.asarray(max_norm, jnp.float32) * jnp.float32(workers**-0.5) * jnp.where(fits, 1.0, _UNIT)

@@ -1,41 +1,46 @@
 """How much a worker holds back, against what it sees."""
 
+import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from gradcomp_jax._typing import Array
-from gradcomp_jax.memory import Memory
 from gradcomp_jax.per_device import is_per_device
+from gradcomp_jax.transforms.layout import Layout
 
 MOST = 2**14
 """Entries of a tensor that are looked at."""
 
 
-def memory_ratio(
-    held: Iterable[tuple[Memory, Sequence[int], Any]], gradient: Sequence[Array], before: Array, ok: Array
-) -> Array:
-    """Estimates the norm of a worker's memories over that of its gradient: float32 ``[1]``.
+def ratio_of(layout: Layout, memory: Sequence[Sequence[Any]], gradient: Sequence[Array], before: Any, ok: Array) -> Any:
+    """Estimates the norm of a worker's memories over that of its gradient: ``PerDevice`` float32 ``[1]``.
 
     Both norms are from at most ``MOST`` entries of each tensor, evenly spread, so the estimate costs no pass. It stays what
     it was where the exchange was skipped, or the entries that were looked at have no gradient.
 
     Args:
-        held: of each piece: the kind of memory, the numbers of its leaves, and its new state.
+        layout: of the gradient.
+        memory: of each group and segment, the new state.
         gradient: the leaves.
-        before: the last estimate.
+        before: the last estimate; ``()`` where there is no memory, and no estimate.
         ok: boolean scalar, whether the exchange took place.
     """
+    if not is_per_device(before):
+        return before
     kept, seen = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
-    for memory, leaves, state in held:
-        rows = memory.held(jax.tree.map(lambda p: p.value, state, is_leaf=is_per_device))
-        kept += _squares(rows)
-        seen += sum((_squares(gradient[i]) for i in leaves), jnp.zeros((), jnp.float32))
+    for (group, segments), states in zip(layout.groups, memory, strict=True):
+        for segment, state in zip(segments, states, strict=True):
+            if group.memory.keeps:
+                rows = group.memory.held(jax.tree.map(lambda p: p.value, state, is_leaf=is_per_device))
+                kept += _squares(rows)
+                seen += sum((_squares(gradient[i]) for i in segment.leaves), jnp.zeros((), jnp.float32))
     ratio = jnp.sqrt(kept / jnp.where(seen > 0, seen, 1.0))
-    return jnp.where(ok & (seen > 0) & jnp.isfinite(ratio), ratio, before)
+    usable = ok & (seen > 0) & jnp.isfinite(ratio)
+    return dataclasses.replace(before, value=jnp.where(usable, ratio, before.value))
 
 
 def _squares(x: Array) -> Array:

@@ -10,7 +10,8 @@ import optax
 from gradcomp_jax import _compat, _mapped, _specs
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.per_device import state_specs
-from gradcomp_jax.transforms import shares as sh
+from gradcomp_jax.transforms import worker_shards
+from gradcomp_jax.transforms.worker_shards import ShardState, shards_of
 
 
 def model_parallel(
@@ -19,7 +20,7 @@ def model_parallel(
     r"""Exchanges each device's shard of a model whose parameters lie along a model axis.
 
     Cutting a sharded tensor into rows would make the compiler gather it. Here rows are cut from the shard that a device
-    has: the devices along ``model_axis_name`` are one worker, each with its shard of a tensor and its share of the
+    has: the devices along ``model_axis_name`` are one worker, each with its shard of a tensor and its shard of the
     exchange. Tensors that the axis does not divide are equal on all these devices; each sends 1/n of them, and an
     all-gather along the model axis puts the update together.
 
@@ -52,19 +53,19 @@ def model_parallel(
     inside = optax.with_extra_args_support(exchange)
     axes = {"axis_name": axis_name, "inner_axis_name": model_axis_name}
 
-    def init_shard(params: PyTree) -> sh.ShareState:
-        return sh.init(inside, params, sh.cuts_of(param_specs, params, model_axis_name), **axes)
+    def init_shard(params: PyTree) -> ShardState:
+        return worker_shards.init(inside, params, shards_of(param_specs, params, model_axis_name), **axes)
 
-    def update_shard(updates: PyTree, state: sh.ShareState, params: PyTree | None, extra: Any) -> Any:
-        cuts = sh.cuts_of(param_specs, updates, model_axis_name)
+    def update_shard(updates: PyTree, state: ShardState, params: PyTree | None, extra: Any) -> Any:
+        every = shards_of(param_specs, updates, model_axis_name)
         index = _compat.axis_index(model_axis_name)
-        shares = [cut.own(g, index) for g, cut in zip(jax.tree.leaves(updates), cuts, strict=True)]
-        return sh.update(inside, shares, cuts, updates, state, params, **axes, extra=extra)
+        mine = [shards.own(g, index) for g, shards in zip(jax.tree.leaves(updates), every, strict=True)]
+        return worker_shards.update(inside, mine, every, updates, state, params, **axes, extra=extra)
 
     def specs_of(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda s: _specs.only(s, (model_axis_name,)), _specs.like(param_specs, tree))
 
-    def init(params: PyTree) -> sh.ShareState:
+    def init(params: PyTree) -> ShardState:
         if not _compat.is_auto(model_axis_name):
             return init_shard(params)
         mapping = {"axis_names": {model_axis_name}, "check_vma": _compat.tracks_varying(axis_name)}
@@ -72,8 +73,8 @@ def model_parallel(
         return _nested(init_shard, (params,), (specs_of(params),), _state_specs(shapes), mapping)
 
     def update(
-        updates: PyTree, state: sh.ShareState, params: PyTree | None = None, **extra: Any
-    ) -> tuple[PyTree, sh.ShareState]:
+        updates: PyTree, state: ShardState, params: PyTree | None = None, **extra: Any
+    ) -> tuple[PyTree, ShardState]:
         if not _compat.is_auto(model_axis_name):
             return update_shard(updates, state, params, extra)
         mapping = {"axis_names": {model_axis_name}, "check_vma": _compat.tracks_varying(axis_name)}

@@ -10,10 +10,11 @@ import optax
 from gradcomp_jax import _checks
 from gradcomp_jax import memory as mem
 from gradcomp_jax._typing import Array, AxisName, PyTree
-from gradcomp_jax.collectives import Route
+from gradcomp_jax.collectives import Collective, ReduceScatter
 from gradcomp_jax.compressors import Compressor, dense, topk
 from gradcomp_jax.compressors.topk import block_for
-from gradcomp_jax.transforms.exchange import ExchangeState, exchange, inner_axis, planner_of
+from gradcomp_jax.transforms.context import context_of
+from gradcomp_jax.transforms.exchange import ExchangeState, exchange, layout_rules
 from gradcomp_jax.transforms.policies import Select, gains
 from gradcomp_jax.transforms.selection_error import selection_error
 
@@ -38,7 +39,7 @@ def density_schedule(
     *,
     axis_name: AxisName | None,
     memory: mem.Memory | None = None,
-    route: Route | str = "auto",
+    collective: Collective | str = "auto",
     select: Select | None = None,
     make: Callable[..., Compressor] = topk,
 ) -> optax.GradientTransformationExtraArgs:
@@ -52,7 +53,7 @@ def density_schedule(
         schedule: ``schedule(step) -> density``, such as ``optax.exponential_decay``.
         axis_name: the axis to average over, or ``None`` for one worker.
         memory: what stays behind; ``residual()`` by default.
-        route: see :func:`gradcomp_jax.exchange`.
+        collective: see :func:`gradcomp_jax.exchange`.
         select: which leaves to compress; by default those with two or more dimensions that get smaller at the lowest
             density.
         make: ``make(density, block=...) -> compressor``.
@@ -60,7 +61,7 @@ def density_schedule(
     Raises:
         ValueError: for a density outside (0, 1], for none, and for a compressor that does not select by size.
     """
-    levels = _Levels(densities, axis_name, memory, route, select, make)
+    levels = _Levels(densities, axis_name, memory, collective, select, make)
 
     def update(updates: PyTree, state: DensityState, params: PyTree | None = None, **extra: Any) -> Any:
         wanted = jnp.asarray(schedule(state.exchange.step), jnp.float32)
@@ -81,7 +82,7 @@ def density_controller(
     every: int = 50,
     rows: int = 4,
     memory: mem.Memory | None = None,
-    route: Route | str = "auto",
+    collective: Collective | str = "auto",
     select: Select | None = None,
     make: Callable[..., Compressor] = topk,
 ) -> optax.GradientTransformationExtraArgs:
@@ -99,7 +100,7 @@ def density_controller(
         every: steps from one measurement to the next.
         rows: blocks of each tensor that are measured, evenly spread.
         memory: what stays behind; ``residual()`` by default.
-        route: see :func:`gradcomp_jax.exchange`.
+        collective: see :func:`gradcomp_jax.exchange`.
         select: as for :func:`density_schedule`.
         make: ``make(density, block=...) -> compressor``.
 
@@ -113,15 +114,14 @@ def density_controller(
     if not (isinstance(target_error, (int, float)) and target_error > 0):
         raise ValueError(f"target_error must be a positive Python number, got {target_error}")
     period, sample = _checks.positive_int("every", every), _checks.positive_int("rows", rows)
-    levels = _Levels(densities, axis_name, memory, route, select, make)
+    levels = _Levels(densities, axis_name, memory, collective, select, make)
 
     def update(updates: PyTree, state: DensityState, params: PyTree | None = None, **extra: Any) -> Any:
-        axes = {"axis_name": axis_name, "inner_axis_name": inner_axis(extra)}
+        axes = {"axis_name": axis_name, "inner_axis_name": context_of(extra).inner_axis_name}
 
         def measure(level: Array, updates: PyTree, state: ExchangeState) -> Array:
             branches = [
-                lambda u, s, planner=planner: selection_error(u, s, planner, rows=sample, **axes)
-                for planner in levels.planners
+                lambda u, s, rules=rules: selection_error(u, s, rules, rows=sample, **axes) for rules in levels.rules
             ]
             return jax.lax.switch(level, branches, updates, state)
 
@@ -144,7 +144,7 @@ class _Levels:
         densities: Sequence[float],
         axis_name: AxisName | None,
         memory: mem.Memory | None,
-        route: Route | str,
+        collective: Collective | str,
         select: Select | None,
         make: Callable[..., Compressor],
     ) -> None:
@@ -154,16 +154,18 @@ class _Levels:
         block = block_for(self.densities[0])
         codes = [make(density, block=block) for density in self.densities]
         for code in codes:
-            if not code.selects or code.seeded:
+            if not code.is_sparsifier or code.side_information:
                 raise ValueError(
                     f"a density that moves is one of selections by size, and {type(code).__name__} is none; use"
                     " make=gradcomp_jax.compressors.topk"
                 )
-        if isinstance(route, Route) and route.kind == "reduce_scatter":
-            raise ValueError("a density that moves is for updates that all workers have whole; use route='two_phase'")
+        if isinstance(collective, ReduceScatter):
+            raise ValueError(
+                "a density that moves is for updates that all workers have whole; use collective='two_phase'"
+            )
         chosen = gains(codes[0], dense()) if select is None else select
-        options: dict[str, Any] = {"memory": memory, "route": route, "select": chosen}
-        self.planners = [planner_of(code, **options) for code in codes]
+        options: dict[str, Any] = {"memory": memory, "collective": collective, "select": chosen}
+        self.rules = [layout_rules(code, **options) for code in codes]
         self._exchanges = [exchange(code, axis_name=axis_name, **options) for code in codes]
 
     def init(self, params: PyTree) -> DensityState:

@@ -221,9 +221,14 @@ def gains(compressor: Compressor, dense: Compressor) -> Select:
 def smaller(compressor: Compressor, dense: Compressor, size: int) -> bool:
     """Whether what a compressor sends of ``size`` entries is less than what a dense one does."""
     rows, dense_rows = kernels.row_count(size, compressor.block), kernels.row_count(size, dense.block)
-    agreed = compressor.statistic(1)
-    besides = 0 if agreed is None or compressor.agrees == "max" else rows * agreed.size * agreed.dtype.itemsize
+    mean = compressor.statistic_spec(1) if compressor.side_information == "mean" else None
+    besides = 0 if mean is None else rows * mean.size * mean.dtype.itemsize
     return rows * compressor.payload_bytes(1) + besides < dense_rows * dense.payload_bytes(1)
+
+
+def path_name(path: tuple) -> str:
+    """Returns a tree path as text: ``"dense/kernel"``."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def everything(path: str, leaf: jax.ShapeDtypeStruct) -> bool:

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import optax
 
 from gradcomp_jax._typing import Array, PyTree
+from gradcomp_jax.transforms.context import with_context
 from gradcomp_jax.transforms.exchange import ExchangeState
 from gradcomp_jax.transforms.frozen_adam import FrozenAdamState
-from gradcomp_jax.transforms.local_clip import NO_GRADIENT
 from gradcomp_jax.transforms.running_sum import RunningSumState
 
 
@@ -79,7 +79,7 @@ def rate_weighted(
         weight, unit = jnp.where(usable, now, jnp.nan), jnp.where(usable, now, 1.0)
         weighted = jax.tree.map(lambda g: g.astype(jnp.float32) * weight, updates)
         sent, inner = inside.update(
-            weighted, state.inner, None, **{**extra, NO_GRADIENT: "rate_weighted, rate times gradient"}
+            weighted, state.inner, None, **with_context(extra, not_gradients="rate_weighted, rate times gradient")
         )
         result = jax.tree.map(lambda s, g: (s / unit).astype(g.dtype), sent, updates)
         return result, RateWeightedState(state.step + 1, inner)

@@ -7,15 +7,16 @@ import jax.numpy as jnp
 
 from gradcomp_jax import collectives as co
 from gradcomp_jax._typing import Array, AxisName, PyTree
+from gradcomp_jax.compressors import RowInfo
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.transforms.exchange import ExchangeState
-from gradcomp_jax.transforms.plan import Planner
+from gradcomp_jax.transforms.layout import LayoutRules
 
 
 def selection_error(
     updates: PyTree,
     state: ExchangeState,
-    planner: Planner,
+    rules: LayoutRules,
     *,
     rows: int,
     axis_name: AxisName | None,
@@ -29,17 +30,17 @@ def selection_error(
     leaves = jax.tree.leaves(updates)
     seen: list[tuple[Any, Array]] = []
     numbers: list[Array] = []
-    for (part, members), memories in zip(planner.plan(updates).parts[:-1], state.memory[:-1], strict=True):
-        for piece, memory in zip(members, memories, strict=True):
-            stride = max(1, part.rows(piece) // rows)
+    for (group, segments), memories in zip(rules.layout(updates).groups[:-1], state.memory[:-1], strict=True):
+        for segment, memory in zip(segments, memories, strict=True):
+            stride = max(1, group.rows(segment) // rows)
             every = slice(None, None, stride)
-            gradient = part.join(piece, {i: leaves[i] for i in piece.leaves})
+            gradient = group.join(segment, {i: leaves[i] for i in segment.leaves})
             kept = jax.tree.map(lambda p: p.value, memory, is_leaf=is_per_device)
-            target, _ = part.memory.compensate(gradient, kept)
-            target, gradient = (part.blocks(piece, a)[every][:rows] for a in (target, gradient))
-            count = part.counts(piece)[every][:rows]
-            numbers += [target, _round_trip(part.compressor, target, count), gradient]
-            seen.append((part.compressor, count))
+            target, _ = group.memory.compensate(gradient, kept)
+            target, gradient = (group.encoded_rows(segment, a)[every][:rows] for a in (target, gradient))
+            count = group.counts(segment)[every][:rows]
+            numbers += [target, _round_trip(group.compressor, target, count), gradient]
+            seen.append((group.compressor, count))
     means = iter(co.psum(numbers, axis_name))
     distance, length = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
     for code, count in seen:
@@ -52,5 +53,5 @@ def selection_error(
 
 
 def _round_trip(code: Any, rows: Array, count: Array) -> Array:
-    payload, _ = code.encode(rows, code.init(rows.shape), jax.random.key(0), count=count)
-    return code.decode(payload)
+    info = RowInfo(count, jax.random.key(0))
+    return code.decode(code.encode(rows, code.init(rows.shape), info)[0], info)

@@ -71,7 +71,7 @@ def test_a_calibration_takes_the_place_of_the_link(gradcomp, tmp_path) -> None:
     result = gradcomp("plan", "--params", "5M", "--workers", "4", "--calibration", "link.json")
     assert result.exit_code == 0, result.stderr
     assert "outer: measured collectives" in result.stdout
-    # Of as many nodes: every method is hierarchical, each device with its share.
+    # Of as many nodes: every method is hierarchical, each device with its shard.
     result = gradcomp("plan", "--params", "5M", "--workers", "8", "--per-node", "2", "--calibration", "link.json")
     assert result.exit_code == 0, result.stderr
     assert all(row[1] == "*" for row in rows(result.stdout))

@@ -9,7 +9,7 @@ import pytest
 
 import gradcomp_jax as gc
 from gradcomp_jax import compressors
-from gradcomp_jax.compressors import Compressor
+from gradcomp_jax.compressors import Compressor, RowInfo
 from gradcomp_jax.compressors.union import Union
 from gradcomp_jax.transforms import everything
 
@@ -45,6 +45,7 @@ NEW = {
     "l2-4": Case(quantized(bits=4, block=13, norm="l2", stochastic=True), 7 + 4),
     "l2-2": Case(quantized(bits=2, block=13, norm="l2", stochastic=True), 4 + 4),
 }
+SEEDED = ("seeds", "worker_seeds")
 # A matrix is one row; all others have several.
 ROWS = 4
 ALL = {name: case for name, case in {**CASES, **NEW}.items() if name != "levels"}
@@ -56,16 +57,16 @@ def both_ways(compressor: Compressor, rows, seed=0, count=None):
     """Payload, whether all is finite, what is decoded and where, as for the one worker of an exchange."""
     count = full(rows) if count is None else count
     state = compressor.init((rows.size,))
-    local = compressor.measure(rows, count, state)
-    shared = compressor.settle(local) if compressor.agrees == "mean" else local
-    if compressor.agrees == "max":
-        shared = jnp.broadcast_to(local, rows.shape[:1])
-    if compressor.seeded:
-        shared = compressor.for_worker(gc.kernels.row_seeds(jax.random.key(seed), rows.shape[0]), 1)
-    key = jax.random.fold_in(jax.random.key(1), seed)
-    payload, _ = compressor.encode(rows, state, key, count=count, local=local, shared=shared)
-    carried = compressor.carried(payload, shared=shared)
-    return payload, compressor.finite(payload, local), compressor.decode(payload, shared=shared), carried
+    statistic = compressor.measure(rows, RowInfo(count), state)
+    side = compressor.from_mean(statistic) if compressor.side_information == "mean" else statistic
+    if compressor.side_information == "max":
+        side = jnp.broadcast_to(statistic, rows.shape[:1])
+    if compressor.side_information in SEEDED:
+        side = compressor.side_of(gc.kernels.row_seeds(jax.random.key(seed), rows.shape[0]), 1)
+    info = RowInfo(count, jax.random.fold_in(jax.random.key(1), seed), statistic, side)
+    payload, _ = compressor.encode(rows, state, info)
+    finite = compressor.finite(payload, statistic)
+    return payload, finite, compressor.decode(payload, info), compressor.sent_mask(payload, info)
 
 
 def rows_for(name: str, seed: int = 0) -> np.ndarray:
@@ -83,7 +84,7 @@ def test_payload_leads_with_rows_and_weighs_what_it_says(name: str) -> None:
     """Bits are packed, so bytes are what the documentation counts; positions are unsigned, never floating point."""
     compressor, row_bytes = NEW[name]
     x = rows_for(name)
-    payload, _, decoded, carried = both_ways(compressor, x)
+    payload, _, decoded, sent = both_ways(compressor, x)
     leaves = jax.tree.leaves(payload)
     assert all(leaf.shape[0] == len(x) for leaf in leaves)
     assert sum(leaf.nbytes for leaf in leaves) == len(x) * row_bytes == compressor.payload_bytes(len(x))
@@ -95,16 +96,16 @@ def test_payload_leads_with_rows_and_weighs_what_it_says(name: str) -> None:
         packed = jnp.uint32 if name == "rotated-3" else jnp.uint8
         assert fields["words"].dtype == whole.get(name, packed)
     assert (decoded.shape, decoded.dtype) == (x.shape, f32)
-    np.testing.assert_array_equal(carried, np.asarray(decoded) != 0)
+    np.testing.assert_array_equal(sent, np.asarray(decoded) != 0)
 
 
 @EACH
 def test_zeros_stay_zeros(name: str) -> None:
     """In a gradient of nothing else, and in a row among others."""
     x = rows_for(name)
-    _, finite, decoded, carried = both_ways(NEW[name].compressor, np.zeros_like(x))
+    _, finite, decoded, sent = both_ways(NEW[name].compressor, np.zeros_like(x))
     np.testing.assert_array_equal(decoded, np.zeros_like(x))
-    assert not np.asarray(carried).any()
+    assert not np.asarray(sent).any()
     assert finite
     if len(x) > 1:
         x[1] = 0
@@ -168,7 +169,7 @@ def test_less_is_left_than_there_was(name: str, kind: str) -> None:
 
 
 @EACH
-def test_padding_decodes_to_zero_or_the_code_says_that_it_fills(name: str) -> None:
+def test_padding_decodes_to_zero_or_the_code_says_that_it_does_not(name: str) -> None:
     compressor = NEW[name].compressor
     if name == "low-rank":
         pytest.skip("a matrix has no padding")
@@ -176,7 +177,7 @@ def test_padding_decodes_to_zero_or_the_code_says_that_it_fills(name: str) -> No
     padding = np.arange(compressor.block) >= count[:, None]
     x = np.where(padding, 0, rows_for(name)).astype(np.float32)
     decoded = np.asarray(both_ways(compressor, x, 0, count)[2])
-    assert (decoded[padding] != 0).any() <= compressor.fills
+    assert (decoded[padding] != 0).any() <= compressor.pads_nonzero
     assert not decoded[3].any()
 
 
@@ -207,21 +208,21 @@ def test_reduce_is_the_sum_of_what_is_decoded(name: str) -> None:
     compressor = NEW[name].compressor
     xs = [rows_for(name, seed) for seed in range(3)]
     state = compressor.init((xs[0].size,))
-    shared = None
-    if compressor.seeded:
-        shared = gc.kernels.row_seeds(jax.random.key(5), ROWS)
-    elif compressor.agrees:
-        shared = compressor.settle(compressor.measure(jnp.asarray(xs[0]), full(xs[0]), state))
+    side = None
+    if compressor.side_information in SEEDED:
+        side = gc.kernels.row_seeds(jax.random.key(5), ROWS)
+    elif compressor.side_information:
+        side = compressor.from_mean(compressor.measure(jnp.asarray(xs[0]), RowInfo(full(xs[0])), state))
 
     @jax.jit
     def encode(worker, x):
-        mine = compressor.for_worker(shared, worker)
-        payload, _ = compressor.encode(x, state, jax.random.key(worker), count=full(x), shared=mine)
-        return payload, compressor.decode(payload, shared=mine)
+        info = RowInfo(full(x), jax.random.key(worker), side=compressor.side_of(side, worker))
+        payload, _ = compressor.encode(x, state, info)
+        return payload, compressor.decode(payload, info)
 
     payloads, decoded = zip(*(encode(np.int32(w), x) for w, x in enumerate(xs)), strict=True)
     stacked = jax.tree.map(lambda *a: np.stack(a), *payloads)
-    got = jax.jit(lambda p: compressor.reduce(p, shared=shared))(stacked)
+    got = jax.jit(lambda p: compressor.reduce(p, RowInfo(side=side)))(stacked)
     want = np.sum(np.asarray(decoded, np.float64), axis=0)
     np.testing.assert_allclose(got, want, atol=2e-6 * np.abs(want).max())
 

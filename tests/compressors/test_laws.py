@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gradcomp_jax import compressors
-from gradcomp_jax.compressors import Compressor
+from gradcomp_jax.compressors import Compressor, RowInfo
 from gradcomp_jax.compressors.ternary import Levels
 
 ROWS = 6
@@ -31,14 +31,14 @@ def ternary(**options: Any) -> Compressor:
 CASES = {
     "dense-f32": Case(compressors.dense(), 4),
     "dense-bf16": Case(compressors.dense(jnp.bfloat16), 2),
-    # 13 trits are 3 bytes; a scale is 4 and absent where it is shared.
+    # 13 trits are 3 bytes; a scale is 4 and absent where it is side.
     "ternary": Case(ternary(), 3),
     "ternary-bucket": Case(ternary(granularity="bucket"), 3),
     "ternary-int8": Case(ternary(packing="int8"), 13),
-    "ternary-down": Case(ternary(down="ternary"), 3),
-    "ternary-own": Case(ternary(share_scale=False, down="ternary"), 3 + 4),
-    "ternary-own-bucket": Case(ternary(share_scale=False, down="ternary", granularity="bucket"), 3 + 4),
-    "levels": Case(ternary().back(8), 2 * 4),  # base 17: seven digits a word
+    "ternary-downlink": Case(ternary(downlink="ternary"), 3),
+    "ternary-own": Case(ternary(share_scale=False, downlink="ternary"), 3 + 4),
+    "ternary-own-bucket": Case(ternary(share_scale=False, downlink="ternary", granularity="bucket"), 3 + 4),
+    "levels": Case(ternary().downlink(8), 2 * 4),  # base 17: seven digits a word
     "topk-1": Case(compressors.topk(0.1, block=13), 1 + 2),
     "topk-3-f32": Case(compressors.topk(0.25, block=13, dtype=jnp.float32), 3 * (1 + 4)),
     "topk-3-int8": Case(compressors.topk(0.25, block=13, dtype=jnp.int8), 3 * (1 + 1) + 4),
@@ -53,23 +53,23 @@ EVERY = pytest.mark.parametrize("name", CASES)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def encode(compressor: Compressor, rows, key, count, local=None, shared=None):
-    return compressor.encode(rows, compressor.init((rows.size,)), key, count=count, local=local, shared=shared)[0]
+def encode(compressor: Compressor, rows, key, count, statistic=None, side=None):
+    return compressor.encode(rows, compressor.init((rows.size,)), RowInfo(count, key, statistic, side))[0]
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def measure(compressor: Compressor, rows, count):
-    return compressor.measure(rows, count)
+    return compressor.measure(rows, RowInfo(count))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def decode(compressor: Compressor, payload, shared=None):
-    return compressor.decode(payload, shared=shared)
+def decode(compressor: Compressor, payload, side=None):
+    return compressor.decode(payload, RowInfo(side=side))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def reduce(compressor: Compressor, payloads, shared=None):
-    return compressor.reduce(payloads, shared=shared)
+def reduce(compressor: Compressor, payloads, side=None):
+    return compressor.reduce(payloads, RowInfo(side=side))
 
 
 def gradient(compressor: Compressor, seed: int = 0, rows: int = ROWS) -> np.ndarray:
@@ -80,7 +80,7 @@ def full(rows: np.ndarray) -> np.ndarray:
     return np.full(rows.shape[0], rows.shape[1], np.int32)
 
 
-def shared_of(compressor: Compressor, *workers: np.ndarray) -> np.ndarray | None:
+def side_of(compressor: Compressor, *workers: np.ndarray) -> np.ndarray | None:
     """The scale that these workers agree on, one for each row."""
     if isinstance(compressor, Levels):
         return np.full(workers[0].shape[0], 0.75, np.float32)
@@ -91,9 +91,9 @@ def shared_of(compressor: Compressor, *workers: np.ndarray) -> np.ndarray | None
 
 
 def round_trip(compressor: Compressor, rows: np.ndarray, seed: int = 0) -> np.ndarray:
-    shared = shared_of(compressor, rows)
-    payload = encode(compressor, rows, jax.random.key(seed), full(rows), shared=shared)
-    return np.asarray(decode(compressor, payload, shared))
+    side = side_of(compressor, rows)
+    payload = encode(compressor, rows, jax.random.key(seed), full(rows), side=side)
+    return np.asarray(decode(compressor, payload, side))
 
 
 def assert_same(a: Any, b: Any) -> None:
@@ -105,12 +105,12 @@ def assert_same(a: Any, b: Any) -> None:
 def test_payload_leads_with_rows_and_weighs_what_it_says(name: str, rows: int) -> None:
     compressor, row_bytes = CASES[name]
     x = gradient(compressor, rows=rows)
-    payload = encode(compressor, x, jax.random.key(0), full(x), shared=shared_of(compressor, x))
+    payload = encode(compressor, x, jax.random.key(0), full(x), side=side_of(compressor, x))
     leaves = jax.tree.leaves(payload)
     assert leaves
     assert all(leaf.shape[0] == rows for leaf in leaves)
     assert sum(leaf.nbytes for leaf in leaves) == rows * row_bytes == compressor.payload_bytes(rows)
-    got = decode(compressor, payload, shared_of(compressor, x))
+    got = decode(compressor, payload, side_of(compressor, x))
     assert got.shape == x.shape
     assert got.dtype == jnp.float32
 
@@ -131,7 +131,7 @@ def test_a_constant_is_neither_lost_nor_clipped(name: str, value: float) -> None
     rows = np.full((ROWS, compressor.block), value, np.float32)
     got = round_trip(compressor, rows)
     sent = got != 0
-    assert sent.sum(axis=1).min() >= (compressor.k if compressor.selects else compressor.block)
+    assert sent.sum(axis=1).min() >= (compressor.k if compressor.is_sparsifier else compressor.block)
     wide = name in ("dense-f32", "topk-3-f32", "topk-all")
     np.testing.assert_allclose(got[sent], rows[sent], rtol=0 if wide else 2.0**-8)
 
@@ -144,15 +144,15 @@ DETERMINISTIC = [name for name in CASES if not name.startswith("ternary") and "s
 def test_rows_are_encoded_by_themselves(name: str) -> None:
     compressor = CASES[name].compressor
     x = gradient(compressor)
-    shared = shared_of(compressor, x)
-    whole = encode(compressor, x, jax.random.key(0), full(x), shared=shared)
+    side = side_of(compressor, x)
+    whole = encode(compressor, x, jax.random.key(0), full(x), side=side)
     halves = [
-        encode(compressor, x[s], jax.random.key(1), full(x[s]), shared=None if shared is None else shared[s])
+        encode(compressor, x[s], jax.random.key(1), full(x[s]), side=None if side is None else side[s])
         for s in (slice(0, 3), slice(3, 6))
     ]
     assert_same(whole, jax.tree.map(lambda *a: np.concatenate(a), *halves))
     order = np.random.default_rng(1).permutation(ROWS)
-    mixed = encode(compressor, x[order], jax.random.key(2), full(x), shared=None if shared is None else shared[order])
+    mixed = encode(compressor, x[order], jax.random.key(2), full(x), side=None if side is None else side[order])
     assert_same(mixed, jax.tree.map(lambda a: a[order], whole))
 
 
@@ -163,13 +163,13 @@ def test_ternary_rows_are_encoded_by_themselves(name: str) -> None:
     trits = np.random.default_rng(0).integers(-1, 2, (ROWS, 13))
     trits[:, 0] = 1
     x = (trits * np.float32(0.3)).astype(np.float32)
-    local = np.full(ROWS, 0.3, np.float32)
-    whole = encode(compressor, x, jax.random.key(0), full(x), local, local)
+    bound = np.full(ROWS, 0.3, np.float32)
+    whole = encode(compressor, x, jax.random.key(0), full(x), bound, bound)
     halves = [
-        encode(compressor, x[s], jax.random.key(1), full(x[s]), local[s], local[s]) for s in (slice(3), slice(3, 6))
+        encode(compressor, x[s], jax.random.key(1), full(x[s]), bound[s], bound[s]) for s in (slice(3), slice(3, 6))
     ]
     assert_same(whole, jax.tree.map(lambda *a: np.concatenate(a), *halves))
-    np.testing.assert_array_equal(decode(compressor, whole, local), x)
+    np.testing.assert_array_equal(decode(compressor, whole, bound), x)
     # The hash of the first rows of a tensor is that of the tensor: any entries, one key.
     y = gradient(compressor)
     bound = np.full(ROWS, 2.0, np.float32)
@@ -183,14 +183,14 @@ def test_ternary_rows_are_encoded_by_themselves(name: str) -> None:
 def test_reduce_is_the_sum_of_what_is_decoded(name: str, workers: int) -> None:
     compressor = CASES[name].compressor
     xs = [gradient(compressor, seed) for seed in range(workers)]
-    shared = shared_of(compressor, *xs)
-    if shared is not None:
+    side = side_of(compressor, *xs)
+    if side is not None:
         # A power of two: sums of its multiples are exact, in any order.
-        shared = np.exp2(np.ceil(np.log2(shared))).astype(np.float32)
-    payloads = [encode(compressor, x, jax.random.key(i), full(x), shared=shared) for i, x in enumerate(xs)]
+        side = np.exp2(np.ceil(np.log2(side))).astype(np.float32)
+    payloads = [encode(compressor, x, jax.random.key(i), full(x), side=side) for i, x in enumerate(xs)]
     stacked = jax.tree.map(lambda *a: np.stack(a), *payloads)
-    got = np.asarray(reduce(compressor, stacked, shared))
-    decoded = np.stack([decode(compressor, p, shared) for p in payloads])
+    got = np.asarray(reduce(compressor, stacked, side))
+    decoded = np.stack([decode(compressor, p, side) for p in payloads])
     if name.startswith(("dense", "int8")):
         # The order of a dense sum, and whether a product is rounded before it is added, are the compiler's.
         np.testing.assert_allclose(got, decoded.sum(axis=0, dtype=np.float64), rtol=1e-5, atol=1e-6)
@@ -208,7 +208,7 @@ def test_reduce_is_the_sum_of_what_is_decoded(name: str, workers: int) -> None:
         compressors.dense(jnp.bfloat16),
         compressors.ternary(),
         compressors.ternary(packing="int8"),
-        compressors.ternary(share_scale=False, down="ternary"),
+        compressors.ternary(share_scale=False, downlink="ternary"),
         compressors.topk(1e-3),
         compressors.topk(0.008),
         compressors.block_quantized(),
@@ -219,16 +219,16 @@ def test_reduce_needs_no_dense_copy_for_each_worker(compressor: Compressor) -> N
     """Fourteen workers more take less than a quarter of one dense copy."""
     rows = 2**20 // compressor.block
 
-    def encoded(x, shared):
+    def encoded(x, side):
         count = np.zeros(rows, np.int32)
-        return compressor.encode(x, (), jax.random.key(0), count=count, local=shared, shared=shared)[0]
+        return compressor.encode(x, (), RowInfo(count, jax.random.key(0), side, side))[0]
 
-    shared = jax.ShapeDtypeStruct((rows,), jnp.float32)
-    spec = jax.eval_shape(encoded, jax.ShapeDtypeStruct((rows, compressor.block), jnp.float32), shared)
+    side = jax.ShapeDtypeStruct((rows,), jnp.float32)
+    spec = jax.eval_shape(encoded, jax.ShapeDtypeStruct((rows, compressor.block), jnp.float32), side)
 
     def temporaries(workers: int) -> int:
         stacked = jax.tree.map(lambda a: jax.ShapeDtypeStruct((workers, *a.shape), a.dtype), spec)
-        return reduce.lower(compressor, stacked, shared).compile().memory_analysis().temp_size_in_bytes
+        return reduce.lower(compressor, stacked, side).compile().memory_analysis().temp_size_in_bytes
 
     assert temporaries(16) <= temporaries(2) + 2**20
 
@@ -240,7 +240,7 @@ def test_flags_say_what_the_code_does(name: str) -> None:
     got = round_trip(compressor, x)
     assert np.array_equal(got, x) == (compressor.lossless or name == "topk-all")
     zeros_among = (got == 0).any()
-    assert not compressor.selects or zeros_among or name == "topk-all"
+    assert not compressor.is_sparsifier or zeros_among or name == "topk-all"
     if compressor.unbiased and not compressor.lossless:
         assert not np.array_equal(got, round_trip(compressor, x, seed=1))
     elif not name.startswith("ternary"):
@@ -310,19 +310,19 @@ REFUSED = [
         "granularity.*'bucket', got 'tensors'; did you mean",
     ),
     (lambda: compressors.ternary(packing="base4"), ValueError, "packing must be one of 'base3', 'int8', got 'base4'"),
-    (lambda: compressors.ternary(down="level"), ValueError, "down must be.*did you mean 'levels'"),
+    (lambda: compressors.ternary(downlink="exac"), ValueError, "downlink must be.*did you mean 'exact'"),
     (lambda: compressors.ternary(generator="hashes"), ValueError, "generator must be.*did you mean 'hash'"),
     (
         lambda: compressors.ternary(share_scale=False),
         ValueError,
-        "down='levels' needs share_scale=True.*down='ternary'",
+        "downlink='exact' needs share_scale=True.*downlink='ternary'",
     ),
     (lambda: compressors.topk(0), ValueError, r"density must be in \(0, 1\], got 0"),
     (lambda: compressors.topk(1.5), ValueError, r"density must be in \(0, 1\], got 1.5"),
     (lambda: compressors.topk(float("nan")), ValueError, "density must be in"),
     (lambda: compressors.topk(0.1, block=0), ValueError, "block must be an integer of at least 1, got 0"),
     (lambda: compressors.topk(0.1, block=2**21), ValueError, "block must be at most 1048576, got 2097152"),
-    (lambda: compressors.topk(0.1, back_density=2), ValueError, r"back_density must be in \(0, 1\], got 2"),
+    (lambda: compressors.topk(0.1, downlink_density=2), ValueError, r"downlink_density must be in \(0, 1\], got 2"),
     (
         lambda: compressors.topk(0.1, dtype=jnp.float16),
         ValueError,
@@ -346,7 +346,7 @@ def test_refused_at_construction(build, error: type[Exception], message: str) ->
         build()
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.compressor.selects])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.compressor.is_sparsifier])
 def test_only_selections_have_a_rounding(name: str) -> None:
-    with pytest.raises(TypeError, match="is not a selection"):
+    with pytest.raises(TypeError, match="is not a sparsifier"):
         CASES[name].compressor.rounding(None, None)

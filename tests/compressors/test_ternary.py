@@ -1,4 +1,4 @@
-"""The ternary code's own promises: its scale, its clipping, its exact way back."""
+"""The ternary code's own promises: its scale, its clipping, its exact downlink."""
 
 import functools
 
@@ -8,21 +8,22 @@ import numpy as np
 import pytest
 
 from gradcomp_jax import compressors, kernels
+from gradcomp_jax.compressors import RowInfo
 from gradcomp_jax.compressors.ternary import Levels
 
 BLOCK = 35
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def encode(compressor, rows, seed, shared=None):
+def encode(compressor, rows, seed, side=None):
     count = np.full(rows.shape[0], rows.shape[1], np.int32)
-    return compressor.encode(rows, (), jax.random.key(seed), count=count, shared=shared)[0]
+    return compressor.encode(rows, (), RowInfo(count, jax.random.key(seed), side=side))[0]
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def mean_of(compressor, payloads, shared):
+def mean_of(compressor, payloads, side):
     workers = payloads.trits.shape[0]
-    return compressor.reduce(payloads, shared=shared) / workers
+    return compressor.reduce(payloads, RowInfo(side=side)) / workers
 
 
 @pytest.mark.parametrize("granularity", ("tensor", "bucket"))
@@ -31,7 +32,7 @@ def test_a_shared_scale_sums_to_integers(granularity: str) -> None:
     compressor = compressors.ternary(bucket_size=BLOCK, granularity=granularity)
     xs = np.random.default_rng(0).normal(size=(5, 3, BLOCK)).astype(np.float32)
     count = np.full(3, BLOCK, np.int32)
-    measured = np.stack([compressor.measure(jnp.asarray(x), count) for x in xs])
+    measured = np.stack([compressor.measure(jnp.asarray(x), RowInfo(count)) for x in xs])
     assert measured.shape == (5, 3 if granularity == "bucket" else 1)
     shared = np.broadcast_to(measured.max(axis=0), (3,))
     payloads = [encode(compressor, x, i, shared) for i, x in enumerate(xs)]
@@ -39,7 +40,7 @@ def test_a_shared_scale_sums_to_integers(granularity: str) -> None:
     assert all(p.scale is None for p in payloads)
     stacked = jax.tree.map(lambda *a: np.stack(a), *payloads)
     expected = trits.sum(axis=0).astype(np.float32) * shared[:, None]
-    np.testing.assert_array_equal(compressor.reduce(stacked, shared=shared), expected)
+    np.testing.assert_array_equal(compressor.reduce(stacked, RowInfo(side=shared)), expected)
 
 
 def test_scale_is_the_clipped_maximum() -> None:
@@ -54,7 +55,7 @@ def test_scale_is_the_clipped_maximum() -> None:
     }
     for (granularity, clip), want in expected.items():
         compressor = compressors.ternary(
-            bucket_size=BLOCK, granularity=granularity, clip=clip, share_scale=False, down="ternary"
+            bucket_size=BLOCK, granularity=granularity, clip=clip, share_scale=False, downlink="ternary"
         )
         payload = encode(compressor, rows, 0)
         np.testing.assert_allclose(payload.scale[:, 0], want, rtol=1e-5)
@@ -68,7 +69,7 @@ def test_padding_is_no_part_of_sigma() -> None:
     compressor = compressors.ternary(bucket_size=BLOCK, clip=0.5)
     x = (np.random.default_rng(2).normal(size=40) + 5).astype(np.float32)
     rows = kernels.as_rows(jnp.asarray(x), BLOCK)
-    measured = compressor.measure(rows, kernels.valid_counts(40, BLOCK))
+    measured = compressor.measure(rows, RowInfo(kernels.valid_counts(40, BLOCK)))
     np.testing.assert_allclose(measured, [0.5 * x.astype(np.float64).std()], rtol=1e-5)
 
 
@@ -81,8 +82,8 @@ def test_a_wider_shared_scale_leaves_the_code_unbiased() -> None:
     @jax.jit
     @jax.vmap
     def decoded(key):
-        payload, _ = compressor.encode(rows, (), key, count=np.int32([BLOCK]), shared=shared)
-        return compressor.decode(payload, shared=shared)
+        info = RowInfo(np.int32([BLOCK]), key, side=shared)
+        return compressor.decode(compressor.encode(rows, (), info)[0], info)
 
     got = np.asarray(decoded(jax.random.split(jax.random.key(0), draws))).mean(axis=0, dtype=np.float64)
     p = np.abs(rows) / scale
@@ -90,10 +91,9 @@ def test_a_wider_shared_scale_leaves_the_code_unbiased() -> None:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def there_and_back(back: Levels, mean, shared):
-    count = jnp.full((mean.shape[0],), mean.shape[1], jnp.int32)
-    payload, _ = back.encode(mean, (), jax.random.key(0), count=count, shared=shared)
-    return payload, back.decode(payload, shared=shared)
+def there_and_back(downlink: Levels, mean, side):
+    payload, _ = downlink.encode(mean, (), RowInfo(side=side))
+    return payload, downlink.decode(payload, RowInfo(side=side))
 
 
 SCALES = np.float32([1.0, 0.1, 1 / 3, 3.3e30, 7e-31, 0.0])
@@ -102,13 +102,13 @@ SCALES = np.float32([1.0, 0.1, 1 / 3, 3.3e30, 7e-31, 0.0])
 @pytest.mark.parametrize("workers", (1, 2, 7, 8, 64, 127, 200))
 def test_levels_are_exact(workers: int) -> None:
     """Every integer in [-N, N] arrives, at scales of any size, and what is decoded is a fixed point."""
-    back = compressors.ternary(bucket_size=401).back(workers)
+    downlink = compressors.ternary(bucket_size=401).downlink(workers)
     integers = np.resize(np.arange(-workers, workers + 1), (len(SCALES), 401))
     exact = integers * SCALES.astype(np.float64)[:, None] / workers
-    payload, got = there_and_back(back, exact.astype(np.float32), SCALES)
+    payload, got = there_and_back(downlink, exact.astype(np.float32), SCALES)
     # The product and the quotient round once each; the integers are what they were.
     np.testing.assert_allclose(got, exact, rtol=2.0**-22)
-    again, same = there_and_back(back, got, SCALES)
+    again, same = there_and_back(downlink, got, SCALES)
     np.testing.assert_array_equal(again.words, payload.words)
     np.testing.assert_array_equal(same, got)
     digits = kernels.unpack_digits(payload.words, 401, 2 * workers + 1)
@@ -126,29 +126,29 @@ def test_levels_return_the_mean_of_payloads(workers: int) -> None:
     stacked = jax.tree.map(lambda *a: np.stack(a), *[encode(compressor, x, i, shared) for i, x in enumerate(xs)])
     mean = mean_of(compressor, stacked, shared)
     assert np.unique(mean).size > workers
-    np.testing.assert_array_equal(there_and_back(compressor.back(workers), mean, shared)[1], mean)
+    np.testing.assert_array_equal(there_and_back(compressor.downlink(workers), mean, shared)[1], mean)
 
 
-def test_bits_on_the_way_back() -> None:
+def test_bits_of_the_downlink() -> None:
     for workers, bits in ((8, 32 / 7), (64, 32 / 4)):
-        back = compressors.ternary(bucket_size=1260).back(workers)
-        assert back.payload_bytes(1) * 8 / 1260 == pytest.approx(bits)
+        downlink = compressors.ternary(bucket_size=1260).downlink(workers)
+        assert downlink.payload_bytes(1) * 8 / 1260 == pytest.approx(bits)
 
 
-def test_which_way_back() -> None:
+def test_which_downlink() -> None:
     levels = compressors.ternary(bucket_size=BLOCK)
-    assert levels.back(8) == Levels(BLOCK, 8)
-    assert levels.exact_back(8)
-    again = compressors.ternary(bucket_size=BLOCK, down="ternary", packing="int8", clip=1.5)
+    assert levels.downlink(8) == Levels(BLOCK, 8)
+    assert levels.exact_downlink(8)
+    again = compressors.ternary(bucket_size=BLOCK, downlink="ternary", packing="int8", clip=1.5)
     # A scale for each bucket, its own: the owner alone knows the mean.
-    assert again.back(8) == compressors.ternary(
-        bucket_size=BLOCK, down="ternary", clip=1.5, granularity="bucket", share_scale=False
+    assert again.downlink(8) == compressors.ternary(
+        bucket_size=BLOCK, downlink="ternary", clip=1.5, granularity="bucket", share_scale=False
     )
-    assert not again.exact_back(8)
+    assert not again.exact_downlink(8)
 
 
 def test_a_shared_scale_must_be_given_to_decode() -> None:
     compressor = compressors.ternary(bucket_size=BLOCK)
     payload = encode(compressor, np.ones((1, BLOCK), np.float32), 0)
-    with pytest.raises(ValueError, match="pass it as shared="):
+    with pytest.raises(ValueError, match=r"pass info=RowInfo\(side="):
         compressor.decode(payload)

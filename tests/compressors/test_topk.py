@@ -17,7 +17,7 @@ KS = (1, 3, 5)
 @functools.partial(jax.jit, static_argnums=0)
 def encode(compressor, rows):
     count = np.full(rows.shape[0], rows.shape[1], np.int32)
-    return compressor.encode(rows, (), jax.random.key(0), count=count)[0]
+    return compressor.encode(rows, (), compressors.RowInfo(count))[0]
 
 
 def rows_of(block: int) -> np.ndarray:
@@ -87,23 +87,23 @@ def test_int8_values_keep_the_laws(k: int) -> None:
 
 
 @pytest.mark.parametrize("k", (1, 5, 13))
-def test_carried_marks_what_decodes_to_something(k: int) -> None:
+def test_the_mask_marks_what_decodes_to_something(k: int) -> None:
     compressor = compressors.topk(k / 13, block=13)
     payload = encode(compressor, rows_of(13))
-    np.testing.assert_array_equal(compressor.carried(payload), np.asarray(compressor.decode(payload)) != 0)
+    np.testing.assert_array_equal(compressor.sent_mask(payload), np.asarray(compressor.decode(payload)) != 0)
 
 
-def test_back_keeps_what_was_asked_for() -> None:
-    compressor = compressors.topk(3 / 13, block=13, back_density=5 / 13)
-    assert compressor.back(8).k == 5
-    assert compressor.back(8).block == 13
-    assert not compressor.exact_back(8)
+def test_the_downlink_keeps_what_was_asked_for() -> None:
+    compressor = compressors.topk(3 / 13, block=13, downlink_density=5 / 13)
+    assert compressor.downlink(8).k == 5
+    assert compressor.downlink(8).block == 13
+    assert not compressor.exact_downlink(8)
 
 
-@pytest.mark.parametrize(("k", "back"), [(1, 1), (2, 3), (3, 4), (8, 12), (9, 13), (13, 13)])
-def test_back_keeps_half_as_many_again(k: int, back: int) -> None:
-    expected = compressors.topk(back / 13, block=13, back_density=back / 13)
-    assert compressors.topk(k / 13, block=13).back(8) == expected
+@pytest.mark.parametrize(("k", "downlink"), [(1, 1), (2, 3), (3, 4), (8, 12), (9, 13), (13, 13)])
+def test_the_downlink_keeps_half_as_many_again(k: int, downlink: int) -> None:
+    expected = compressors.topk(downlink / 13, block=13, downlink_density=downlink / 13)
+    assert compressors.topk(k / 13, block=13).downlink(8) == expected
 
 
 @pytest.mark.parametrize(

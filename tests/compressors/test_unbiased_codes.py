@@ -20,9 +20,9 @@ def decoded(compressor, rows: np.ndarray, draws: int = DRAWS) -> np.ndarray:
     def one(key):
         own, common = jax.random.split(key)
         seeds = gc.kernels.row_seeds(common, rows.shape[0])
-        shared = compressor.for_worker(seeds, 0) if compressor.seeded else None
-        payload, _ = compressor.encode(jnp.asarray(rows), (), own, count=full(rows), shared=shared)
-        return compressor.decode(payload, shared=shared)
+        side = compressor.side_of(seeds, 0) if compressor.side_information else None
+        info = compressors.RowInfo(full(rows), own, side=side)
+        return compressor.decode(compressor.encode(jnp.asarray(rows), (), info)[0], info)
 
     keys = jax.random.split(jax.random.key(7), draws)
     return np.asarray(jax.jit(lambda keys: jax.lax.map(one, keys, batch_size=100))(keys), np.float64)
@@ -136,8 +136,8 @@ def test_rotated_small_entries_beside_large_ones(block: int, bits: int, few: tup
     def moments(total, key):
         seeds = gc.kernels.row_seeds(key, together)
         rows = jnp.broadcast_to(jnp.asarray(x), (together, block))
-        payload, _ = compressor.encode(rows, (), key, count=full(rows), shared=seeds)
-        got = compressor.decode(payload, shared=seeds) - x
+        info = compressors.RowInfo(full(rows), key, side=seeds)
+        got = compressor.decode(compressor.encode(rows, (), info)[0], info) - x
         return jax.tree.map(jnp.add, total, (got.sum(axis=0), (got * got).sum(axis=0))), None
 
     draws = 2**23 // block

@@ -61,11 +61,11 @@ def means_kept(state: gc.transforms.ExchangeState, workers: int) -> list[np.ndar
     result = []
     for memories, server in zip(state.memory, state.server, strict=True):
         found = [getattr(m, "accumulated", m) for m in memories if jax.tree.leaves(m)]
-        means = [np.asarray(m.value, np.float64).reshape(workers, m.shares, -1).mean(axis=0) for m in found]
+        means = [np.asarray(m.value, np.float64).reshape(workers, m.shards, -1).mean(axis=0) for m in found]
         if isinstance(server, gc.PerDevice) and workers >= server.returns.least:
             block = server.value.shape[-1]
-            each = np.asarray(server.value, np.float64).reshape(workers, server.shares, -1, block)
-            for device in range(server.shares):
+            each = np.asarray(server.value, np.float64).reshape(workers, server.shards, -1, block)
+            for device in range(server.shards):
                 rows = rows_of_owners(each[:, device].reshape(-1, block), workers)[: server.rows]
                 pieces = np.split(rows, np.cumsum(server.returns.rows)[:-1])
                 for mean, piece in zip(means, pieces, strict=True):

@@ -29,7 +29,7 @@ class Case:
         decay: of the residual.
         outruns: how far an unbiased code may exceed the largest gradient, as a factor.
         whole_tree: whether every leaf is compressed, not only those with two or more dimensions.
-        wire: what crosses between 8 workers: compressor (or what makes one for a shape) and route of the compressed
+        wire: what crosses between 8 workers: compressor (or what makes one for a shape) and collective of the compressed
             leaves. A registered method without a case of its own has none: its bytes are then those of its lowered program.
         rest: and of the others.
         view: how leaves are cut into rows.
@@ -39,7 +39,7 @@ class Case:
     make: Callable[[Any], optax.GradientTransformationExtraArgs]
     law: Law
     wire: tuple[Code, str] | None
-    rest: tuple[gc.compressors.Compressor, str] = (gc.compressors.dense(), "sum")
+    rest: tuple[gc.compressors.Compressor, str] = (gc.compressors.dense(), "all_reduce")
     tolerance: float = 1e-6
     nesterov: bool = False
     whole_tree: bool = False
@@ -57,22 +57,22 @@ class Case:
 codes = gc.compressors
 topk = gc.compressors.topk
 quantized = gc.compressors.block_quantized
-two_phase = gc.collectives.two_phase
+two_phase = gc.collectives.TwoPhase
 
 ternary = gc.compressors.ternary
-own_ternary = ternary(share_scale=False, down="ternary", granularity="bucket", bucket_size=100)
+own_ternary = ternary(share_scale=False, downlink="ternary", granularity="bucket", bucket_size=100)
 dense = gc.compressors.dense
 BF16 = (dense(jnp.bfloat16), "two_phase")
 
 METHODS: dict[str, Case] = {
-    "dense-f32": Case(lambda axis: gc.dense(axis_name=axis), "mean", (dense(), "sum"), whole_tree=True),
+    "dense-f32": Case(lambda axis: gc.dense(axis_name=axis), "mean", (dense(), "all_reduce"), whole_tree=True),
     "dense-bf16": Case(
         lambda axis: gc.dense(axis_name=axis, dtype=jnp.bfloat16), "mean", BF16, tolerance=2**-7, whole_tree=True
     ),
     "dense-bf16-sum": Case(
-        lambda axis: gc.dense(axis_name=axis, dtype=jnp.bfloat16, route="sum"),
+        lambda axis: gc.dense(axis_name=axis, dtype=jnp.bfloat16, collective="all_reduce"),
         "mean",
-        (dense(jnp.bfloat16), "sum"),
+        (dense(jnp.bfloat16), "all_reduce"),
         tolerance=2**-6,
         whole_tree=True,
     ),
@@ -80,7 +80,9 @@ METHODS: dict[str, Case] = {
         lambda axis: gc.terngrad(axis_name=axis, bucket_size=160), "unbiased", (ternary(bucket_size=160), "two_phase")
     ),
     "terngrad-ternary": Case(
-        lambda axis: gc.terngrad(axis_name=axis, down="ternary"), "unbiased", (ternary(down="ternary"), "two_phase")
+        lambda axis: gc.terngrad(axis_name=axis, downlink="ternary"),
+        "unbiased",
+        (ternary(downlink="ternary"), "two_phase"),
     ),
     "terngrad-bucket": Case(
         lambda axis: gc.terngrad(axis_name=axis, granularity="bucket", bucket_size=64, clip=None),
@@ -88,12 +90,14 @@ METHODS: dict[str, Case] = {
         (ternary(granularity="bucket", bucket_size=64, clip=None), "two_phase"),
     ),
     "terngrad-own-scale": Case(
-        lambda axis: gc.terngrad(axis_name=axis, share_scale=False, down="ternary", route="gather"),
+        lambda axis: gc.terngrad(axis_name=axis, share_scale=False, downlink="ternary", collective="all_gather"),
         "unbiased",
-        (ternary(share_scale=False, down="ternary"), "gather"),
+        (ternary(share_scale=False, downlink="ternary"), "all_gather"),
     ),
     "terngrad-sum": Case(
-        lambda axis: gc.terngrad(axis_name=axis, route="sum"), "unbiased", (ternary(packing="int8"), "sum")
+        lambda axis: gc.terngrad(axis_name=axis, collective="all_reduce"),
+        "unbiased",
+        (ternary(packing="int8"), "all_reduce"),
     ),
     "terngrad-whole-tree": Case(
         lambda axis: gc.terngrad(axis_name=axis, select=everything),
@@ -105,16 +109,16 @@ METHODS: dict[str, Case] = {
         lambda axis: gc.dgc(axis_name=axis, density=0.02, clip_norm=1e6), "momentum", (topk(0.02), "two_phase"), BF16
     ),
     "dgc-nesterov": Case(
-        lambda axis: gc.dgc(axis_name=axis, density=0.02, nesterov=True, back_density=0.05),
+        lambda axis: gc.dgc(axis_name=axis, density=0.02, nesterov=True, downlink_density=0.05),
         "momentum",
-        (topk(0.02, back_density=0.05), "two_phase"),
+        (topk(0.02, downlink_density=0.05), "two_phase"),
         BF16,
         nesterov=True,
     ),
     "dgc-gather": Case(
-        lambda axis: gc.dgc(axis_name=axis, density=0.02, route="gather", dtype=jnp.float32),
+        lambda axis: gc.dgc(axis_name=axis, density=0.02, collective="all_gather", dtype=jnp.float32),
         "momentum",
-        (topk(0.02, dtype=jnp.float32), "gather"),
+        (topk(0.02, dtype=jnp.float32), "all_gather"),
     ),
     "dgc-no-masking": Case(
         lambda axis: gc.dgc(axis_name=axis, density=0.02, masking=False), "momentum", (topk(0.02), "two_phase"), BF16
@@ -131,47 +135,49 @@ METHODS: dict[str, Case] = {
         (topk(0.1, block=64), "two_phase"),
         whole_tree=True,
     ),
-    "topk-gather": Case(lambda axis: gc.exchange(topk(0.02), axis_name=axis), "residual", (topk(0.02), "gather")),
+    "topk-gather": Case(lambda axis: gc.exchange(topk(0.02), axis_name=axis), "residual", (topk(0.02), "all_gather")),
     "topk-put-back": Case(
-        lambda axis: gc.exchange(topk(0.1, block=100), axis_name=axis, route=two_phase("put_back")),
+        lambda axis: gc.exchange(topk(0.1, block=100), axis_name=axis, collective=two_phase("put_back")),
         "residual",
         (topk(0.1, block=100), "two_phase"),
     ),
     "topk-int8": Case(
-        lambda axis: gc.exchange(topk(0.1, block=100, dtype=jnp.int8), axis_name=axis, route="two_phase"),
+        lambda axis: gc.exchange(topk(0.1, block=100, dtype=jnp.int8), axis_name=axis, collective="two_phase"),
         "residual",
         (topk(0.1, block=100, dtype=jnp.int8), "two_phase"),
     ),
     "topk-two-bits": Case(
-        lambda axis: gc.exchange(topk(0.1, block=100, bits=2), axis_name=axis, route="gather"),
+        lambda axis: gc.exchange(topk(0.1, block=100, bits=2), axis_name=axis, collective="all_gather"),
         "residual",
-        (topk(0.1, block=100, bits=2), "gather"),
+        (topk(0.1, block=100, bits=2), "all_gather"),
     ),
     "topk-server": Case(
-        lambda axis: gc.exchange(topk(0.02), axis_name=axis, route=two_phase("server")),
+        lambda axis: gc.exchange(topk(0.02), axis_name=axis, collective=two_phase("server")),
         "residual",
         (topk(0.02), "two_phase"),
     ),
     "ternary-residual": Case(
-        lambda axis: gc.exchange(own_ternary, axis_name=axis, route=two_phase("server")),
+        lambda axis: gc.exchange(own_ternary, axis_name=axis, collective=two_phase("server")),
         "residual",
         (own_ternary, "two_phase"),
     ),
     "int8-gather": Case(
-        lambda axis: gc.exchange(quantized(), axis_name=axis, route="gather"), "residual", (quantized(), "gather")
+        lambda axis: gc.exchange(quantized(), axis_name=axis, collective="all_gather"),
+        "residual",
+        (quantized(), "all_gather"),
     ),
     "int8-put-back": Case(
-        lambda axis: gc.exchange(quantized(block=50), axis_name=axis, route="two_phase"),
+        lambda axis: gc.exchange(quantized(block=50), axis_name=axis, collective="two_phase"),
         "residual",
         (quantized(block=50), "two_phase"),
     ),
     "int4-put-back": Case(
-        lambda axis: gc.exchange(quantized(bits=4, block=50), axis_name=axis, route="two_phase"),
+        lambda axis: gc.exchange(quantized(bits=4, block=50), axis_name=axis, collective="two_phase"),
         "residual",
         (quantized(bits=4, block=50), "two_phase"),
     ),
     "int8-server": Case(
-        lambda axis: gc.exchange(quantized(), axis_name=axis, route=two_phase("server"), dense_compressor=BF16[0]),
+        lambda axis: gc.exchange(quantized(), axis_name=axis, collective=two_phase("server"), dense_compressor=BF16[0]),
         "residual",
         (quantized(), "two_phase"),
         BF16,
@@ -189,7 +195,7 @@ METHODS: dict[str, Case] = {
     "random_k-sum": Case(
         lambda axis: gc.random_k(axis_name=axis, density=0.1, block=100, dtype=jnp.float32),
         "residual",
-        (codes.random_k(0.1, block=100, dtype=jnp.float32), "sum"),
+        (codes.random_k(0.1, block=100, dtype=jnp.float32), "all_reduce"),
     ),
     "random_k-unbiased": Case(
         lambda axis: gc.random_k(axis_name=axis, density=0.25, block=64, error_feedback=False),
@@ -216,9 +222,9 @@ METHODS: dict[str, Case] = {
         outruns=8 / 7,
     ),
     "qsgd-l2": Case(
-        lambda axis: gc.qsgd(axis_name=axis, bits=2, norm="l2", bucket_size=64, route="gather"),
+        lambda axis: gc.qsgd(axis_name=axis, bits=2, norm="l2", bucket_size=64, collective="all_gather"),
         "unbiased",
-        (quantized(bits=2, block=64, stochastic=True, norm="l2"), "gather"),
+        (quantized(bits=2, block=64, stochastic=True, norm="l2"), "all_gather"),
         outruns=8,
     ),
     "stochastic_rounding": Case(
@@ -239,7 +245,7 @@ METHODS: dict[str, Case] = {
         lambda axis: gc.sign_sgd(axis_name=axis, block=100), "vote", (codes.sign("unit", block=100), "two_phase")
     ),
     "sign_sgd-gather": Case(
-        lambda axis: gc.sign_sgd(axis_name=axis, route="gather"), "vote", (codes.sign("unit"), "gather")
+        lambda axis: gc.sign_sgd(axis_name=axis, collective="all_gather"), "vote", (codes.sign("unit"), "all_gather")
     ),
     "ef_sign_sgd": Case(
         lambda axis: gc.ef_sign_sgd(axis_name=axis, block=128), "residual", (codes.sign("l1", block=128), "two_phase")
@@ -252,7 +258,7 @@ METHODS: dict[str, Case] = {
     "powersgd": Case(
         lambda axis: gc.powersgd(axis_name=axis, rank=2),
         "residual",
-        (lambda shape: codes.low_rank(2, (math.prod(shape[:-1]), shape[-1])), "sum"),
+        (lambda shape: codes.low_rank(2, (math.prod(shape[:-1]), shape[-1])), "all_reduce"),
     ),
     "eden": Case(
         lambda axis: gc.eden(axis_name=axis, block=256),
@@ -261,47 +267,47 @@ METHODS: dict[str, Case] = {
         outruns=2,
     ),
     "drive": Case(
-        lambda axis: gc.eden(axis_name=axis, bits=1, block=64, error_feedback=True, route="gather"),
+        lambda axis: gc.eden(axis_name=axis, bits=1, block=64, error_feedback=True, collective="all_gather"),
         "residual",
-        (codes.rotated(1, block=64, unbiased=False), "gather"),
+        (codes.rotated(1, block=64, unbiased=False), "all_gather"),
     ),
     "ef21": Case(lambda axis: gc.ef21(axis_name=axis, density=0.05), "estimate", (topk(0.05), "two_phase")),
     "demo": Case(
         lambda axis: gc.demo(axis_name=axis, density=0.05, block=256, signed=False),
         "residual",
-        (codes.in_frequency(topk(0.05, block=256)), "gather"),
+        (codes.in_frequency(topk(0.05, block=256)), "all_gather"),
         decay=0.999,
     ),
     "demo-signed": Case(
         lambda axis: gc.demo(axis_name=axis, density=0.05, block=256),
         "vote",
-        (codes.in_frequency(topk(0.05, block=256)), "gather"),
+        (codes.in_frequency(topk(0.05, block=256)), "all_gather"),
     ),
     "sparcml": Case(
         lambda axis: gc.sparcml(axis_name=axis, density=0.02),
         "residual",
-        (topk(0.02, dtype=jnp.float32, back="union"), "two_phase"),
+        (topk(0.02, dtype=jnp.float32, downlink="union"), "two_phase"),
     ),
     "sparcml-whole": Case(
         lambda axis: gc.sparcml(axis_name=axis, density=0.25, block=64, dtype="bfloat16"),
         "residual",
-        (topk(0.25, block=64, back="union"), "two_phase"),
+        (topk(0.25, block=64, downlink="union"), "two_phase"),
     ),
     "sparcml-int8": Case(
-        lambda axis: gc.sparcml(axis_name=axis, density=0.1, block=100, second_phase="int8"),
+        lambda axis: gc.sparcml(axis_name=axis, density=0.1, block=100, downlink="int8"),
         "residual",
-        (topk(0.1, block=100, dtype=jnp.float32, back=quantized(block=100)), "two_phase"),
+        (topk(0.1, block=100, dtype=jnp.float32, downlink=quantized(block=100)), "two_phase"),
     ),
     "sparcml-doubling": Case(
-        lambda axis: gc.sparcml(axis_name=axis, density=0.1, block=100, algorithm="doubling"),
+        lambda axis: gc.sparcml(axis_name=axis, density=0.1, block=100, algorithm="recursive_doubling"),
         "residual",
-        (topk(0.1, block=100, dtype=jnp.float32), "doubling"),
+        (topk(0.1, block=100, dtype=jnp.float32), "recursive_doubling"),
     ),
     "policy": Case(
         lambda axis: gc.exchange(
             gc.by_size({0: "dense", 600: gc.by_path("half", topk(0.1), otherwise=quantized(block=64))}),
             axis_name=axis,
-            route="two_phase",
+            collective="two_phase",
         ),
         "residual",
         (lambda shape: topk(0.1) if shape == (4, 5, 30) else quantized(block=64), "two_phase"),

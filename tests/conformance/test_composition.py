@@ -87,7 +87,7 @@ def test_inject_hyperparams() -> None:
 
     That is one unit in float32, and at a tie one in bfloat16, which this bound would not let pass.
     """
-    make = optax.inject_hyperparams(gc.dgc, static_args=("density", "axis_name", "back_density", "block"))
+    make = optax.inject_hyperparams(gc.dgc, static_args=("density", "axis_name", "downlink_density", "block"))
     fixed = {"axis_name": AXIS, "density": 0.02, "clip_norm": 3.0, "weight_decay": 0.1, "dtype": "float32"}
     tx = make(momentum=optax.linear_schedule(0.5, 0.9, 3), **fixed)
     plain = gc.dgc(momentum=0.5, **fixed)
@@ -183,7 +183,7 @@ def test_a_server_residual_from_outside_the_axis_is_refused() -> None:
 
 
 def test_int8_sums_that_could_wrap_are_refused() -> None:
-    tx = gc.terngrad(axis_name=AXIS, route="sum")
+    tx = gc.terngrad(axis_name=AXIS, collective="all_reduce")
     params = {"matrix": jnp.ones((20, 80))}
     with pytest.raises(ValueError, match=r"128 ternaries can wrap.*two_phase"):
         jax.eval_shape(

@@ -17,7 +17,7 @@ from gradcomp_jax.methods import registry
 from .disagreement import COMMON, MOST_GROWTH, STEPS, Course, courses, failing
 from .environments import AXIS, exchange_state
 
-codes, two_phase = gc.compressors, gc.collectives.two_phase
+codes, two_phase = gc.compressors, gc.collectives.TwoPhase
 SPARSE = {"density": 1 / 16, "block": 128}
 """Dense enough for the common part to cross several times."""
 
@@ -30,34 +30,34 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def registered(name: str, **route: Any) -> optax.GradientTransformation:
+def registered(name: str, **collective: Any) -> optax.GradientTransformation:
     """A method of the registry with options for a small tensor."""
     method = registry.METHODS[name]
     sparse = SPARSE if "density" in inspect.signature(method.make).parameters else {}
-    return method.build(axis_name=AXIS, **{**sparse, **OPTIONS.get(name, {}), **route})
+    return method.build(axis_name=AXIS, **{**sparse, **OPTIONS.get(name, {}), **collective})
 
 
-def exchanged(compressor: codes.Compressor, default: Any, *, route: Any = None) -> optax.GradientTransformation:
-    return gc.exchange(compressor, axis_name=AXIS, route=default if route is None else route)
+def exchanged(compressor: codes.Compressor, default: Any, *, collective: Any = None) -> optax.GradientTransformation:
+    return gc.exchange(compressor, axis_name=AXIS, collective=default if collective is None else collective)
 
 
 CASES: dict[str, Callable[..., optax.GradientTransformation]] = {
     name: functools.partial(registered, name) for name, method in registry.METHODS.items() if method.kept != "nothing"
 }
-"""``make(route=...)``: every registered method that keeps something, by default on its default route, and others."""
+"""``make(collective=...)``: every registered method that keeps something, by default on its default collective, and others."""
 
 CASES |= {
-    "demo-two-phase": functools.partial(registered, "demo", route="two_phase"),
+    "demo-two-phase": functools.partial(registered, "demo", collective="two_phase"),
     "drive": functools.partial(gc.eden, axis_name=AXIS, bits=1, block=64, error_feedback=True),
     "int8-server": functools.partial(exchanged, codes.block_quantized(block=128), two_phase("server")),
-    "random_k-sum": functools.partial(exchanged, codes.random_k(1 / 16, block=128, dtype=jnp.float32), "sum"),
-    "sparcml-int8": functools.partial(registered, "sparcml", second_phase="int8"),
+    "random_k-sum": functools.partial(exchanged, codes.random_k(1 / 16, block=128, dtype=jnp.float32), "all_reduce"),
+    "sparcml-int8": functools.partial(registered, "sparcml", downlink="int8"),
     "ternary-server": functools.partial(
         exchanged,
-        codes.ternary(share_scale=False, down="ternary", granularity="bucket", bucket_size=64),
+        codes.ternary(share_scale=False, downlink="ternary", granularity="bucket", bucket_size=64),
         two_phase("server"),
     ),
-    "topk-settle": functools.partial(exchanged, codes.topk(1 / 16, block=128), two_phase("settle")),
+    "topk-split": functools.partial(exchanged, codes.topk(1 / 16, block=128), two_phase("split")),
     "topk-server": functools.partial(exchanged, codes.topk(1 / 16, block=128), two_phase("server")),
     "topk-int8": functools.partial(exchanged, codes.topk(1 / 16, block=128, dtype=jnp.int8), "two_phase"),
 }
@@ -66,10 +66,10 @@ CASES |= {
 def reference_of(name: str) -> optax.GradientTransformation | None:
     """The same method where nothing is encoded twice; ``None`` if it has no such way."""
     if name.startswith("sparcml"):
-        return registered("sparcml", algorithm="doubling")
+        return registered("sparcml", algorithm="recursive_doubling")
     if name in ("one_bit_adam", "powersgd"):
         return None
-    return CASES[name](route="gather")
+    return CASES[name](collective="all_gather")
 
 
 @functools.cache
@@ -160,9 +160,9 @@ def test_the_figures_can_tell() -> None:
     np.testing.assert_allclose(here.delivered, np.arange(1, STEPS + 1), rtol=1e-4)
     assert not here.kept.any() and not here.apart.any()
     # Where owners keep as many entries as workers send, and workers take back all others, what cancels crowds out the rest.
-    as_many = codes.topk(1 / 16, block=128, back_density=1 / 16)
+    as_many = codes.topk(1 / 16, block=128, downlink_density=1 / 16)
     starved = courses(optax.chain(exchanged(as_many, two_phase("put_back")), optax.sgd(1.0)))
-    there = run("topk-settle", reference=True)
+    there = run("topk-split", reference=True)
     for kind in ("cancelling", "noisy"):
         assert starved[kind].growth() > MOST_GROWTH
         assert starved[kind].kept[-1] > 4 * there[kind].kept[-1]

@@ -67,11 +67,11 @@ def test_whatever_is_kept_stays_finite(method: str, below: float) -> None:
             assert np.isfinite(np.asarray(value, np.float32)).all(), f"step {step}"
 
 
-@pytest.mark.parametrize("route", ("gather", "two_phase", "sum"))
+@pytest.mark.parametrize("collective", ("all_gather", "two_phase", "all_reduce"))
 @pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16))
-def test_the_largest_that_can_be_added_up_is(route: str, dtype: Any) -> None:
+def test_the_largest_that_can_be_added_up_is(collective: str, dtype: Any) -> None:
     """A mean of numbers at the limit is that number, and a tenth more is skipped."""
-    tx = gc.dense(axis_name=AXIS, dtype=dtype, route=route)
+    tx = gc.dense(axis_name=AXIS, dtype=dtype, collective=collective)
     update = jax.jit(jax.vmap(lambda g: tx.update(g, tx.init(g)), axis_name=AXIS))
     for factor, taken in ((0.9, True), (1.1, False)):
         value = np.float32(factor * largest_of(WORKERS))
@@ -94,7 +94,9 @@ def test_averaged_leaves_pass_through_as_they_are_unless_they_are_not_finite() -
 def test_an_owners_residual_that_grows_too_large_is_seen() -> None:
     """What only the owner has: its sum, with what it kept, is too large for float32, though every payload is not."""
     tx = gc.exchange(
-        gc.compressors.topk(1 / 4, block=4, dtype=jnp.float32), axis_name=AXIS, route=gc.collectives.two_phase("server")
+        gc.compressors.topk(1 / 4, block=4, dtype=jnp.float32),
+        axis_name=AXIS,
+        collective=gc.collectives.TwoPhase("server"),
     )
     params = {"w": jnp.zeros((4, WORKERS))}
     axes = gc.state_axes(jax.eval_shape(jax.vmap(tx.init, axis_name=AXIS, in_axes=None, axis_size=WORKERS), params))

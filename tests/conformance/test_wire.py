@@ -21,7 +21,7 @@ def all_reduce(size: int) -> int:
 
 
 def parts_of(case: Case) -> list[tuple[gc.compressors.Compressor, str, list[int]]]:
-    """Compressor, route and the rows of each piece, of every part."""
+    """Compressor, collective and the rows of each piece, of every part."""
     parts = []
     for members in pieces_of(case)[:-1]:
         code = case.code(SHAPES[members[0][0]][0])
@@ -40,26 +40,26 @@ def expected(case: Case) -> dict[str, int]:
     sent = dict.fromkeys(KINDS, 0)
     statistics, summed = 0, 0
     parts = [(*part, rows) for *part, rows in parts_of(case) if rows]
-    phases = any(route == "two_phase" for _, route, _ in parts)
-    for compressor, route, rows in parts:
+    phases = any(collective == "two_phase" for _, collective, _ in parts)
+    for compressor, collective, rows in parts:
         if phases and compressor == gc.compressors.dense() and compressor is case.rest[0]:
             # What auto would add up by itself rides along.
-            route = "two_phase"
+            collective = "two_phase"
         total, up = sum(rows), compressor.payload_bytes(1)
-        share = -(-total // N)
-        if route == "two_phase":
-            sent["all-to-all"] += (N - 1) * share * up
-            sent["all-gather"] += (N - 1) * share * compressor.back(N).payload_bytes(1)
-        elif route == "gather":
+        shard = -(-total // N)
+        if collective == "two_phase":
+            sent["all-to-all"] += (N - 1) * shard * up
+            sent["all-gather"] += (N - 1) * shard * compressor.downlink(N).payload_bytes(1)
+        elif collective == "all_gather":
             sent["all-gather"] += (N - 1) * total * up
-        elif route == "doubling":
+        elif collective == "recursive_doubling":
             sent["collective-permute"] += sum(min(have * up, 4 * compressor.block) * total for have in (1, 2, 4))
         else:
             # This backend widens a bfloat16 all-reduce, which is why dense bfloat16 is not one by default.
             summed += total * up * (2 if compressor == gc.compressors.dense("bfloat16") else 1)
-        if compressor.agrees:
+        if compressor.side_information in ("max", "mean"):
             # One for a tensor, or one for each of its rows.
-            statistics += sum(compressor.statistic(r).size * 4 for r in rows)
+            statistics += sum(compressor.statistic_spec(r).size * 4 for r in rows)
     sent["all-reduce"] = all_reduce(statistics) + all_reduce(summed)
     return sent
 

@@ -16,7 +16,7 @@ CODES = {
     "topk": compressors.topk(2 / 13, block=13),
     "topk-f32": compressors.topk(2 / 13, block=13, dtype=jnp.float32),
     "int8": compressors.block_quantized(block=13),
-    "ternary": compressors.ternary(bucket_size=13, share_scale=False, down="ternary"),
+    "ternary": compressors.ternary(bucket_size=13, share_scale=False, downlink="ternary"),
 }
 MEMORIES = {
     "residual": memory.residual(),
@@ -46,14 +46,14 @@ def kept_of(state) -> np.ndarray:
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def send(mem, compressor, state, gradient, key):
     target, state = mem.compensate(gradient, state)
-    payload, _ = compressor.encode(target, (), key, count=np.full(SHAPE[0], SHAPE[1], np.int32))
-    return target, compressor.decode(payload), state
+    info = compressors.RowInfo(np.full(SHAPE[0], SHAPE[1], np.int32), key)
+    return target, compressor.decode(compressor.encode(target, (), info)[0]), state
 
 
 # A program of its own: fused with the decoding, a product would reach the difference unrounded.
 @functools.partial(jax.jit, static_argnums=0)
-def absorb(mem, target, sent, state):
-    return mem.absorb(target, sent, sent != 0, state)
+def update(mem, target, sent, state):
+    return mem.update(target, sent, sent != 0, state)
 
 
 @pytest.mark.parametrize("kind", ("any", "zero", "constant"))
@@ -64,7 +64,7 @@ def test_target_is_sent_plus_kept(name: str, code: str, kind: str) -> None:
     state = start(mem)
     for i, gradient in enumerate(gradients(0, kind)):
         target, sent, state = send(mem, compressor, state, gradient, jax.random.key(i))
-        state = absorb(mem, target, sent, state)
+        state = update(mem, target, sent, state)
         target, sent, kept = np.asarray(target), np.asarray(sent), kept_of(state)
         np.testing.assert_array_equal(kept, target - sent)
         if code.startswith("topk"):
@@ -84,7 +84,7 @@ def test_nothing_is_ever_lost(code: str) -> None:
     all_gradients = gradients(1)
     for gradient in all_gradients:
         target, sent, state = send(mem, compressor, state, gradient, jax.random.key(0))
-        state = absorb(mem, target, sent, state)
+        state = update(mem, target, sent, state)
         sent_in_all += np.asarray(sent)
     assert np.count_nonzero(sent_in_all) > 0
     np.testing.assert_array_equal(sent_in_all + np.asarray(state), all_gradients.sum(axis=0, dtype=np.float64))
@@ -110,7 +110,7 @@ def test_momentum_correction_follows_the_paper(nesterov: bool, masking: bool) ->
         np.testing.assert_array_equal(state.velocity, u)
         mask = np.abs(v) >= np.sort(np.abs(v), axis=1)[:, -3:-2]
         sent = np.where(mask, v, 0).astype(np.float32)
-        state = mem.absorb(target, jnp.asarray(sent), jnp.asarray(mask), state)
+        state = mem.update(target, jnp.asarray(sent), jnp.asarray(mask), state)
         v = v * ~mask
         u = u * ~mask if masking else u
         np.testing.assert_array_equal(state.accumulated, v)
@@ -123,7 +123,7 @@ def test_what_rounding_takes_is_kept() -> None:
     mem = memory.momentum_correction(0.5)
     target, state = mem.compensate(jnp.full(SHAPE, 0.1), start(mem))
     sent = np.asarray(target).astype(ml_dtypes.bfloat16).astype(np.float32)
-    state = mem.absorb(target, jnp.asarray(sent), jnp.ones(SHAPE, bool), state)
+    state = mem.update(target, jnp.asarray(sent), jnp.ones(SHAPE, bool), state)
     assert np.all(state.accumulated)
     np.testing.assert_array_equal(sent + np.asarray(state.accumulated), target)
     assert not np.any(state.velocity)
@@ -139,7 +139,7 @@ def test_residual_decays(decay: float, traced: bool) -> None:
         target, state = mem.compensate(jnp.asarray(gradient), state)
         np.testing.assert_array_equal(target, gradient + np.float32(decay) * e)
         sent = np.where(np.abs(target) > 0.5, target, 0)
-        state = mem.absorb(target, jnp.asarray(sent), jnp.asarray(sent != 0), state)
+        state = mem.update(target, jnp.asarray(sent), jnp.asarray(sent != 0), state)
         e = np.asarray(target) - sent
         np.testing.assert_array_equal(state, e)
 
@@ -151,7 +151,7 @@ def test_no_memory_keeps_nothing() -> None:
     gradient = jnp.asarray(gradients(4)[0])
     target, state = mem.compensate(gradient, state)
     assert target is gradient
-    assert not jax.tree.leaves(mem.absorb(target, target, target != 0, state))
+    assert not jax.tree.leaves(mem.update(target, target, target != 0, state))
     assert not mem.keeps
 
 

@@ -61,11 +61,11 @@ class Dgc:
     """N workers in one process. ``step`` takes ``[N, ...]`` gradients and returns the update."""
 
     def __init__(
-        self, shapes, workers, *, block, k, momentum, nesterov, masking, weight_decay, clip_norm, route, dtype
+        self, shapes, workers, *, block, k, momentum, nesterov, masking, weight_decay, clip_norm, collective, dtype
     ):
         self.shapes, self.n, self.block, self.k = shapes, workers, block, k
         self.m, self.nesterov, self.masking = np.float32(momentum), nesterov, masking
-        self.decay, self.clip, self.route, self.dtype = weight_decay, clip_norm, route, dtype
+        self.decay, self.clip, self.collective, self.dtype = weight_decay, clip_norm, collective, dtype
         compressed = [name for name in sorted(shapes) if len(shapes[name]) > 1]
         rest = [name for name in sorted(shapes) if len(shapes[name]) <= 1]
         self.parts = [(compressed, block, k), (rest, 1, 1)]
@@ -94,8 +94,8 @@ class Dgc:
             local.append({k: (x * np.float32(min(1.0, bound / norm))).astype(np.float32) for k, x in g.items()})
         update = {}
         for names, block, k in self.parts:
-            # What goes dense crosses on its own route: exactly in float32, in two phases in bfloat16.
-            route = self.route if block > 1 else "two_phase" if self.dtype == "bfloat16" else "gather"
+            # What goes dense crosses on its own collective: exactly in float32, in two phases in bfloat16.
+            collective = self.collective if block > 1 else "two_phase" if self.dtype == "bfloat16" else "all_gather"
             pushed = {}
             for name in names:
                 g = np.stack([self.rows(name, worker[name]) for worker in local])
@@ -108,7 +108,7 @@ class Dgc:
             target = np.concatenate([pushed[name] for name in names], axis=1)
             masks = np.stack([select(t, k) for t in target])
             sent = self.values(np.where(masks, target, 0), block)
-            mean, effective = self.exchange(sent, k, block, route)
+            mean, effective = self.exchange(sent, k, block, collective)
             gone = (sent != 0) & (effective != 0) if block > 1 else sent != 0
             start = 0
             for name in names:
@@ -128,10 +128,10 @@ class Dgc:
             chosen = cut(chosen.reshape(-1, block)).reshape(chosen.shape)
         return rounded(chosen, self.dtype)
 
-    def exchange(self, sent: np.ndarray, k: int, block: int, route: str) -> tuple[np.ndarray, np.ndarray]:
+    def exchange(self, sent: np.ndarray, k: int, block: int, collective: str) -> tuple[np.ndarray, np.ndarray]:
         """The mean that everybody gets, and what of each worker's payload counted as sent."""
         exact = sent.sum(axis=0, dtype=np.float32) / np.float32(self.n)
-        if route == "gather":
+        if collective == "all_gather":
             return exact, sent
         if block > 1:
             exact = exact + self.owners
@@ -139,16 +139,16 @@ class Dgc:
         back = k + k // 2
         mean = self.values(np.where(select(exact, back), exact, 0).astype(np.float32), block)
         if block > 1:
-            return mean, settle(sent, exact, mean, back, self.owners)
+            return mean, split(sent, exact, mean, back, self.owners)
         effective = sent.copy()
-        share = -(-exact.shape[0] // self.n)
+        shard = -(-exact.shape[0] // self.n)
         for row in range(exact.shape[0]):
             # The row's owner answers for what rounding the mean took.
-            effective[row // share, row] -= self.n * (exact[row] - mean[row])
+            effective[row // shard, row] -= self.n * (exact[row] - mean[row])
         return mean, effective
 
 
-def settle(sent: np.ndarray, exact: np.ndarray, mean: np.ndarray, k: int, owners: np.ndarray) -> np.ndarray:
+def split(sent: np.ndarray, exact: np.ndarray, mean: np.ndarray, k: int, owners: np.ndarray) -> np.ndarray:
     """What of each worker's entries counted as sent, ``[N, rows, block]``; the owners' new residual goes into ``owners``.
 
     An entry that is not among the k of the mean comes back up to the smallest that is; the owner keeps the rest.

@@ -32,8 +32,8 @@ def draw(rng):
         {},
         {"nesterov": True},
         {"masking": False},
-        {"route": "gather"},
-        {"route": "gather", "dtype": "float32", "nesterov": True},
+        {"collective": "all_gather"},
+        {"collective": "all_gather", "dtype": "float32", "nesterov": True},
         {"weight_decay": 0.05, "clip_norm": 3.0, "dtype": "float32"},
         {"density": 3 / 64, "weight_decay": 0.01},
         {"density": 3 / 64, "dtype": "float32", "clip_norm": 1.0, "masking": False},
@@ -43,7 +43,7 @@ def draw(rng):
 def test_replay_of_twenty_steps(options) -> None:
     settings = {
         "momentum": 0.9, "nesterov": False, "masking": True, "weight_decay": 0.0, "clip_norm": None,
-        "dtype": "bfloat16", "route": "two_phase", "density": 1 / 64,
+        "dtype": "bfloat16", "collective": "two_phase", "density": 1 / 64,
     } | options  # fmt: skip
     state, update = mapped(gc.dgc(axis_name=AXIS, block=64, **settings))
     k = round(settings.pop("density") * 64)
@@ -81,7 +81,7 @@ def test_dense_leaves_follow_ordinary_momentum() -> None:
 def test_without_momentum_correction_the_momentum_follows_the_exchange() -> None:
     options = {"axis_name": AXIS, "density": 1 / 64, "block": 64}
     state, update = mapped(gc.dgc(momentum_correction=False, momentum=0.9, **options))
-    plain, plain_update = mapped(gc.exchange(gc.compressors.topk(1 / 64, block=64), axis_name=AXIS, route="two_phase",
+    plain, plain_update = mapped(gc.exchange(gc.compressors.topk(1 / 64, block=64), axis_name=AXIS, collective="two_phase",
                                             dense_compressor=gc.compressors.dense("bfloat16")))  # fmt: skip
     rng, velocity = np.random.default_rng(2), 0.0
     for _ in range(5):
@@ -95,7 +95,7 @@ def test_without_momentum_correction_the_momentum_follows_the_exchange() -> None
 def test_warm_up_moves_the_density_in_one_program() -> None:
     stages = ((2, 0.5), (3, 0.25))
     state, update = mapped(
-        gc.dgc(axis_name=AXIS, density=1 / 64, block=64, warm_up=stages, momentum=0.0, route="gather")
+        gc.dgc(axis_name=AXIS, density=1 / 64, block=64, warm_up=stages, momentum=0.0, collective="all_gather")
     )
     rng = np.random.default_rng(3)
     counts = []
@@ -162,9 +162,15 @@ def test_local_clip_bounds_each_worker() -> None:
         ({"density": 1.5}, r"density must be in \(0, 1\], got 1.5"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1"),
         ({"clip_norm": -1.0}, r"clip_norm must be finite and at least 0, got -1"),
-        ({"route": "ring"}, r"route must be one of 'auto', 'gather', 'two_phase', 'sum', 'doubling', got 'ring'"),
-        ({"route": "sum"}, r"route='sum' needs payloads that add up, and those of TopK do not; use route='two_phase'"),
-        ({"route": gc.collectives.two_phase("server")}, r"makes training diverge; use 'settle'"),
+        (
+            {"collective": "ring"},
+            r"collective must be one of 'auto', 'all_gather', 'two_phase', 'all_reduce', 'recursive_doubling', got 'ring'",
+        ),
+        (
+            {"collective": "all_reduce"},
+            r"collective='all_reduce' needs payloads that add up, and those of TopK do not; use collective='two_phase'",
+        ),
+        ({"collective": gc.collectives.TwoPhase("server")}, r"makes training diverge; use 'split'"),
         ({"dtype": "int8"}, r"dtype must be float32 or bfloat16, got int8"),
         ({"block": 0}, r"block must be an integer of at least 1, got 0"),
     ],

@@ -42,10 +42,10 @@ def test_the_table_is_what_the_compiled_program_sends(name: str) -> None:
 
 @each_method
 def test_up_and_down_make_up_what_is_sent(name: str) -> None:
-    """A route sends N - 1 of N parts each way, or its payload to everybody; nothing crosses that is in neither."""
+    """A collective sends N - 1 of N parts each way, or its payload to everybody; nothing crosses that is in neither."""
     row = registry._row(name, N, SHAPE)
-    route = row.routes[0]
-    if route == "gather":
+    collective = row.collectives[0]
+    if collective == "all_gather":
         assert row.down == 0
         np.testing.assert_allclose(row.sent, (N - 1) * row.up, rtol=1e-3)
     else:
@@ -56,19 +56,19 @@ def test_up_and_down_make_up_what_is_sent(name: str) -> None:
 def test_every_route_that_is_listed_can_be_taken(name: str) -> None:
     method, params = registry.METHODS[name], {"w": jnp.zeros((48, 64))}
     takes = inspect.signature(method.make).parameters
-    if "route" not in takes:
-        others = {"doubling"} if "algorithm" in takes else set()
-        assert set(method.routes[1:]) == others
+    if "collective" not in takes:
+        others = {"recursive_doubling"} if "algorithm" in takes else set()
+        assert set(method.collectives[1:]) == others
         return
     gradient = {"w": jnp.asarray(np.random.default_rng(0).standard_normal((N, 48, 64)), jnp.float32)}
-    for route in method.routes:
-        world = environment("vmap", method.build(axis_name="data", route=route))
+    for collective in method.collectives:
+        world = environment("vmap", method.build(axis_name="data", collective=collective))
         updates, state = world.update(gradient, world.init(params), params)
         assert np.asarray(updates["w"]).any()
         assert int(exchange_state(state).skipped) == 0
-    for route in {"gather", "two_phase", "sum", "doubling"} - set(method.routes):
-        with pytest.raises(ValueError, match=f"route='{route}'"):
-            jax.eval_shape(method.build(axis_name="data", route=route).init, params)
+    for collective in {"all_gather", "two_phase", "all_reduce", "recursive_doubling"} - set(method.collectives):
+        with pytest.raises(ValueError, match=f"collective='{collective}'"):
+            jax.eval_shape(method.build(axis_name="data", collective=collective).init, params)
 
 
 UNBIASED = [name for name, method in registry.METHODS.items() if not method.biased]

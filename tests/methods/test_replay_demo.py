@@ -15,12 +15,18 @@ SHAPES = {"bias": (7,), "kernel": (3, 3, 4, 5), "matrix": (30, 11)}
 SIDES = {"a line": (1, 64), "the longest line": (1, 128), "a chunk": (12, 16), "a square chunk": (16, 16)}
 
 
-def pair(sides, k, *, signed, route="gather", dtype="float32", momentum=0.9):
+def pair(sides, k, *, signed, collective="all_gather", dtype="float32", momentum=0.9):
     block = sides[0] * sides[1]
     tx = gc.demo(
-        axis_name=AXIS, density=k / block, block=block, momentum=momentum, signed=signed, route=route, dtype=dtype
+        axis_name=AXIS,
+        density=k / block,
+        block=block,
+        momentum=momentum,
+        signed=signed,
+        collective=collective,
+        dtype=dtype,
     )
-    options = {"sides": sides, "k": k, "momentum": momentum, "two_phase": route == "two_phase", "dtype": dtype}
+    options = {"sides": sides, "k": k, "momentum": momentum, "two_phase": collective == "two_phase", "dtype": dtype}
     return tx, Demo(SHAPES, N, signed=signed, **options)
 
 
@@ -43,7 +49,7 @@ def test_unsigned(sides) -> None:
 
 def test_two_phases() -> None:
     """The owner of a chunk sends the mean's largest frequencies, and keeps what that leaves out."""
-    tx, oracle = pair((1, 64), 3, signed=False, route="two_phase")
+    tx, oracle = pair((1, 64), 3, signed=False, collective="two_phase")
     check_memory(replay(tx, oracle, gaussian(SHAPES, 1), SHAPES), oracle)
 
 

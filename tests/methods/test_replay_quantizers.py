@@ -12,44 +12,51 @@ from .replay.quantizer_runs import AXIS, N, nothing_is_lost, replay, wide
 SHAPES = {"bias": (7,), "kernel": (3, 3, 4, 5), "matrix": (36, 11), "other": (30, 7)}
 # Rows of 1024 entries.
 LARGE = {"bias": (7,), "kernel": (3, 3, 16, 17), "matrix": (60, 50)}
-SERVER = gc.collectives.two_phase("server")
+SERVER = gc.collectives.TwoPhase("server")
 COMMON = {"axis_name": AXIS}
 
 
-def averaging(code, *, route: str = "two_phase", block: int = 64, shapes=SHAPES, **options) -> Averaging:
-    return Averaging(code, shapes, N, block=block, route=route, **options)
+def averaging(code, *, collective: str = "two_phase", block: int = 64, shapes=SHAPES, **options) -> Averaging:
+    return Averaging(code, shapes, N, block=block, collective=collective, **options)
 
 
-def keeping(code, *, route: str = "two_phase", remainder: str = "put_back", **options) -> Averaging:
-    return averaging(code, route=route, remainder=remainder, memory=True, **options)
+def keeping(code, *, collective: str = "two_phase", remainder: str = "put_back", **options) -> Averaging:
+    return averaging(code, collective=collective, remainder=remainder, memory=True, **options)
 
 
-@pytest.mark.parametrize("route", ["two_phase", "gather"])
+@pytest.mark.parametrize("collective", ["two_phase", "all_gather"])
 @pytest.mark.parametrize("block", [0, 64], ids=["column", "block"])
-def test_one_bit_sgd(block: int, route: str) -> None:
+def test_one_bit_sgd(block: int, collective: str) -> None:
     """Columns of 36 entries, of two tensors, and of 30; quantized twice, with what either loses in the workers' memory."""
     options = {"granularity": "block", "block": block} if block else {}
-    replay(gc.one_bit_sgd(route=route, **options, **COMMON), keeping(Means(), block=block, route=route))
+    replay(
+        gc.one_bit_sgd(collective=collective, **options, **COMMON), keeping(Means(), block=block, collective=collective)
+    )
 
 
-@pytest.mark.parametrize("route", ["two_phase", "gather"])
-def test_ef_sign_sgd(route: str) -> None:
-    replay(gc.ef_sign_sgd(block=64, route=route, **COMMON), keeping(MeanMagnitude(), route=route))
+@pytest.mark.parametrize("collective", ["two_phase", "all_gather"])
+def test_ef_sign_sgd(collective: str) -> None:
+    replay(gc.ef_sign_sgd(block=64, collective=collective, **COMMON), keeping(MeanMagnitude(), collective=collective))
 
 
-@pytest.mark.parametrize("route", ["two_phase", "gather"])
-def test_sign_sgd(route: str) -> None:
+@pytest.mark.parametrize("collective", ["two_phase", "all_gather"])
+def test_sign_sgd(collective: str) -> None:
     """Four voters tie often: by lot at the owner, 0 by gather. What goes dense gives the sign of its mean."""
-    replay(gc.sign_sgd(block=64, route=route, **COMMON), averaging(Vote(), route=route), then=np.sign)
+    replay(
+        gc.sign_sgd(block=64, collective=collective, **COMMON), averaging(Vote(), collective=collective), then=np.sign
+    )
 
 
-@pytest.mark.parametrize("route", ["two_phase", "gather"])
+@pytest.mark.parametrize("collective", ["two_phase", "all_gather"])
 @pytest.mark.parametrize("norm", ["max", "l2"])
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_qsgd(bits: int, norm: str, route: str) -> None:
+def test_qsgd(bits: int, norm: str, collective: str) -> None:
     """Buckets of 61 entries do not fill their bytes; owners round at random once more."""
     code = Integers(bits, norm, draws="uniform" if bits == 8 else "planes")
-    replay(gc.qsgd(bits=bits, norm=norm, bucket_size=61, route=route, **COMMON), averaging(code, block=61, route=route))
+    replay(
+        gc.qsgd(bits=bits, norm=norm, bucket_size=61, collective=collective, **COMMON),
+        averaging(code, block=61, collective=collective),
+    )
 
 
 def test_qsgd_of_four_workers_takes_two_phases_and_threefry_draws() -> None:
@@ -58,18 +65,21 @@ def test_qsgd_of_four_workers_takes_two_phases_and_threefry_draws() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bits", "fraction_bits", "route"), [(16, 12, "two_phase"), (8, 5, "two_phase"), (8, 6, "gather")]
+    ("bits", "fraction_bits", "collective"), [(16, 12, "two_phase"), (8, 5, "two_phase"), (8, 6, "all_gather")]
 )
-def test_stochastic_rounding(bits: int, fraction_bits: int, route: str) -> None:
+def test_stochastic_rounding(bits: int, fraction_bits: int, collective: str) -> None:
     """Among them values beyond the range of eight bits: from -4 to 4 with a fraction of five, from -2 to 2 with six."""
-    method = gc.stochastic_rounding(bits=bits, fraction_bits=fraction_bits, route=route, **COMMON)
-    replay(method, averaging(FixedPoint(bits, fraction_bits), block=1024, shapes=LARGE, route=route))
+    method = gc.stochastic_rounding(bits=bits, fraction_bits=fraction_bits, collective=collective, **COMMON)
+    replay(method, averaging(FixedPoint(bits, fraction_bits), block=1024, shapes=LARGE, collective=collective))
 
 
-@pytest.mark.parametrize("route", ["two_phase", "gather"])
+@pytest.mark.parametrize("collective", ["two_phase", "all_gather"])
 @pytest.mark.parametrize("format", ["e4m3", "e5m2"])
-def test_fp8_scaled_with_residual(format: str, route: str) -> None:
-    replay(gc.fp8(format=format, block=64, route=route, **COMMON), keeping(Float8(format, True), route=route))
+def test_fp8_scaled_with_residual(format: str, collective: str) -> None:
+    replay(
+        gc.fp8(format=format, block=64, collective=collective, **COMMON),
+        keeping(Float8(format, True), collective=collective),
+    )
 
 
 @pytest.mark.parametrize("scaled", [True, False])
@@ -82,11 +92,11 @@ def test_fp8_without_residual(format: str, scaled: bool) -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
-@pytest.mark.parametrize("route", ["two_phase", "gather", SERVER], ids=["two_phase", "gather", "server"])
-def test_block_quantized(bits: int, route) -> None:
+@pytest.mark.parametrize("collective", ["two_phase", "all_gather", SERVER], ids=["two_phase", "all_gather", "server"])
+def test_block_quantized(bits: int, collective) -> None:
     """What the second quantization takes goes back to the workers, or into the owners' next mean."""
-    how = {"remainder": "server"} if route is SERVER else {"route": route}
-    replay(gc.block_quantized(bits=bits, block=64, route=route, **COMMON), keeping(Integers(bits), **how))
+    how = {"remainder": "server"} if collective is SERVER else {"collective": collective}
+    replay(gc.block_quantized(bits=bits, block=64, collective=collective, **COMMON), keeping(Integers(bits), **how))
 
 
 def test_block_quantized_without_residual() -> None:
@@ -94,21 +104,27 @@ def test_block_quantized_without_residual() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bits", "route"), [(1, "two_phase"), (1, "gather"), (2, "two_phase"), (3, "gather"), (4, "gather")]
+    ("bits", "collective"),
+    [(1, "two_phase"), (1, "all_gather"), (2, "two_phase"), (3, "all_gather"), (4, "all_gather")],
 )
-def test_eden_unbiased(bits: int, route: str) -> None:
+def test_eden_unbiased(bits: int, collective: str) -> None:
     """Every worker's own rotations, and the owners' common ones."""
-    replay(gc.eden(bits=bits, block=64, route=route, **COMMON), averaging(Rotated.of(bits, unbiased=True), route=route))
+    replay(
+        gc.eden(bits=bits, block=64, collective=collective, **COMMON),
+        averaging(Rotated.of(bits, unbiased=True), collective=collective),
+    )
 
 
-@pytest.mark.parametrize(("bits", "route"), [(1, "gather"), (2, "gather"), (3, "two_phase"), (4, "two_phase")])
-def test_eden_with_residual(bits: int, route: str) -> None:
+@pytest.mark.parametrize(
+    ("bits", "collective"), [(1, "all_gather"), (2, "all_gather"), (3, "two_phase"), (4, "two_phase")]
+)
+def test_eden_with_residual(bits: int, collective: str) -> None:
     """The scale of the least error."""
-    method = gc.eden(bits=bits, block=64, error_feedback=True, route=route, **COMMON)
-    replay(method, keeping(Rotated.of(bits, unbiased=False), route=route))
+    method = gc.eden(bits=bits, block=64, error_feedback=True, collective=collective, **COMMON)
+    replay(method, keeping(Rotated.of(bits, unbiased=False), collective=collective))
 
 
 @pytest.mark.parametrize("bits", [1, 2])
 def test_eden_of_few_bits_loses_nothing_in_two_phases(bits: int) -> None:
     """Terms of few magnitudes cancel in many entries: whether such a mean is zero is rounding's to say, but once for all."""
-    nothing_is_lost(gc.eden(bits=bits, block=64, error_feedback=True, route="two_phase", **COMMON), SHAPES)
+    nothing_is_lost(gc.eden(bits=bits, block=64, error_feedback=True, collective="two_phase", **COMMON), SHAPES)

@@ -21,9 +21,9 @@ def again(k, dtype):
     return lambda exact, step: coded(np.where(select_thinned(exact, k), exact, 0).astype(np.float32), dtype)
 
 
-def by_topk(k, dtype, route, *, k_back=None, block=BLOCK, **options) -> Sparse:
-    back = again(k_back or k + k // 2, dtype) if route == "two_phase" else None
-    return Sparse(SHAPES, N, block, largest(k), lambda x: coded(x, dtype), back, server=True, **options)
+def by_topk(k, dtype, collective, *, k_downlink=None, block=BLOCK, **options) -> Sparse:
+    downlink = again(k_downlink or k + k // 2, dtype) if collective == "two_phase" else None
+    return Sparse(SHAPES, N, block, largest(k), lambda x: coded(x, dtype), downlink, server=True, **options)
 
 
 def memory_of(state, oracle) -> np.ndarray:
@@ -65,18 +65,18 @@ def named(options) -> str:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("route", ["gather", "two_phase"])
-def test_topk_sgd(route, dtype) -> None:
+@pytest.mark.parametrize("collective", ["all_gather", "two_phase"])
+def test_topk_sgd(collective, dtype) -> None:
     """x = g + e; the largest of each block of x are sent; e = x - sent; the update is the mean of the sent."""
-    tx = gc.topk_sgd(axis_name=AXIS, density=3 / BLOCK, block=BLOCK, dtype=dtype, route=route)
-    oracle = by_topk(3, dtype, route)
+    tx = gc.topk_sgd(axis_name=AXIS, density=3 / BLOCK, block=BLOCK, dtype=dtype, collective=collective)
+    oracle = by_topk(3, dtype, collective)
     options = {"before": following(oracle)} if dtype == "int8" else {}
     check_memory(replay(tx, oracle, gaussian(SHAPES, 0), SHAPES, **options), oracle)
 
 
 def test_topk_sgd_of_heavy_tails() -> None:
     """An entry that int8 rounds to zero, at a worker or at an owner, was not sent: it stays, and stays once."""
-    tx = gc.topk_sgd(axis_name=AXIS, density=6 / BLOCK, block=BLOCK, dtype="int8", route="two_phase")
+    tx = gc.topk_sgd(axis_name=AXIS, density=6 / BLOCK, block=BLOCK, dtype="int8", collective="two_phase")
     draw, oracle = gaussian(SHAPES, 11), by_topk(6, "int8", "two_phase")
 
     def steep():
@@ -85,9 +85,9 @@ def test_topk_sgd_of_heavy_tails() -> None:
     check_memory(replay(tx, oracle, steep, SHAPES, before=following(oracle)), oracle)
 
 
-def test_topk_sgd_with_more_on_the_way_back() -> None:
-    tx = gc.topk_sgd(axis_name=AXIS, density=2 / BLOCK, back_density=5 / BLOCK, block=BLOCK, route="two_phase")
-    oracle = by_topk(2, "bfloat16", "two_phase", k_back=5)
+def test_topk_sgd_with_more_on_the_downlink() -> None:
+    tx = gc.topk_sgd(axis_name=AXIS, density=2 / BLOCK, downlink_density=5 / BLOCK, block=BLOCK, collective="two_phase")
+    oracle = by_topk(2, "bfloat16", "two_phase", k_downlink=5)
     check_memory(replay(tx, oracle, gaussian(SHAPES, 1), SHAPES), oracle)
 
 
@@ -98,20 +98,24 @@ def test_topk_sgd_by_default() -> None:
     check_memory(replay(tx, oracle, gaussian(SHAPES, 2), SHAPES), oracle)
 
 
-@pytest.mark.parametrize("options", [{"route": "gather", "dtype": "float32"}, {"route": "two_phase"}], ids=named)
+@pytest.mark.parametrize(
+    "options", [{"collective": "all_gather", "dtype": "float32"}, {"collective": "two_phase"}], ids=named
+)
 def test_gradient_dropping(options) -> None:
     """The same over blocks that are samples of all tensors end to end."""
     tx = gc.gradient_dropping(axis_name=AXIS, density=3 / BLOCK, block=BLOCK, **options)
-    oracle = by_topk(3, options.get("dtype", "bfloat16"), options["route"], together=True)
+    oracle = by_topk(3, options.get("dtype", "bfloat16"), options["collective"], together=True)
     check_memory(replay(tx, oracle, gaussian(SHAPES, 3), SHAPES), oracle)
 
 
-@pytest.mark.parametrize("options", [{"route": "gather"}, {"route": "two_phase"}, {"dtype": "float32"}], ids=named)
+@pytest.mark.parametrize(
+    "options", [{"collective": "all_gather"}, {"collective": "two_phase"}, {"dtype": "float32"}], ids=named
+)
 def test_ef21(options) -> None:
     """c = C(g - h), h = h + c, and the update is the mean of the workers' estimates h."""
     tx = gc.ef21(axis_name=AXIS, density=3 / BLOCK, block=BLOCK, **options)
     # By bytes: the two phases send half of what four workers gather.
-    oracle = by_topk(3, options.get("dtype", "bfloat16"), options.get("route", "two_phase"), memory="estimate")
+    oracle = by_topk(3, options.get("dtype", "bfloat16"), options.get("collective", "two_phase"), memory="estimate")
     state = replay(tx, oracle, gaussian(SHAPES, 4), SHAPES)
     check_memory(state, oracle)
     # What the owners have not passed on yet is in the workers' estimates already.
@@ -133,11 +137,19 @@ def positions(seed, k, leaf):
 
 
 @pytest.mark.parametrize("error_feedback", [True, False])
-@pytest.mark.parametrize(("dtype", "route"), [("float32", "auto"), ("float32", "sum"), ("bfloat16", "two_phase")])
-def test_random_k(dtype, route, error_feedback) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "collective"), [("float32", "auto"), ("float32", "all_reduce"), ("bfloat16", "two_phase")]
+)
+def test_random_k(dtype, collective, error_feedback) -> None:
     """With a memory, x at the positions; without, g / density there. bfloat16 rounds on both ways."""
     tx = gc.random_k(
-        axis_name=AXIS, density=3 / BLOCK, block=BLOCK, dtype=dtype, route=route, error_feedback=error_feedback, key=5
+        axis_name=AXIS,
+        density=3 / BLOCK,
+        block=BLOCK,
+        dtype=dtype,
+        collective=collective,
+        error_feedback=error_feedback,
+        key=5,
     )
     rules = {name: positions(5, 3, sorted(SHAPES).index(name)) for name in ("kernel", "matrix")}
     factor = np.float32(1 if error_feedback else BLOCK / 3)
@@ -159,17 +171,17 @@ def test_random_k(dtype, route, error_feedback) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sparcml_split(dtype, block, k, whole) -> None:
     """The exact sum of the streams comes back, as entries or as whole rows; nothing sent is held back."""
-    way_back = gc.compressors.topk(k / block, block=block, dtype=dtype, back="union").back(N)
-    assert way_back.whole == whole
+    downlink = gc.compressors.topk(k / block, block=block, dtype=dtype, downlink="union").downlink(N)
+    assert downlink.whole == whole
     tx = gc.sparcml(axis_name=AXIS, density=k / block, block=block, dtype=dtype)
     oracle = by_topk(k, dtype, "exact", block=block)
     check_memory(replay(tx, oracle, gaussian(SHAPES, 6), SHAPES), oracle)
 
 
-@pytest.mark.parametrize(("second_phase", "top"), [("int8", 127), ("int4", 7)])
-def test_sparcml_quantized(second_phase, top) -> None:
+@pytest.mark.parametrize(("downlink", "top"), [("int8", 127), ("int4", 7)])
+def test_sparcml_quantized(downlink, top) -> None:
     """The owner's integers come back: what rounds to zero was not sent, and other rounding stays with the owner."""
-    tx = gc.sparcml(axis_name=AXIS, density=3 / BLOCK, block=BLOCK, second_phase=second_phase)
+    tx = gc.sparcml(axis_name=AXIS, density=3 / BLOCK, block=BLOCK, downlink=downlink)
     oracle = Sparse(SHAPES, N, BLOCK, largest(3), lambda x: x, lambda exact, step: integers(exact, top))
     check_memory(replay(tx, oracle, gaussian(SHAPES, 7), SHAPES, before=following(oracle)), oracle)
 
@@ -187,12 +199,12 @@ def test_sparcml_doubling(block, k, dense_from) -> None:
         "block": block,
         "select": lambda path, leaf: len(leaf.shape) > 1,
     }
-    doubling = gc.sparcml(algorithm="doubling", **options)
+    doubling = gc.sparcml(algorithm="recursive_doubling", **options)
     oracle = by_topk(k, "float32", "exact", block=block)
     check_memory(replay(doubling, oracle, gaussian(SHAPES, 8), SHAPES), oracle)
     draw = gaussian(SHAPES, 9)
     state, update = mapped(doubling, SHAPES)
-    gathering, gather = mapped(gc.topk_sgd(dtype="float32", route="gather", **options), SHAPES)
+    gathering, gather = mapped(gc.topk_sgd(dtype="float32", collective="all_gather", **options), SHAPES)
     for _ in range(5):
         gradients = draw()
         updates, state = update(gradients, state)
@@ -210,7 +222,7 @@ def test_gradient_dropping_takes_the_largest_of_all_tensors() -> None:
     flat = np.concatenate([g.reshape(-1) for g in gradient.values()])
     from_large, recall = {}, {}
     for method in (gc.gradient_dropping, gc.topk_sgd):
-        state, update = mapped(method(axis_name=AXIS, dtype="float32", route="gather"), shapes)
+        state, update = mapped(method(axis_name=AXIS, dtype="float32", collective="all_gather"), shapes)
         updates, _ = update(everywhere, state)
         sent = {name: np.asarray(updates[name][0]) != 0 for name in shapes}
         count = sum(int(s.sum()) for s in sent.values())

@@ -1,4 +1,4 @@
-"""TernGrad: unbiased, exact levels, scales shared, the same by every route."""
+"""TernGrad: unbiased, exact levels, scales shared, the same by every collective."""
 
 import jax
 import jax.numpy as jnp
@@ -45,8 +45,8 @@ def test_the_update_is_an_integer_of_levels(gradient, clip) -> None:
     [
         {"clip": None},
         {"clip": None, "granularity": "bucket", "bucket_size": 100},
-        {"clip": None, "share_scale": False, "down": "ternary", "route": "gather"},
-        {"clip": None, "down": "ternary"},
+        {"clip": None, "share_scale": False, "downlink": "ternary", "collective": "all_gather"},
+        {"clip": None, "downlink": "ternary"},
         {"clip": None, "generator": "threefry"},
         {"clip": 2.5},
     ],
@@ -77,7 +77,7 @@ def test_the_mean_over_keys_is_the_mean_gradient(gradient, options) -> None:
 
 
 def test_every_route_gives_the_same_update(gradient) -> None:
-    two_phase, gather, added = (run(gradient, route=r)["w"] for r in ("two_phase", "gather", "sum"))
+    two_phase, gather, added = (run(gradient, collective=r)["w"] for r in ("two_phase", "all_gather", "all_reduce"))
     np.testing.assert_allclose(gather, two_phase, rtol=1e-6)
     np.testing.assert_allclose(added, two_phase, rtol=1e-6)
 
@@ -118,9 +118,12 @@ def test_bucket_scales_follow_their_buckets() -> None:
     ("options", "message"),
     [
         ({"clip": 0.0}, "clip must be a positive Python number or None, got 0"),
-        ({"down": "level"}, r"down must be one of 'levels', 'ternary', got 'level'; did you mean 'levels'"),
-        ({"share_scale": False}, "down='levels' needs share_scale=True"),
-        ({"share_scale": False, "down": "ternary", "route": "sum"}, "route='sum' needs payloads that add up"),
+        ({"downlink": "exac"}, r"downlink must be one of 'exact', 'ternary', got 'exac'; did you mean 'exact'"),
+        ({"share_scale": False}, "downlink='exact' needs share_scale=True"),
+        (
+            {"share_scale": False, "downlink": "ternary", "collective": "all_reduce"},
+            "collective='all_reduce' needs payloads that add up",
+        ),
         ({"granularity": "layer"}, "granularity must be one of 'tensor', 'bucket'"),
         ({"bucket_size": 0}, "bucket_size must be an integer of at least 1, got 0"),
         ({"generator": "mt"}, "generator must be one of 'hash', 'threefry'"),

@@ -18,12 +18,12 @@ def walk(messages) -> float:
 
 @each_count
 def test_rings(n: int) -> None:
-    """N - 1 rounds of a share each way."""
-    share = [1000 / n] * (n - 1)
-    assert costs.ring_reduce_scatter(n, 1000, LINK) == pytest.approx(walk(share))
-    assert costs.all_to_all(n, 1000, LINK) == pytest.approx(walk(share))
-    assert costs.ring_all_gather(n, 1000 / n, LINK) == pytest.approx(walk(share))
-    assert costs.ring_all_reduce(n, 1000, LINK) == pytest.approx(walk(share * 2))
+    """N - 1 rounds of a shard each way."""
+    shard = [1000 / n] * (n - 1)
+    assert costs.ring_reduce_scatter(n, 1000, LINK) == pytest.approx(walk(shard))
+    assert costs.all_to_all(n, 1000, LINK) == pytest.approx(walk(shard))
+    assert costs.ring_all_gather(n, 1000 / n, LINK) == pytest.approx(walk(shard))
+    assert costs.ring_all_reduce(n, 1000, LINK) == pytest.approx(walk(shard * 2))
 
 
 @each_count

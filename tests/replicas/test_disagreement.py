@@ -39,8 +39,8 @@ ALONE: dict[str, optax.GradientTransformation] = {
 
 
 @functools.cache
-def run(wrapper: str, method: str, route: str | None = None) -> dict[str, Course]:
-    return courses(WRAPPERS[wrapper](METHODS[method](**({} if route is None else {"route": route}))))
+def run(wrapper: str, method: str, collective: str | None = None) -> dict[str, Course]:
+    return courses(WRAPPERS[wrapper](METHODS[method](**({} if collective is None else {"collective": collective}))))
 
 
 OVERSHOOTS = (
@@ -58,7 +58,7 @@ def test_as_with_a_gather(wrapper: str, method: str, kind: str, request: pytest.
     """Nine tenths of what arrives with a gather, and at most three times what is held; nothing grows with the steps."""
     if (wrapper, method) == ("elastic", "topk"):
         request.applymarker(failing(OVERSHOOTS))
-    here, there = run(wrapper, method)[kind], run(wrapper, method, "gather")[kind]
+    here, there = run(wrapper, method)[kind], run(wrapper, method, "all_gather")[kind]
     check_bounded(here)
     assert here.kept[-1] <= 3 * there.kept[-1]
     assert here.delivered[-1] >= 0.9 * there.delivered[-1] > 0
@@ -73,7 +73,7 @@ def test_gathered(wrapper: str, method: str, request: pytest.FixtureRequest) -> 
     if (wrapper, method) == ("elastic", "topk"):
         request.applymarker(failing(OVERSHOOTS))
     for kind in ("cancelling", "noisy"):
-        here = run(wrapper, method, "gather")[kind]
+        here = run(wrapper, method, "all_gather")[kind]
         check_bounded(here)
         assert here.delivered[-1] >= 0.4 * STEPS
 

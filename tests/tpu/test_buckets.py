@@ -55,7 +55,7 @@ CASES = {
     "block_quantized": (lambda: gc.block_quantized(axis_name=tpu.DATA), ONE_SLICE[0], "all-to-all", 1),
     "dense": (lambda: gc.dense(axis_name=tpu.DATA), ONE_SLICE[0], "all-reduce", LAYERS // 2),
     "hierarchical dgc": (
-        lambda: hierarchical(gc.dgc(axis_name=tpu.SLICES, route="two_phase")),
+        lambda: hierarchical(gc.dgc(axis_name=tpu.SLICES, collective="two_phase")),
         SLICED,
         "send",
         LAYERS // 2,

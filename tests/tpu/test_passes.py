@@ -61,5 +61,9 @@ def test_a_gradient_in_another_layout_is_copied_once(one_device) -> None:
 def test_several_entries_of_a_block_come_from_the_approximate_top_k(one_device) -> None:
     """One pass to the lanes' best and little after it; found one after the other they would take five."""
     rows = jax.ShapeDtypeStruct(SHAPE, jnp.float32, sharding=one_device)
-    compiled = jax.jit(lambda x: gc.compressors.topk(4 / 1024).encode(x, (), None, count=None)[0]).lower(rows).compile()
+    compiled = (
+        jax.jit(lambda x: gc.compressors.topk(4 / 1024).encode(x, (), gc.compressors.RowInfo())[0])
+        .lower(rows)
+        .compile()
+    )
     assert compiled.cost_analysis()["bytes accessed"] <= 2.5 * GRADIENT

@@ -59,7 +59,7 @@ def filling(report: gc.WireReport) -> dict[tuple[str, str], int]:
 
 
 def smallest_matrix(devices: int = 1) -> int:
-    """Bytes of the smallest compressed leaf, or of a chip's share of it, in bfloat16."""
+    """Bytes of the smallest compressed leaf, or of a chip's shard of it, in bfloat16."""
     return min(2 * math.prod(leaf.shape) for leaf in tpu.parameters().values() if len(leaf.shape) > 1) // devices
 
 
@@ -104,7 +104,7 @@ def program_size(topology: str) -> int:
 
 @on_slices
 def test_between_slices_a_share_sends_what_the_method_alone_would(method: str, topology: str) -> None:
-    """``hierarchical``: between slices, the method's own collectives for a chip's share, and the loss."""
+    """``hierarchical``: between slices, the method's own collectives for a chip's shard, and the loss."""
     program = tpu.train_step(method, topology, hierarchical=True)
     predicted = tpu.predicted(method, SLICES, devices=program_size(topology) // SLICES)
     wanted, made = operands(predicted), operands(program.made, (tpu.SLICES,))
@@ -147,7 +147,7 @@ def test_no_dense_float_crosses_slices(method: str, topology: str, hierarchical:
         # The compiler itself reduces within a slice first.
         assert largest >= tpu.gradient_bytes() // chips
     elif hierarchical and method == LOW_RANK:
-        # A share of a matrix is a thin one, and its factors are a quarter of it in bfloat16.
+        # A shard of a matrix is a thin one, and its factors are a quarter of it in bfloat16.
         assert largest < tpu.gradient_bytes() // 2 // chips // 4
     elif hierarchical:
         assert largest < smallest_matrix(chips)
@@ -169,8 +169,8 @@ def test_a_method_over_all_chips_crosses_slices_with_what_was_asked_for(method: 
             assert inside[kind, dtype] == SLICES * asked[kind, dtype]
         else:
             assert kind == "all-reduce"
-            share = asked[kind, dtype] // chips if method == DENSE else asked[kind, dtype]
-            assert 0 <= between[kind, dtype] - share < TILE * count(program.made, kind, dtype)
+            shard = asked[kind, dtype] // chips if method == DENSE else asked[kind, dtype]
+            assert 0 <= between[kind, dtype] - shard < TILE * count(program.made, kind, dtype)
     assert set(between) | set(operands(program.made, both)) == set(asked)
 
 

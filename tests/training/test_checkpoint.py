@@ -19,7 +19,7 @@ CHAINS = {
     "terngrad": lambda: optax.chain(gc.terngrad(axis_name="data", bucket_size=40), optax.sgd(0.02, momentum=0.5)),
     "int8": lambda: optax.chain(
         gc.exchange(
-            gc.compressors.block_quantized(block=16), axis_name="data", route=gc.collectives.two_phase("server")
+            gc.compressors.block_quantized(block=16), axis_name="data", collective=gc.collectives.TwoPhase("server")
         ),
         optax.sgd(0.05),
     ),
@@ -67,7 +67,7 @@ def filled(name: str, workers: int):
         if not marked(leaf):
             return leaf
         value = np.zeros(leaf.value.shape, np.float32)
-        used = leaf.rows if leaf.kind == "share" and len(value) > workers else len(value)
+        used = leaf.rows if leaf.kind == "shard" and len(value) > workers else len(value)
         used = 0 if leaf.returns and workers < leaf.returns.least else used
         value[:used] = rng.normal(size=(used, *value.shape[1:])) / 8
         return dataclasses.replace(leaf, value=value)
@@ -113,7 +113,7 @@ def test_another_number_of_workers(name: str, old: int, new: int, tmp_path) -> N
     for before, after in zip(common(saved), common(restored), strict=True):
         np.testing.assert_array_equal(before, after)
     for before, after in zip(per_device(saved), per_device(restored), strict=True):
-        if before.kind == "share":
+        if before.kind == "shard":
             held, kept = (rows_of_owners(x.value, n)[: x.rows] for x, n in ((after, new), (before, old)))
             if before.returns and old < before.returns.least:
                 # No owners before: they begin with nothing.
@@ -143,22 +143,22 @@ def test_owners_residual_alone_finds_its_new_owners(tmp_path) -> None:
         gc.compressors.block_quantized(block=16, stochastic=True),
         axis_name="data",
         memory=gc.memory.none(),
-        route=gc.collectives.two_phase("server"),
+        collective=gc.collectives.TwoPhase("server"),
     )
     saved = gc.init_state(params(), tx, mesh_of(8))
-    (server,) = (leaf for leaf in per_device(saved) if leaf.kind == "share")
+    (server,) = (leaf for leaf in per_device(saved) if leaf.kind == "shard")
     shape = server.value.shape
     numbers = np.zeros(shape, np.float32)
     numbers[: server.rows] = 1 + np.arange(server.rows, dtype=np.float32)[:, None]
     value = numbers.reshape(-1, 8, shape[-1]).swapaxes(0, 1).reshape(shape)
     saved = jax.tree.map(
-        lambda leaf: dataclasses.replace(leaf, value=value) if marked(leaf) and leaf.kind == "share" else leaf,
+        lambda leaf: dataclasses.replace(leaf, value=value) if marked(leaf) and leaf.kind == "shard" else leaf,
         saved,
         is_leaf=marked,
     )
     gc.save_checkpoint(tmp_path / "saved", saved)
     restored = gc.restore_checkpoint(tmp_path / "saved", gc.init_state(params(), tx, mesh_of(3)))
-    (moved,) = (leaf for leaf in per_device(restored) if leaf.kind == "share")
+    (moved,) = (leaf for leaf in per_device(restored) if leaf.kind == "shard")
     assert moved.value.shape[0] != value.shape[0]
     found = rows_of_owners(moved.value, 3)
     np.testing.assert_array_equal(found[: moved.rows], numbers[: server.rows])

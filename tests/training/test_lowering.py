@@ -45,7 +45,7 @@ def test_an_update_is_lowered_whatever_its_state_depends_on(hierarchical: bool) 
     """The state of ``hierarchical`` can only be shaped inside its axes."""
     tx, mesh, axis_name = subject(hierarchical)
     report = gc.wire_bytes(gc.lower_update(SHAPES, tx, mesh, axis_name=axis_name).compile(), mesh=mesh)
-    # Of eight workers each owns a share of the rows; two send each other what they have.
+    # Of eight workers each owns a shard of the rows; two send each other what they have.
     kinds = {row.kind for row in report.rows if row.axis == ("slices",)}
     assert kinds >= ({"all-gather"} if hierarchical else {"all-to-all", "all-gather"})
 

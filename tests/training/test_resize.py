@@ -66,16 +66,16 @@ def test_owners_rows_are_cut_anew(old: int, new: int, rows: int) -> None:
     before[:rows] = np.random.default_rng(rows).normal(size=(rows, BLOCK))
     # Row r is worker r mod N's, and each keeps its own together.
     held = np.concatenate([before[worker::old] for worker in range(old)])
-    resized = gc.resize_workers(gc.PerDevice(held, rows, "share"), old=old, new=new)
+    resized = gc.resize_workers(gc.PerDevice(held, rows, "shard"), old=old, new=new)
     assert resized.value.shape == (-(-rows // new) * new, BLOCK)
     after = rows_of_owners(resized.value, new)
     np.testing.assert_array_equal(after[:rows], before[:rows])
     assert not after[rows:].any()
-    assert (resized.rows, resized.kind) == (rows, "share")
+    assert (resized.rows, resized.kind) == (rows, "shard")
 
 
 def test_there_and_back_is_the_same() -> None:
-    state = (gc.PerDevice(worker_state(2), ROWS), gc.PerDevice(worker_state(2, 1), 6, "share"))
+    state = (gc.PerDevice(worker_state(2), ROWS), gc.PerDevice(worker_state(2, 1), 6, "shard"))
     wider = gc.resize_workers(state, old=2, new=8)
     # All eight of them: the mean of four equal pairs is exact.
     back = gc.resize_workers(wider, old=8, new=2)
@@ -93,7 +93,7 @@ METHODS = {
         gc.compressors.topk(1 / 8, block=16),
         axis_name="data",
         view="rows",
-        route=gc.collectives.auto(second_encoding=True),
+        collective=gc.collectives.Auto(second_encoding=True),
     ),
 }
 
@@ -152,11 +152,13 @@ def test_where_no_owners_are_left_the_workers_take_over(name: str, new: int) -> 
 
 
 def test_owners_rows_alone_have_nowhere_to_go() -> None:
-    """Fewer workers without owners, and no memories beside the share: refused, because it would be lost."""
-    share = trained(METHODS["dgc"](), 8).server[0]
-    with pytest.raises(ValueError, match="what the owners of 8 workers hold goes to the memories of 2.*resize the whole"):
-        gc.resize_workers({"share": share}, old=8, new=2)
-    assert np.any(gc.resize_workers({"share": share}, old=8, new=3)["share"].value)
+    """Fewer workers without owners, and no memories beside the shard: refused, because it would be lost."""
+    shard = trained(METHODS["dgc"](), 8).server[0]
+    with pytest.raises(
+        ValueError, match=r"what the owners of 8 workers hold goes to the memories of 2.*resize the whole"
+    ):
+        gc.resize_workers({"shard": shard}, old=8, new=2)
+    assert np.any(gc.resize_workers({"shard": shard}, old=8, new=3)["shard"].value)
 
 
 def test_no_rows_and_narrow_dtypes() -> None:
@@ -181,7 +183,7 @@ def test_a_whole_state(mesh8) -> None:
     changed = 0
     for before, after in pairs:
         if marked(before):
-            rows = {"worker": (before.rows, before.rows), "share": (1, 1)}[before.kind]
+            rows = {"worker": (before.rows, before.rows), "shard": (1, 1)}[before.kind]
             assert before.value.shape[0] == 8 * rows[0]
             assert after.value.shape == (3 * rows[1], *before.value.shape[1:])
             changed += 1
@@ -195,11 +197,11 @@ def test_wrong_numbers_are_refused() -> None:
     state = gc.PerDevice(worker_state(4), ROWS)
     with pytest.raises(ValueError, match=r"has 12 rows, expected 8 workers x 3 rows; pass the number of workers.*old="):
         gc.resize_workers(state, old=8, new=2)
-    share = gc.PerDevice(np.zeros((8, BLOCK), np.float32), 7, "share")
+    shard = gc.PerDevice(np.zeros((8, BLOCK), np.float32), 7, "shard")
     with pytest.raises(
         ValueError, match=r"has 8 rows, expected 7 rows over 3 workers; pass the number of workers.*old="
     ):
-        gc.resize_workers(share, old=3, new=2)
+        gc.resize_workers(shard, old=3, new=2)
     for old, new, name in ((0, 2, "old"), (2, 0, "new"), (2, -1, "new")):
         with pytest.raises(ValueError, match=f"{name} must be an integer of at least 1"):
             gc.resize_workers(state, old=old, new=new)

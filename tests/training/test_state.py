@@ -20,7 +20,7 @@ def marked(leaf) -> bool:
 def tree():
     return {
         "residual": gc.PerDevice(jnp.zeros((6, 5)), 3),
-        "server": gc.PerDevice(jnp.zeros((4, 5)), 4, "share"),
+        "server": gc.PerDevice(jnp.zeros((4, 5)), 4, "shard"),
         "count": jnp.zeros((), jnp.int32),
         "nested": (jnp.zeros((2, 2)), ()),
     }
@@ -30,7 +30,7 @@ def test_specs() -> None:
     specs = gc.state_specs(tree(), axis_name="data")
     assert specs == {
         "residual": gc.PerDevice(P("data"), 3),
-        "server": gc.PerDevice(P("data"), 4, "share"),
+        "server": gc.PerDevice(P("data"), 4, "shard"),
         "count": P(),
         "nested": (P(), ()),
     }
@@ -44,7 +44,7 @@ def test_axes() -> None:
     axes = gc.state_axes(tree())
     assert axes == {
         "residual": gc.PerDevice(0, 3),
-        "server": gc.PerDevice(0, 4, "share"),
+        "server": gc.PerDevice(0, 4, "shard"),
         "count": None,
         "nested": (None, ()),
     }
@@ -64,7 +64,7 @@ def test_init_state_places_everything(explicit: bool) -> None:
     mesh = mesh_of(4, explicit=explicit)
     tx = optax.chain(
         gc.exchange(
-            gc.compressors.block_quantized(block=16), axis_name="data", route=gc.collectives.two_phase("server")
+            gc.compressors.block_quantized(block=16), axis_name="data", collective=gc.collectives.TwoPhase("server")
         ),
         optax.trace(0.9),
     )
@@ -76,7 +76,7 @@ def test_init_state_places_everything(explicit: bool) -> None:
         assert len(leaf.sharding.device_set) == 4
     chex.assert_trees_all_equal(state.params, params())
     found = [leaf for leaf in jax.tree.leaves(state.opt_state, is_leaf=marked) if marked(leaf)]
-    assert {leaf.kind for leaf in found} == {"worker", "share"}
+    assert {leaf.kind for leaf in found} == {"worker", "shard"}
     for leaf in found:
         per_worker = leaf.rows if leaf.kind == "worker" else -(-leaf.rows // 4)
         assert leaf.value.shape in ((4 * per_worker, 16), (4,)), "rows of blocks, or how much is held back"

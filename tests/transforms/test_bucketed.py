@@ -7,7 +7,8 @@ import optax
 import pytest
 
 import gradcomp_jax as gc
-from gradcomp_jax.transforms.bucketed import cut
+from gradcomp_jax.transforms.bucketed import buckets_of
+from gradcomp_jax.transforms.context import context_of
 from tests.conformance.environments import exchange_state
 
 N = 4
@@ -18,10 +19,10 @@ METHODS = {
     "dense_bf16": lambda: gc.dense(axis_name="data", dtype=jnp.bfloat16),
     "dgc": lambda: gc.dgc(axis_name="data", density=1 / 32, block=64, clip_norm=3.0, warm_up=((2, 1 / 4),)),
     "topk": lambda: gc.topk_sgd(axis_name="data", density=1 / 32, block=64),
-    "doubling": lambda: gc.topk_sgd(axis_name="data", density=1 / 32, block=64, route="doubling"),
+    "doubling": lambda: gc.topk_sgd(axis_name="data", density=1 / 32, block=64, collective="recursive_doubling"),
     "int8": lambda: gc.block_quantized(axis_name="data", block=64),
     "int8, server": lambda: gc.exchange(
-        gc.compressors.block_quantized(block=64), axis_name="data", route=gc.collectives.two_phase("server")
+        gc.compressors.block_quantized(block=64), axis_name="data", collective=gc.collectives.TwoPhase("server")
     ),
     "terngrad": lambda: gc.terngrad(axis_name="data"),
     "powersgd": lambda: gc.powersgd(axis_name="data", rank=2),
@@ -43,9 +44,9 @@ def start(tx):
 
 
 GATHERED = {
-    "dgc": lambda: gc.dgc(axis_name="data", density=1 / 32, block=64, clip_norm=3.0, route="gather"),
-    "topk": lambda: gc.topk_sgd(axis_name="data", density=1 / 32, block=64, route="gather"),
-    "int8": lambda: gc.block_quantized(axis_name="data", block=64, route="gather"),
+    "dgc": lambda: gc.dgc(axis_name="data", density=1 / 32, block=64, clip_norm=3.0, collective="all_gather"),
+    "topk": lambda: gc.topk_sgd(axis_name="data", density=1 / 32, block=64, collective="all_gather"),
+    "int8": lambda: gc.block_quantized(axis_name="data", block=64, collective="all_gather"),
 }
 
 
@@ -125,18 +126,18 @@ def test_leaves_go_in_the_reverse_of_the_forward_order() -> None:
     names = [
         jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in jax.tree_util.tree_leaves_with_path(params())
     ]
-    got = [[names[i] for i in bucket] for bucket in cut(params(), BYTES)]
+    got = [[names[i] for i in bucket] for bucket in buckets_of(params(), BYTES)]
     assert got == [
         ["layer_10/kernel"],
         ["layer_10/bias", "layer_2/kernel"],
         ["layer_2/bias", "layer_1/kernel"],
         ["layer_1/bias"],
     ]
-    assert len(cut(params(), 10**9)) == 1
+    assert len(buckets_of(params(), 10**9)) == 1
     order = [n for layer in ("layer_2", "layer_10", "layer_1") for n in names if n.startswith(layer + "/")]
-    assert [names[i] for i in cut(params(), 1, order)[0]] == ["layer_1/kernel"]
+    assert [names[i] for i in buckets_of(params(), 1, order)[0]] == ["layer_1/kernel"]
     with pytest.raises(ValueError, match=r"forward_order lacks \['layer_1/bias'"):
-        cut(params(), 1, order[:4])
+        buckets_of(params(), 1, order[:4])
 
 
 def test_the_forward_order_is_read_from_the_loss() -> None:
@@ -163,7 +164,7 @@ def test_the_train_step_tells_the_order_of_its_loss() -> None:
     seen = []
 
     def update(updates, state, params=None, **extra):
-        seen.append(cut(updates, 1, extra["gradcomp_forward_order"]()))
+        seen.append(buckets_of(updates, 1, context_of(extra).forward_order()))
         return updates, state
 
     spy = optax.GradientTransformationExtraArgs(lambda p: optax.EmptyState(), update)

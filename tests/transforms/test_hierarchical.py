@@ -20,14 +20,14 @@ P = PartitionSpec
 METHODS = {
     "dense": lambda: gc.dense(axis_name=OUTER),
     "dgc": lambda: gc.dgc(axis_name=OUTER, density=1 / 32, block=64, clip_norm=5.0, weight_decay=0.1),
-    "topk": lambda: gc.topk_sgd(axis_name=OUTER, density=1 / 32, block=64, dtype="float32", route="gather"),
+    "topk": lambda: gc.topk_sgd(axis_name=OUTER, density=1 / 32, block=64, dtype="float32", collective="all_gather"),
     "int8": lambda: gc.block_quantized(axis_name=OUTER, block=64),
     "server": lambda: gc.exchange(
-        gc.compressors.block_quantized(block=64), axis_name=OUTER, route=gc.collectives.two_phase("server")
+        gc.compressors.block_quantized(block=64), axis_name=OUTER, collective=gc.collectives.TwoPhase("server")
     ),
     "powersgd": lambda: gc.powersgd(axis_name=OUTER, rank=1),
     "one_bit_adam": lambda: gc.one_bit_adam(axis_name=OUTER, warm_up_steps=2, block=64),
-    "ef21": lambda: gc.ef21(axis_name=OUTER, density=1 / 32, block=64, route="two_phase"),
+    "ef21": lambda: gc.ef21(axis_name=OUTER, density=1 / 32, block=64, collective="two_phase"),
     "terngrad": lambda: gc.terngrad(axis_name=OUTER, bucket_size=80),
     "moving": lambda: gc.density_controller((1 / 64, 1 / 16), 0.5, axis_name=OUTER, every=1),
 }
@@ -75,7 +75,7 @@ class World:
         return self.step(placed, state)
 
 
-def share(x, j):
+def shard(x, j):
     """Device j's part of a tensor: rows of the matrix of its last dimension against all others."""
     rows = x.reshape(-1, x.shape[-1]) if x.ndim > 1 else x.reshape(-1)
     size = -(-rows.shape[0] // DEVICES)
@@ -83,7 +83,7 @@ def share(x, j):
     return padded[j * size : (j + 1) * size]
 
 
-def test_a_share_of_stacked_layers_is_whole_layers(monkeypatch) -> None:
+def test_a_shard_of_stacked_layers_is_whole_layers(monkeypatch) -> None:
     """Where the devices divide the layers, each device has matrices of its own, and a mean of their rank is reproduced;
     with momentum, twice at first."""
     rng, shape = np.random.default_rng(0), (2 * DEVICES, 10, 12)
@@ -111,14 +111,14 @@ def whole(parts, shape):
 
 @pytest.mark.parametrize("name", EXACT)
 def test_each_share_is_an_exchange_of_the_workers_means(name: str) -> None:
-    """Device j's workers exchange the means of their devices' gradients, share j of each tensor, and nothing else.
+    """Device j's workers exchange the means of their devices' gradients, shard j of each tensor, and nothing else.
 
     Local clipping is by the norm of a worker's whole gradient: the reference is handed gradients that are clipped already.
     """
     world, rng = World(name), np.random.default_rng(0)
     state = world.init()
     alone = gc.dgc(axis_name=OUTER, density=1 / 32, block=64, weight_decay=0.0) if name == "dgc" else METHODS[name]()
-    parts = {k: jnp.asarray(share(np.ones(s, np.float32), 0)) for k, s in SHAPES.items()}
+    parts = {k: jnp.asarray(shard(np.ones(s, np.float32), 0)) for k, s in SHAPES.items()}
     axes = gc.state_axes(jax.eval_shape(alone.init, parts))
     init = jax.vmap(alone.init, axis_name=OUTER, in_axes=None, out_axes=axes, axis_size=N)
     reference = jax.jit(jax.vmap(alone.update, axis_name=OUTER, in_axes=(0, axes, None), out_axes=(0, axes)))
@@ -135,13 +135,13 @@ def test_each_share_is_an_exchange_of_the_workers_means(name: str) -> None:
                     m[worker] *= min(1.0, 5.0 * N**-0.5 / norm)
         wanted = []
         for j in range(DEVICES):
-            shares = {k: np.stack([share(m[w], j) for w in range(N)]) for k, m in means.items()}
+            shards = {k: np.stack([shard(m[w], j) for w in range(N)]) for k, m in means.items()}
             if name == "dgc":
                 # Decayed and clipped, the zeros that fill up the last share are zeros still.
-                shares = {
-                    k: np.where(np.stack([share(np.ones(SHAPES[k]), j)] * N) > 0, s, 0) for k, s in shares.items()
+                shards = {
+                    k: np.where(np.stack([shard(np.ones(SHAPES[k]), j)] * N) > 0, s, 0) for k, s in shards.items()
                 }
-            got, states[j] = reference(shares, states[j], parts)
+            got, states[j] = reference(shards, states[j], parts)
             wanted.append(got)
         for k, shape in SHAPES.items():
             assert len({np.asarray(u).tobytes() for u in updates[k]}) == 1, "devices differ"
@@ -154,7 +154,7 @@ def test_each_share_is_an_exchange_of_the_workers_means(name: str) -> None:
     ("kind", "check_vma"), [(AxisType.Auto, True), (AxisType.Explicit, True), (AxisType.Auto, False)]
 )
 def test_a_bad_entry_skips_the_exchange_on_every_device(name: str, kind: AxisType, check_vma: bool) -> None:
-    """The device that sees it has one share of one worker; all shares of all workers must skip."""
+    """The device that sees it has one shard of one worker; all shards of all workers must skip."""
     world, rng = World(name, kind=kind, check_vma=check_vma), np.random.default_rng(1)
     _, state = world.update(draw(rng), world.init())
     bad = draw(rng)
@@ -178,9 +178,9 @@ def test_only_the_share_crosses_the_slow_axis() -> None:
     state = world.init()
     compiled = world.step.lower(draw(np.random.default_rng(2)), state).compile()
     sent = gc.wire_bytes(compiled, mesh=world.mesh).by("axis", "kind")
-    sizes = {k: int(np.prod(share(np.ones(s), 0).shape)) for k, s in SHAPES.items()}
+    sizes = {k: int(np.prod(shard(np.ones(s), 0).shape)) for k, s in SHAPES.items()}
     rows = -(-sizes["kernel"] // 64) + -(-sizes["matrix"] // 64)
-    # What goes dense rides along: the share of it, and no more.
+    # What goes dense rides along: the shard of it, and no more.
     dense = -(-(sizes["bias"] + sizes["scalar"]) // N) * 4
     each_way = (N - 1) * (-(-rows // N) * (64 + 4) + dense)
     assert sent[(OUTER,), "all-to-all"].sent == each_way
@@ -191,13 +191,13 @@ def test_only_the_share_crosses_the_slow_axis() -> None:
     assert sent[(INNER,), "all-gather"].sent == (DEVICES - 1) * total * 4
 
 
-def test_memories_are_of_the_share() -> None:
+def test_memories_are_of_the_shard() -> None:
     """Each device's residual has 1 / n of a worker's rows."""
     state = World("topk").init()
     held = [leaf for leaf in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, gc.PerDevice))]
     rows = {leaf.rows for leaf in held if isinstance(leaf, gc.PerDevice)}
     assert rows == {-(-(9 * 16) // 64), 11, 1}, "and one number, of how much is held back"
-    assert all(leaf.shares == DEVICES for leaf in held if isinstance(leaf, gc.PerDevice))
+    assert all(leaf.shards == DEVICES for leaf in held if isinstance(leaf, gc.PerDevice))
 
 
 @pytest.mark.parametrize("name", ["topk", "server", "one_bit_adam", "ef21"])
@@ -216,7 +216,7 @@ def test_another_number_of_workers(name: str, tmp_path) -> None:
     ]
     for old, new in zip(*marked, strict=True):
         a, b = np.asarray(old.value, np.float64), np.asarray(new.value, np.float64)
-        if old.kind == "share":
+        if old.kind == "shard":
             rows = [-(-old.rows // n) for n in (2, 4)]
             a, b = (
                 np.moveaxis(x.reshape(n, 2, r, -1), 0, 2).reshape(2, n * r, -1)[:, : old.rows]
@@ -322,7 +322,7 @@ def test_a_sharded_parameter_gets_its_shard_of_the_update(name: str) -> None:
 
     def mine(k, x, j):
         if INNER not in SHARDED[k]:
-            return share(x, j)
+            return shard(x, j)
         return np.split(x, DEVICES, axis=SHARDED[k].index(INNER))[j]
 
     parts = {k: jnp.asarray(mine(k, np.ones(s, np.float32), 0)) for k, s in SHAPES.items()}
@@ -335,8 +335,8 @@ def test_a_sharded_parameter_gets_its_shard_of_the_update(name: str) -> None:
         updates, state = step(jax.device_put(gradient, jax.NamedSharding(mesh, P(AXES))), state)
         means = {k: g.reshape(N, DEVICES, *g.shape[1:]).mean(axis=1) for k, g in gradient.items()}
         for j in range(DEVICES):
-            shares = {k: np.stack([mine(k, m[w], j) for w in range(N)]) for k, m in means.items()}
-            want, states[j] = reference(shares, states[j], parts)
+            shards = {k: np.stack([mine(k, m[w], j) for w in range(N)]) for k, m in means.items()}
+            want, states[j] = reference(shards, states[j], parts)
             for k in ("kernel", "matrix"):
                 np.testing.assert_allclose(mine(k, np.asarray(updates[k]), j), want[k][0], atol=2e-4, rtol=2e-4)
     assert updates["matrix"].sharding.shard_shape((42, 64)) == (42, 16)
@@ -364,7 +364,7 @@ def test_fully_sharded_training_gathers_parameters_and_no_updates() -> None:
         return jax.device_put((x, x @ target), jax.NamedSharding(mesh, P(AXES)))
 
     sent = gc.wire_bytes(step.lower(state, batch()).compile(), mesh=mesh).by("axis", "kind")
-    # The parameters' way to every device, and the bias's update, of which each has a share; no more.
+    # The parameters' way to every device, and the bias's update, of which each has a shard; no more.
     assert sent[(INNER,), "all-gather"].sent == (DEVICES - 1) * 4 * (16 * 32 + 8)
     assert sent[(INNER,), "reduce-scatter"].sent == (DEVICES - 1) * 4 * (16 * 32 + 8)
     losses = []

@@ -55,7 +55,14 @@ def naive(gradient, memory, k):
 def test_the_error_is_that_of_the_definition() -> None:
     # So few of a row that the selection is exact.
     tx = gc.density_controller(
-        (1 / 64, 2 / 64, 4 / 64), 1e9, axis_name=AXIS, every=1, rows=64, select=everything, make=block64, route="gather"
+        (1 / 64, 2 / 64, 4 / 64),
+        1e9,
+        axis_name=AXIS,
+        every=1,
+        rows=64,
+        select=everything,
+        make=block64,
+        collective="all_gather",
     )
     world, params, rng = environment("vmap", tx), {"w": jnp.zeros(SHAPE)}, np.random.default_rng(0)
     state, levels = world.init(params), [2]
@@ -143,6 +150,6 @@ def test_bad_options_name_the_remedy(build, message) -> None:
 
 
 def test_shards_of_an_update_are_refused() -> None:
-    route = gc.collectives.reduce_scatter(jax.sharding.PartitionSpec("data"))
+    collective = gc.collectives.ReduceScatter(jax.sharding.PartitionSpec("data"))
     with pytest.raises(ValueError, match="updates that all workers have whole"):
-        gc.density_controller((1 / 64, 1 / 16), 0.5, axis_name="data", route=route)
+        gc.density_controller((1 / 64, 1 / 16), 0.5, axis_name="data", collective=collective)

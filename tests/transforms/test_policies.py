@@ -41,7 +41,7 @@ def test_each_tensor_goes_through_its_own_compressor() -> None:
     """The residuals show it: rounding's is small everywhere, a selection's is most of the tensor, dense has none."""
     policy = gc.by_path(r"embed", TOPK, otherwise=gc.by_size({0: "dense", 100: INT8}))
     gradient = gradients()
-    updates, state = run(gc.exchange(policy, axis_name=AXIS, route="gather"), gradient)
+    updates, state = run(gc.exchange(policy, axis_name=AXIS, collective="all_gather"), gradient)
     residuals = {np.shape(m)[-2:]: np.asarray(m) for m in jax.tree.leaves(state.memory)}
     assert set(residuals) == {(50, 64), (10, 64)}
     size = {name: np.linalg.norm(np.asarray(g)) for name, g in gradient.items()}
@@ -96,9 +96,9 @@ def test_a_tensor_without_a_rule_is_an_error(policy, message) -> None:
             "leave select= out",
         ),
         (
-            lambda: gc.exchange(gc.by_size({0: INT8}), axis_name=AXIS, route="sum"),
+            lambda: gc.exchange(gc.by_size({0: INT8}), axis_name=AXIS, collective="all_reduce"),
             ValueError,
-            "route='sum' needs payloads that add up",
+            "collective='all_reduce' needs payloads that add up",
         ),
         (
             lambda: gc.exchange(gc.qsgd, axis_name=AXIS),
@@ -115,5 +115,5 @@ def test_what_does_not_fit_is_refused_at_once(build, error, message) -> None:
 
 def test_columns_are_not_cut_across() -> None:
     tx = gc.exchange(INT8, axis_name=AXIS, view="columns", select=lambda path, _: path == "embed")
-    with pytest.raises(ValueError, match=r"cuts 'embed' of shape .* across columns"):
+    with pytest.raises(ValueError, match=r"divides 'embed' of shape .* into columns"):
         jax.eval_shape(tx.init, params())

@@ -47,9 +47,9 @@ def left_over(state: Any, *, dealt: bool = True) -> np.ndarray:
 
 METHODS = {
     "topk": lambda: gc.topk_sgd(axis_name=AXIS, density=0.05, block=64),
-    "topk-gather": lambda: gc.topk_sgd(axis_name=AXIS, density=0.05, block=64, route="gather"),
+    "topk-gather": lambda: gc.topk_sgd(axis_name=AXIS, density=0.05, block=64, collective="all_gather"),
     "server": lambda: gc.exchange(
-        gc.compressors.block_quantized(bits=4, block=64), axis_name=AXIS, route=gc.collectives.two_phase("server")
+        gc.compressors.block_quantized(bits=4, block=64), axis_name=AXIS, collective=gc.collectives.TwoPhase("server")
     ),
     "ef_sign": lambda: gc.ef_sign_sgd(axis_name=AXIS, block=64),
     "one_bit": lambda: gc.one_bit_sgd(axis_name=AXIS, granularity="block", block=64),
@@ -88,7 +88,9 @@ def test_rates_times_updates_and_what_is_kept_are_rates_times_gradients(method: 
 def test_it_is_the_papers_form() -> None:
     """Stich's algorithm 1, each worker's memory and the update, in NumPy."""
     state, update = mapped(
-        gc.rate_weighted(gc.topk_sgd(axis_name=AXIS, density=1 / 64, block=64, route="gather", dtype="float32"), rate)
+        gc.rate_weighted(
+            gc.topk_sgd(axis_name=AXIS, density=1 / 64, block=64, collective="all_gather", dtype="float32"), rate
+        )
     )
     rows = how_many([SHAPE], 64)
     error = np.zeros((N, rows, 64))
@@ -229,5 +231,5 @@ def test_demo_averages_over_senders() -> None:
         got = np.asarray(update({"w": jnp.asarray(g)}, state)[0]["w"][0])
         want = scipy.fft.idct(sent / divisor, norm="ortho", axis=1).reshape(SHAPE)
         np.testing.assert_allclose(got, want, atol=1e-4)
-    with pytest.raises(ValueError, match="use route='gather'"):
-        gc.demo(average="senders", route="two_phase", **options)
+    with pytest.raises(ValueError, match="use collective='all_gather'"):
+        gc.demo(average="senders", collective="two_phase", **options)

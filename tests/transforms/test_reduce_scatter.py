@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import gradcomp_jax as gc
-from gradcomp_jax.collectives import reduce_scatter
+from gradcomp_jax.collectives import ReduceScatter
 from gradcomp_jax.per_device import is_per_device
 from tests.conformance.environments import exchange_state
 
@@ -17,25 +17,25 @@ N = 4
 SHAPES = {"bias": (7,), "kernel": (3, 3, 8, 20), "matrix": (40, 24), "table": (32, 16)}
 SPECS = {"bias": P(), "kernel": P(None, None, "data"), "matrix": P(None, "data"), "table": P("data")}
 METHODS = {
-    "dense": lambda route: gc.dense(axis_name="data", route=route),
-    "dgc": lambda route: gc.dgc(axis_name="data", density=1 / 32, block=64, route=route),
-    "topk": lambda route: gc.topk_sgd(axis_name="data", density=1 / 32, block=64, route=route),
-    "stretches": lambda route: gc.exchange(
-        gc.compressors.topk(1 / 32, block=64), axis_name="data", route=route, view="rows"
+    "dense": lambda collective: gc.dense(axis_name="data", collective=collective),
+    "dgc": lambda collective: gc.dgc(axis_name="data", density=1 / 32, block=64, collective=collective),
+    "topk": lambda collective: gc.topk_sgd(axis_name="data", density=1 / 32, block=64, collective=collective),
+    "stretches": lambda collective: gc.exchange(
+        gc.compressors.topk(1 / 32, block=64), axis_name="data", collective=collective, view="rows"
     ),
-    "stretches with momentum": lambda route: gc.exchange(
+    "stretches with momentum": lambda collective: gc.exchange(
         gc.compressors.topk(1 / 32, block=64),
         axis_name="data",
         memory=gc.memory.momentum_correction(0.9),
-        route=route,
+        collective=collective,
         view="rows",
     ),
-    "random_k": lambda route: gc.random_k(axis_name="data", density=1 / 32, block=64, route=route),
-    "int8": lambda route: gc.block_quantized(axis_name="data", block=64, route=route),
-    "ef_sign": lambda route: gc.ef_sign_sgd(axis_name="data", block=64, route=route),
-    "terngrad": lambda route: gc.terngrad(axis_name="data", route=route),
-    "eden": lambda route: gc.eden(axis_name="data", block=64, route=route),
-    "ef21": lambda route: gc.ef21(axis_name="data", density=1 / 32, block=64, route=route),
+    "random_k": lambda collective: gc.random_k(axis_name="data", density=1 / 32, block=64, collective=collective),
+    "int8": lambda collective: gc.block_quantized(axis_name="data", block=64, collective=collective),
+    "ef_sign": lambda collective: gc.ef_sign_sgd(axis_name="data", block=64, collective=collective),
+    "terngrad": lambda collective: gc.terngrad(axis_name="data", collective=collective),
+    "eden": lambda collective: gc.eden(axis_name="data", block=64, collective=collective),
+    "ef21": lambda collective: gc.ef21(axis_name="data", density=1 / 32, block=64, collective=collective),
 }
 STRETCHES = ("stretches", "stretches with momentum")
 each_method = pytest.mark.parametrize("name", [name for name in METHODS if name not in STRETCHES])
@@ -54,12 +54,12 @@ def draw(rng, workers=N):
 class World:
     """Whole gradients, stacked by worker, in; updates as sharded as the parameters out."""
 
-    def __init__(self, name, workers=N, specs=SPECS, route=None):
+    def __init__(self, name, workers=N, specs=SPECS, collective=None):
         self.mesh = jax.make_mesh(
             (workers,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:workers]
         )
         self.specs = specs
-        self.tx = METHODS[name](reduce_scatter(specs) if route is None else route)
+        self.tx = METHODS[name](ReduceScatter(specs) if collective is None else collective)
         self.step = jax.jit(self._step)
 
     def init(self):
@@ -112,7 +112,7 @@ def test_updates_and_residuals_add_up_to_the_gradients(name: str) -> None:
 def test_it_is_a_gather_of_which_each_worker_keeps_its_shard(name: str) -> None:
     """Where blocks do not cross the borders between owners, the rows are the same, and so is every bit."""
     specs = {**SPECS, "kernel": P(), "matrix": P()}
-    world, gathered = World(name, specs=specs), World(name, specs=P(), route="gather")
+    world, gathered = World(name, specs=specs), World(name, specs=P(), collective="all_gather")
     rng = np.random.default_rng(1)
     state, other = world.init(), gathered.init()
     for _ in range(4):
@@ -158,7 +158,7 @@ def test_fully_sharded_training(name: str) -> None:
     mesh, rng = jax.make_mesh((N,), ("data",), devices=jax.devices()[:N]), np.random.default_rng(4)
     specs = {"w": P(None, "data"), "b": P()}
     rate = {"ef21": 0.05, "random_k": 0.05}.get(name, 0.4)
-    tx = optax.chain(METHODS[name](reduce_scatter(specs)), optax.sgd(rate, momentum=0.5 if name != "dgc" else 0.0))
+    tx = optax.chain(METHODS[name](ReduceScatter(specs)), optax.sgd(rate, momentum=0.5 if name != "dgc" else 0.0))
     target = rng.standard_normal((64, 32)).astype(np.float32)
     state = gc.init_state({"w": jnp.zeros((64, 32)), "b": jnp.zeros((32,))}, tx, mesh, param_specs=specs)
     step = gc.make_train_step(lambda p, b: jnp.mean((b[0] @ p["w"] + p["b"] - b[1]) ** 2), tx, mesh, param_specs=specs)
@@ -202,7 +202,7 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(ValueError, match=r"dimension 1 of 'matrix', of shape .* does not divide among 4"):
         jax.eval_shape(
             jax.shard_map(
-                lambda g: METHODS["int8"](reduce_scatter(P(None, "data"))).update(g, None)[0],
+                lambda g: METHODS["int8"](ReduceScatter(P(None, "data"))).update(g, None)[0],
                 mesh=World("int8").mesh,
                 in_specs=P("data"),
                 out_specs=P(None, "data"),
@@ -210,8 +210,8 @@ def test_misuse_is_refused() -> None:
             {"matrix": jnp.ones((N, 10))},
         )
     with pytest.raises(ValueError, match="view='tree' otherwise"):
-        gc.gradient_dropping(axis_name="data", route=reduce_scatter(SPECS))
-    with pytest.raises(ValueError, match="must be added, route='reduce_scatter' does not"):
-        gc.exchange(gc.compressors.low_rank(2, (8, 8)), axis_name="data", route=reduce_scatter(SPECS))
+        gc.gradient_dropping(axis_name="data", collective=ReduceScatter(SPECS))
+    with pytest.raises(ValueError, match="must be added, ReduceScatter.* does not"):
+        gc.exchange(gc.compressors.low_rank(2, (8, 8)), axis_name="data", collective=ReduceScatter(SPECS))
     with pytest.raises(NameError, match="'data' is not bound here"):
-        METHODS["int8"](reduce_scatter(SPECS)).init(params())
+        METHODS["int8"](ReduceScatter(SPECS)).init(params())

@@ -20,11 +20,11 @@ def mapped(tx, params):
 
 
 @pytest.mark.parametrize("dtype", (jnp.bfloat16, jnp.float16, jnp.float32))
-@pytest.mark.parametrize("route", ("gather", "two_phase"))
-def test_the_sum_is_the_mean_of_the_estimates_after_many_steps(route: str, dtype) -> None:
+@pytest.mark.parametrize("collective", ("all_gather", "two_phase"))
+def test_the_sum_is_the_mean_of_the_estimates_after_many_steps(collective: str, dtype) -> None:
     """Rounded to 16 bits in each step, the sum would be off by tens of percent."""
     params = {name: jnp.zeros(shape, dtype) for name, shape in SHAPES.items()}
-    state, update = mapped(gc.ef21(axis_name=AXIS, density=0.1, block=64, route=route), params)
+    state, update = mapped(gc.ef21(axis_name=AXIS, density=0.1, block=64, collective=collective), params)
 
     def step(state, key):
         keys = dict(zip(SHAPES, jax.random.split(key), strict=True))
@@ -40,7 +40,7 @@ def test_the_sum_is_the_mean_of_the_estimates_after_many_steps(route: str, dtype
         assert updates[name].dtype == dtype
         size = int(np.prod(shape))
         mean = np.asarray(estimates[name].value, np.float64).reshape(N, -1)[:, :size].mean(axis=0).reshape(shape)
-        if name == "kernel" and route == "two_phase":
+        if name == "kernel" and collective == "two_phase":
             # What owners have not passed on yet.
             mean -= owners_of_leaf(state.inner.server[0], size, N, dealt=True).reshape(shape)
         total = np.asarray(state.total[name])

@@ -9,6 +9,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import gradcomp_jax as gc
 from gradcomp_jax.per_device import is_per_device
+from gradcomp_jax.transforms.context import context_of
 from tests.conformance.environments import exchange_state
 
 P = PartitionSpec
@@ -18,7 +19,7 @@ SPECS = {"bias": P(), "down": P("model", None), "up": P(None, "model")}
 METHODS = {
     "dense": lambda axis: gc.dense(axis_name=axis),
     "dgc": lambda axis: gc.dgc(axis_name=axis, density=1 / 32, block=64, clip_norm=3.0),
-    "topk": lambda axis: gc.topk_sgd(axis_name=axis, density=1 / 32, block=64, route="gather"),
+    "topk": lambda axis: gc.topk_sgd(axis_name=axis, density=1 / 32, block=64, collective="all_gather"),
     "int8": lambda axis: gc.block_quantized(axis_name=axis, block=64),
     "powersgd": lambda axis: gc.powersgd(axis_name=axis, rank=1),
     "one_bit_adam": lambda axis: gc.one_bit_adam(axis_name=axis, warm_up_steps=2, block=64),
@@ -124,7 +125,7 @@ def test_each_shard_is_an_exchange_of_its_own(name: str) -> None:
             want, states[j] = reference(mine, states[j], parts)
             for k in SHAPES:
                 got = np.stack([part(k, np.asarray(u), j) for u in updates[k]])
-                # What fills up the last share is nobody's.
+                # What fills up the last shard is nobody's.
                 np.testing.assert_allclose(got, want[k] * part(k, np.ones(SHAPES[k]), j), atol=2e-4)
                 assert len({g.tobytes() for g in got}) == 1, "workers differ"
 
@@ -285,6 +286,6 @@ def test_buckets_reach_through_the_nested_mapping() -> None:
     gradient = draw(rng)
     updates, _ = world.update(gradient, world.init())
     expected, _ = plain.update(gradient, plain.init())
-    assert seen[-1]["gradcomp_buckets"] == ((2,), (1,), (0,)) and seen[-1]["value"].shape == ()
+    assert context_of(seen[-1]).buckets == ((2,), (1,), (0,)) and seen[-1]["value"].shape == ()
     for k in SHAPES:
         np.testing.assert_array_equal(updates[k], expected[k])

@@ -51,7 +51,7 @@ class Draws:
         self.kind, self.bits = kind, bits
         block = leaves[0][1].width
         total = sum(layout.rows for _, layout in leaves)
-        share = -(-total // workers)
+        shard = -(-total // workers)
         base = jax.random.key(seed)
 
         def key(stream: Any, leaf: int, step: Any) -> Any:
@@ -61,9 +61,9 @@ class Draws:
             if kind == "turns":
                 seeds = jnp.concatenate([kernels.row_seeds(key(_LAST, i, step), piece.rows) for i, piece in leaves])
                 own = [self.turns(kernels.fold_seeds(seeds, w), block) for w in range(workers)]
-                return jnp.stack(own), self.turns(jnp.pad(seeds, (0, share * workers - total)), block)
+                return jnp.stack(own), self.turns(jnp.pad(seeds, (0, shard * workers - total)), block)
             own = [[self.draw(key(w, i, step), piece.rows, block) for i, piece in leaves] for w in range(workers)]
-            back = [self.draw(key(w, _LAST - part, step), share, block) for w in range(workers)]
+            back = [self.draw(key(w, _LAST - part, step), shard, block) for w in range(workers)]
             # Owners with a residual take rows in turn, others as many as follow one another.
             by_row = jnp.stack(back, axis=1).reshape(-1, *back[0].shape[1:]) if in_turn else jnp.concatenate(back)
             return jnp.stack([jnp.concatenate(o) for o in own]), by_row
@@ -102,12 +102,12 @@ class Kept:
 class Part:
     """The tensors that go through one code together."""
 
-    def __init__(self, code, leaves, part, workers, *, route, remainder, memory):
+    def __init__(self, code, leaves, part, workers, *, collective, remainder, memory):
         self.code, self.leaves, self.n = code, leaves, workers
-        self.route, self.remainder, self.memory = route, remainder, memory
+        self.collective, self.remainder, self.memory = collective, remainder, memory
         self.layouts = [layout for _, _, layout in leaves]
         self.block, self.rows = self.layouts[0].width, sum(layout.rows for layout in self.layouts)
-        self.share = -(-self.rows // workers)
+        self.shard = -(-self.rows // workers)
         self.valid = self.stack([np.ones(layout.shape) for layout in self.layouts]) > 0
         numbered = [(number, layout) for number, _, layout in leaves]
         self.draws = Draws(code.draws, getattr(code, "bits", 0), numbered, part, workers, in_turn=remainder == "server")
@@ -116,7 +116,7 @@ class Part:
         return np.concatenate([layout.cut(t) for layout, t in zip(self.layouts, tensors, strict=True)])
 
     def start(self) -> Kept:
-        return Kept(np.zeros((self.n, self.rows, self.block)), np.zeros((self.share * self.n, self.block)))
+        return Kept(np.zeros((self.n, self.rows, self.block)), np.zeros((self.shard * self.n, self.block)))
 
     def pieces(self, rows: np.ndarray) -> list[np.ndarray]:
         """Rows ``[..., rows, block]`` of each tensor."""
@@ -130,9 +130,9 @@ class Part:
         encoded = [self.code(target[i], self.valid, None if own is None else own[i]) for i in range(self.n)]
         sent, settled = np.stack([s for s, _ in encoded]), np.all([ok for _, ok in encoded], axis=0)
         mean, owners = sent.mean(axis=0), kept.owners
-        if self.route == "two_phase":
-            # Rows that fill up the owners' shares, as many for each.
-            padding = [(0, self.share * self.n - self.rows), (0, 0)]
+        if self.collective == "two_phase":
+            # Rows that fill up the owners' shards, as many for each.
+            padding = [(0, self.shard * self.n - self.rows), (0, 0)]
             exact = np.pad(mean, padding) + owners
             decoded, ok = self.code(exact, np.pad(self.valid, padding), back)
             settled, mean = settled & ok[: self.rows], decoded[: self.rows]
@@ -141,7 +141,7 @@ class Part:
             if self.remainder == "put_back":
                 # What rounding took is the owner's, for all N.
                 for row in range(self.rows):
-                    sent[row // self.share, row] -= self.n * (exact[row] - mean[row])
+                    sent[row // self.shard, row] -= self.n * (exact[row] - mean[row])
         workers = target - sent if self.memory else kept.workers
         return self.tree(mean), Kept(workers, owners), self.tree(np.broadcast_to(settled[:, None], mean.shape))
 
@@ -153,14 +153,14 @@ class Part:
 class Averaging:
     """All tensors: those of two or more dimensions through ``code``, the others as their exact mean."""
 
-    def __init__(self, code, shapes, workers, *, block, route, remainder=None, memory=False):
+    def __init__(self, code, shapes, workers, *, block, collective, remainder=None, memory=False):
         self.shapes, self.n = shapes, workers
         by_width: dict[int, list] = {}
         for number, name in enumerate(sorted(shapes)):
             if len(shapes[name]) > 1:
                 layout = Layout(shapes[name], block)
                 by_width.setdefault(layout.width, []).append((number, name, layout))
-        options = {"route": route, "remainder": remainder, "memory": memory}
+        options = {"collective": collective, "remainder": remainder, "memory": memory}
         self.parts = [Part(code, leaves, i, workers, **options) for i, leaves in enumerate(by_width.values())]
         self.kept = [part.start() for part in self.parts]
 

@@ -54,10 +54,10 @@ class Demo:
         if self.two_phase:
             exact = mean
             mean = np.where(self.valid, self.transform(self.strongest(exact, self.k + self.k // 2), back=True), 0)
-            share = -(-len(exact) // self.n)
+            shard = -(-len(exact) // self.n)
             for row in range(len(exact)):
                 # What the owner did not give back is its own to keep.
-                sent[row // share, row] -= self.n * (exact[row] - mean[row])
+                sent[row // shard, row] -= self.n * (exact[row] - mean[row])
         self.m = pushed - sent
         update, start = {name: gradients[name].mean(axis=0) for name in self.shapes if name not in self.names}, 0
         for name in self.names:

@@ -177,8 +177,8 @@ class Sparse:
             self.owners = exact - mean
             return mean, sent
         mean, counted = self.back(exact, self.steps), sent.copy()
-        share = -(-exact.shape[0] // self.n)
+        shard = -(-exact.shape[0] // self.n)
         for row in range(exact.shape[0]):
             # Encoding the mean took this from all N; its owner answers for it.
-            counted[row // share, row] -= self.n * (exact[row] - mean[row])
+            counted[row // shard, row] -= self.n * (exact[row] - mean[row])
         return mean, counted

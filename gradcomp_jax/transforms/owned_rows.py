@@ -1,6 +1,6 @@
-"""Rows that owners take in turn: row r of a part belongs to worker r mod N, whichever rows a bucket has.
+"""Rows that owners take in turn: row r of a group belongs to worker r mod N, whichever rows a bucket has.
 
-So an owner's residual has one place for each of its rows, and buckets may cut a part as they like.
+So an owner's residual has one place for each of its rows, and buckets may divide a group as they like.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ Run = tuple[int, int]
 
 
 def runs(starts: Sequence[int], rows: Sequence[int]) -> list[Run]:
-    """The rows of pieces, which begin at ``starts`` in rising order, as few runs."""
+    """Returns the rows of segments, which begin at ``starts`` in rising order, as few runs."""
     result: list[Run] = []
     for start, count in zip(starts, rows, strict=True):
         if result and result[-1][1] == start:
@@ -26,7 +26,7 @@ def runs(starts: Sequence[int], rows: Sequence[int]) -> list[Run]:
 
 
 def places(starts: Sequence[int], rows: Sequence[int], workers: int) -> list[int]:
-    """Where the rows of each piece begin in a buffer in which row r's place is r modulo ``workers``."""
+    """Returns where each segment's rows begin in a buffer in which row r's place is r modulo ``workers``."""
     result: list[int] = []
     at, end = 0, None
     for start, count in zip(starts, rows, strict=True):
@@ -38,7 +38,7 @@ def places(starts: Sequence[int], rows: Sequence[int], workers: int) -> list[int
 
 
 def spread(arrays: Sequence[Array], at: Sequence[int]) -> Array:
-    """One array ``[rows, ...]`` with each piece's rows from its place on, and zeros between them."""
+    """Returns one array ``[rows, ...]`` with each segment's rows from its place on, and zeros between them."""
     parts: list[Array] = []
     end = 0
     for place, array in zip(at, arrays, strict=True):
@@ -50,12 +50,12 @@ def spread(arrays: Sequence[Array], at: Sequence[int]) -> Array:
 
 
 def take(residual: Array, chosen: Sequence[Run], rows: int, worker: Array, workers: int) -> Array:
-    """What this owner has of some runs of rows, one run after the other, zeros for rows of other runs.
+    """Returns what this owner has of some runs of rows, one run after the other, zeros for rows of other runs.
 
     Args:
-        residual: ``[ceil(rows / N), block]`` of all rows of a part; entry s belongs to row ``s * N + worker``.
+        residual: ``[ceil(rows / N), block]`` of all rows of a group; entry s belongs to row ``s * N + worker``.
         chosen: runs of rows.
-        rows: how many the part has in all.
+        rows: how many the group has in all.
         worker: this worker's number.
         workers: N.
     """
@@ -70,7 +70,7 @@ def take(residual: Array, chosen: Sequence[Run], rows: int, worker: Array, worke
 
 
 def put(residual: Array, new: Array, chosen: Sequence[Run], rows: int, worker: Array, workers: int) -> Array:
-    """The residual with new values of what :func:`take` gave."""
+    """Returns the residual with new values of what :func:`take` gave."""
     if chosen == [(0, rows)]:
         return new
     start = 0

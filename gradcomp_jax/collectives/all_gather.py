@@ -1,0 +1,24 @@
+"""Everybody gets every payload."""
+
+import dataclasses
+
+from gradcomp_jax.collectives.base import Collective, Message, Send, Steps, Workers
+from gradcomp_jax.collectives.inbound_message import InboundMessage
+from gradcomp_jax.compressors import Compressor
+
+
+@dataclasses.dataclass(frozen=True)
+class AllGather(Collective):
+    """Everybody gets every payload and reduces for itself: nothing is encoded twice, (N-1) payloads are sent.
+
+    For few workers.
+    """
+
+    def bytes_sent(self, compressor: Compressor, rows: int, workers: int) -> int:
+        """Returns N - 1 payloads."""
+        return (workers - 1) * compressor.payload_bytes(1) * rows
+
+    def steps(self, message: Message, workers: Workers) -> Steps:
+        """Gathers the payloads."""
+        payloads = yield Send("all_gather", message.payload)
+        return InboundMessage(payloads, message.compressor, message.info.side, divisor=workers.count, stacked=True)

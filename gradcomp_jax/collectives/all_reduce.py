@@ -1,0 +1,46 @@
+"""The payloads themselves are added."""
+
+import dataclasses
+
+from gradcomp_jax.collectives.base import Collective, Message, Send, Steps, Workers
+from gradcomp_jax.collectives.inbound_message import InboundMessage
+from gradcomp_jax.compressors import Compressor
+from gradcomp_jax.memory import Memory
+
+
+@dataclasses.dataclass(frozen=True)
+class AllReduce(Collective):
+    """An all-reduce of the payloads themselves, for codes whose payloads add up: 2(N-1)/N payloads are sent."""
+
+    def check(self, compressor: Compressor, memory: Memory) -> None:
+        """Refuses payloads that do not add up."""
+        del memory
+        if not compressor.summable:
+            raise ValueError(
+                f"collective='all_reduce' needs payloads that add up, and those of {type(compressor).__name__} do not; use"
+                " collective='two_phase' or 'all_gather' (ternary adds up with share_scale=True, packing='int8')"
+            )
+
+    def resolve(self, compressor: Compressor, rows: int, workers: int) -> Collective:
+        """Refuses as many workers as an integer sum could wrap for."""
+        del rows
+        if not fits(compressor, workers):
+            raise ValueError(
+                f"an int8 sum of {workers} ternaries can wrap (at most {compressor.most_workers} workers);"
+                " use collective='two_phase'"
+            )
+        return self
+
+    def bytes_sent(self, compressor: Compressor, rows: int, workers: int) -> int:
+        """Returns the bytes of a reduce-scatter and an all-gather."""
+        return (workers - 1) * 2 * compressor.payload_bytes(1) * rows // workers
+
+    def steps(self, message: Message, workers: Workers) -> Steps:
+        """Adds the payloads."""
+        total = yield Send("psum", message.payload)
+        return InboundMessage(total, message.compressor, message.info.side, divisor=workers.count, added=True)
+
+
+def fits(compressor: Compressor, workers: int) -> bool:
+    """Returns whether a sum of so many payloads does not wrap."""
+    return compressor.most_workers is None or workers <= compressor.most_workers

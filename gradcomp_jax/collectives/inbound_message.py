@@ -1,0 +1,108 @@
+"""What comes in: the mean of all workers' messages, decoded as it is needed."""
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax import lax
+
+from gradcomp_jax import kernels
+from gradcomp_jax._typing import Array
+from gradcomp_jax.compressors import Compressor, RowInfo
+
+Span = tuple[int, int]
+"""The first of some rows, and the first one after them."""
+
+Laid = tuple[kernels.Deal, int] | None
+"""How rows that were dealt out are wanted: the deal, and the width of the matrix that its vector is seen as."""
+
+
+@dataclasses.dataclass(frozen=True)
+class InboundMessage:
+    """What every worker holds of a message after its collective. Rows are those of the message, equal on every worker.
+
+    Attributes:
+        payload: leaves ``[rows, ...]``; of every worker where ``stacked``, ``[N, rows, ...]``.
+        code: decodes it; ``None`` where it is float32 rows already.
+        side: side information of the rows, or ``None``.
+        divisor: what the decoded rows are divided by to be the mean.
+        stacked: whether the payloads of all workers are to be decoded and added.
+        added: whether the payload is the sum of the workers' payloads.
+        drops: whether an entry that is zero in the mean was left out by its owner; else a zero is a number like any other.
+        rounding: what this worker, as an owner, lost to rounding: rows, or a payload of ``code`` where it is a sparsifier.
+        rounding_factor: what that counts in this worker's own memory: N.
+        splits: whether workers take back some of what the mean lacks, see :meth:`taken`.
+        residual: this owner's new residual.
+    """
+
+    payload: Any
+    code: Compressor | None
+    side: Array | None = None
+    divisor: int = 1
+    stacked: bool = False
+    added: bool = False
+    drops: bool = False
+    rounding: Any = None
+    rounding_factor: int = 1
+    splits: bool = False
+    residual: Array | None = None
+
+    def mean(self, span: Span, laid: Laid, after: Any) -> Array:
+        """Returns rows of the mean, float32 ``[b - a, block]``; with a :data:`Laid`, the vector dealt out over them.
+
+        Decoded anew for each use that names another ``after`` to wait for: an array that several passes share would be held.
+        """
+        payload = rows_of(self.payload, span, axis=1 if self.stacked else 0)
+        if self.code is None:
+            mean = _lay(payload, laid)
+        else:
+            payload = payload if self.added else anew(self.code, payload, laid, after)
+            decode = _reduce if self.stacked else _decode
+            mean = decode(self.code, payload, RowInfo(side=self._side(span)), laid)
+        return mean if self.divisor == 1 else mean / self.divisor
+
+    def mean_payload(self, span: Span) -> Any:
+        """Returns rows of the mean of the payloads, where they were added."""
+        # In floating point: the sums of an integer code are not divided in place.
+        return jax.tree.map(lambda a: a / self.divisor, rows_of(self.payload, span))
+
+    def lost(self, span: Span, laid: Laid) -> Array | None:
+        """Returns what this worker's memory takes back of what it lost to rounding as an owner; ``None`` for nothing."""
+        if self.rounding is None or self.code is None:
+            return None
+        part = rows_of(self.rounding, span)
+        rows = (
+            _decode(self.code, part, RowInfo(side=self._side(span)), laid)
+            if self.code.is_sparsifier
+            else _lay(part, laid)
+        )
+        return rows * self.rounding_factor
+
+    def taken(self, compressor: Compressor, payload: Any, span: Span) -> Any:
+        """Returns what went out for good of a payload of this worker's: all but what the owners leave to it."""
+        return compressor.left_with_owner(payload, rows_of(self.payload, span)) if self.splits else payload
+
+    def _side(self, span: Span) -> Array | None:
+        return None if self.side is None else rows_of(self.side, span)
+
+
+def rows_of(tree: Any, span: Span, axis: int = 0) -> Any:
+    """Returns some rows of every array of a tree."""
+    return jax.tree.map(lambda a: lax.slice_in_dim(a, *span, axis=axis), tree)
+
+
+def anew(code: Compressor, payload: Any, laid: Laid, after: Any) -> Any:
+    """Returns a payload to be decoded anew for each use if it was dealt out: an array that passes share would be held."""
+    return lax.optimization_barrier((payload, after))[0] if laid and code.decodes_anew else payload
+
+
+def _lay(rows: Array, laid: Laid) -> Array:
+    return rows if laid is None else laid[0].flat(rows).reshape(-1, laid[1])
+
+
+def _decode(code: Compressor, payload: Any, info: RowInfo, laid: Laid) -> Array:
+    return code.decode(payload, info) if laid is None else code.decode_dealt(payload, *laid, info)
+
+
+def _reduce(code: Compressor, payloads: Any, info: RowInfo, laid: Laid) -> Array:
+    return code.reduce(payloads, info) if laid is None else code.reduce_dealt(payloads, *laid, info)

@@ -1,0 +1,38 @@
+"""The first of two phases alone, for parameters that are sharded along the axis."""
+
+import dataclasses
+
+from gradcomp_jax._typing import PyTree
+from gradcomp_jax.collectives.base import Collective, Message, Send, Steps, Workers
+from gradcomp_jax.collectives.inbound_message import InboundMessage
+from gradcomp_jax.collectives.two_phase import owned_mean, owners_of
+from gradcomp_jax.compressors import Compressor
+
+
+@dataclasses.dataclass(frozen=True)
+class ReduceScatter(Collective):
+    """Each worker gets the mean of its own shard of every sharded parameter, and of no other: for FSDP and ZeRO.
+
+    Payloads go to their owners and no mean comes back: (N-1)/N payloads are sent, and nothing is encoded twice. A tensor
+    whose spec lays a dimension along the axis of the workers is cut along it, whole gradients in, shards of the update
+    out; memories are of whole gradients, because each worker has one. Tensors that no spec divides take ``auto``.
+
+    Attributes:
+        param_specs: the parameters' ``jax.sharding.PartitionSpec``, a tree or a prefix of it.
+
+    References:
+        Rajbhandari et al., 2020, https://arxiv.org/abs/1910.02054, section 5.2 (ZeRO stage 2: partitioned gradients).
+    """
+
+    param_specs: PyTree = dataclasses.field(hash=False)
+
+    def bytes_sent(self, compressor: Compressor, rows: int, workers: int) -> int:
+        """Returns (N-1)/N of a payload."""
+        return (workers - 1) * compressor.payload_bytes(1) * rows // workers
+
+    def steps(self, message: Message, workers: Workers) -> Steps:
+        """Sends rows to their owners."""
+        owners = owners_of(message, workers)
+        received = yield Send("all_to_all", owners.by_owner(message.payload))
+        mean, _ = owned_mean(message, received, owners, workers, clears=False)
+        return InboundMessage(mean, None)

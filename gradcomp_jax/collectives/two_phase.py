@@ -1,0 +1,145 @@
+"""Reduce-scatter and all-gather of payloads: the sharded parameter server, both directions compressed."""
+
+import dataclasses
+from typing import get_args
+
+import jax.numpy as jnp
+
+from gradcomp_jax import _checks, kernels
+from gradcomp_jax._typing import Array
+from gradcomp_jax.collectives.base import Collective, Message, Remainder, Send, Steps, Workers
+from gradcomp_jax.collectives.inbound_message import InboundMessage
+from gradcomp_jax.collectives.owners import Owners
+from gradcomp_jax.compressors import Compressor, RowInfo
+from gradcomp_jax.compressors.base import largest_of
+from gradcomp_jax.memory import Memory
+from gradcomp_jax.memory.momentum import MomentumCorrection
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoPhase(Collective):
+    """Payload rows go to their owners, who reduce them, encode the mean once more (the downlink) and give it to everybody.
+
+    2(N-1)/N payloads are sent whatever N is.
+
+    Attributes:
+        remainder: what becomes of what the downlink loses; by default ``server`` for sparsifiers with a memory, ``split`` for
+            those with momentum in it, ``put_back`` for other codes with one, else ``drop``. ``server``: the owner adds it to
+            its next mean. ``split``, for sparsifiers, whose losses are whole entries: each worker takes back of an entry that
+            the owner did not keep at most the smallest magnitude that it did keep in the row, and the owner adds the rest to
+            its next mean. ``put_back``: the owner's own memory takes what rounding lost, and the workers take back, whole,
+            what a sparsifier did not keep; where their gradients cancel, that is for ever. ``drop``: nothing; for codes
+            without a memory.
+
+    Raises:
+        ValueError: for another remainder.
+    """
+
+    remainder: Remainder | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the name."""
+        if self.remainder is not None:
+            _checks.one_of("remainder", self.remainder, get_args(Remainder))
+
+    def check(self, compressor: Compressor, memory: Memory) -> None:
+        """Refuses a remainder that would lose what the memory keeps, or starve it."""
+        super().check(compressor, memory)
+        if self.remainder in ("split", "put_back") and not memory.keeps:
+            raise ValueError(
+                f"remainder={self.remainder!r} needs a memory to put it into; use memory=residual() or remainder='drop'"
+            )
+        if self.remainder == "split" and not compressor.downlink(2).drops:
+            raise ValueError(
+                "remainder='split' is for a downlink that leaves entries out, and that of"
+                f" {type(compressor).__name__} does not; use 'put_back'"
+            )
+        if self.remainder == "drop" and memory.keeps:
+            raise ValueError(
+                "remainder='drop' would lose what the memory exists to keep; leave it out, or use 'server'"
+            )
+        if self.remainder == "server" and compressor.is_sparsifier and isinstance(memory, MomentumCorrection):
+            raise ValueError(
+                "remainder='server' delays a momentum-corrected selection, which makes training diverge; use 'split'"
+            )
+
+    def remainder_of(self, compressor: Compressor, memory: Memory, workers: int) -> Remainder | None:
+        """Returns the remainder, the default one by code and memory; ``None`` for an exact downlink."""
+        if compressor.exact_downlink(workers):
+            return None
+        if self.remainder is not None:
+            return self.remainder
+        if not memory.keeps:
+            return "drop"
+        if not compressor.downlink(workers).drops:
+            return "put_back"
+        return "split" if isinstance(memory, MomentumCorrection) else "server"
+
+    def owners_from(self, compressor: Compressor, memory: Memory) -> int | None:
+        """Returns 1 where owners have a residual: one worker is its own owner."""
+        return 1 if self.remainder_of(compressor, memory, 2) in ("split", "server") else None
+
+    def bytes_sent(self, compressor: Compressor, rows: int, workers: int) -> int:
+        """Returns the bytes of both phases."""
+        both = compressor.payload_bytes(1) + compressor.downlink(workers).payload_bytes(1)
+        return (workers - 1) * both * rows // workers
+
+    def steps(self, message: Message, workers: Workers) -> Steps:
+        """Sends rows to their owners, and every owner's mean to everybody."""
+        downlink = message.compressor.downlink(workers.count)
+        owners = owners_of(message, workers)
+        received = yield Send("all_to_all", owners.by_owner(message.payload))
+        mean, info = owned_mean(message, received, owners, workers, clears=downlink.pads_nonzero)
+        payload, _ = downlink.encode(mean, downlink.init(mean.shape), info)
+        # Every payload that came was checked by its sender; an owner's residual is in nobody's.
+        bad = ~downlink.finite(payload, None, largest_of(workers.count))
+        everyones = yield Send("all_gather", payload, bad=bad)
+
+        def decoded() -> Array:
+            rows = downlink.decode(payload, info)
+            return clear(rows, info) if message.compressor.pads_nonzero or downlink.pads_nonzero else rows
+
+        inbound = InboundMessage(owners.by_row(everyones), downlink, message.info.side, drops=downlink.drops)
+        if message.remainder == "server":
+            return dataclasses.replace(inbound, residual=mean - decoded())
+        if message.remainder == "split":
+            # What each worker takes back, it works out from its own payload and the mean alone, and so does the owner for all.
+            taken = message.compressor.reduce(message.compressor.left_with_owner(received, payload)) / workers.count
+            assert message.residual is not None, "whose loss is split has a residual"
+            residual = message.residual + taken - downlink.decode(payload)
+            return dataclasses.replace(inbound, residual=residual, splits=True)
+        if message.remainder == "put_back":
+            lost = downlink.rounding(mean, payload, info) if downlink.is_sparsifier else mean - decoded()
+            lost = owners.place(lost, workers.index)
+            return dataclasses.replace(inbound, rounding=lost, rounding_factor=workers.count)
+        return inbound
+
+
+def owners_of(message: Message, workers: Workers) -> Owners:
+    """Returns who owns the rows of a message."""
+    return Owners(message.info.need("count").shape[0], workers.count, in_turn=message.residual is not None)
+
+
+def owned_mean(
+    message: Message, received: object, owners: Owners, workers: Workers, *, clears: bool
+) -> tuple[Array, RowInfo]:
+    """Reduces what came of the rows that this worker owns: their mean with its residual, and their info.
+
+    Args:
+        message: this worker's.
+        received: every worker's payload of these rows, stacked.
+        owners: of the message's rows.
+        workers: all.
+        clears: whether padding must be zeros for what follows.
+    """
+    counts = owners.mine(message.info.count, workers.index)
+    info = RowInfo(counts, message.info.key, side=owners.mine(message.info.side, workers.index))
+    mean = message.compressor.reduce(received, info) / workers.count
+    if message.residual is not None:
+        mean = mean + message.residual
+    return (clear(mean, info) if clears or message.compressor.pads_nonzero else mean), info
+
+
+def clear(rows: Array, info: RowInfo) -> Array:
+    """Returns rows without what a code leaves in the padding."""
+    return jnp.where(kernels.valid_mask(info.need("count"), rows.shape[1]), rows, 0.0)

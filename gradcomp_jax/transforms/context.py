@@ -1,0 +1,37 @@
+"""What the transformations around an exchange tell it, under one key of optax's extra arguments."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gradcomp_jax._typing import AxisName
+
+_KEY = "gradcomp_context"
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """Where an exchange takes place.
+
+    Attributes:
+        inner_axis_name: the axis, or axes, of the devices that are one worker; ``None`` where each device is one.
+        buckets: the leaves' numbers, bucket after bucket; ``None`` for one bucket of all.
+        forward_order: returns the parameters' paths in the order of their first use; ``None`` where nobody has read it.
+        not_gradients: what is exchanged in the place of gradients, such as ``"differences from the centre"``; empty for
+            gradients.
+    """
+
+    inner_axis_name: AxisName | None = None
+    buckets: Sequence[Sequence[int]] | None = None
+    forward_order: Callable[[], Sequence[str]] | None = None
+    not_gradients: str = ""
+
+
+def context_of(extra: Mapping[str, Any]) -> Context:
+    """Returns the context that extra arguments hold, by default that of an exchange by itself."""
+    return extra.get(_KEY, Context())
+
+
+def with_context(extra: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    """Returns extra arguments with some fields of their context replaced."""
+    return {**extra, _KEY: dataclasses.replace(context_of(extra), **changes)}

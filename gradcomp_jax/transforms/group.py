@@ -1,0 +1,186 @@
+"""A compressor with its memory and collective, and how the tensors that it serves become rows."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from gradcomp_jax import kernels
+from gradcomp_jax._typing import Array
+from gradcomp_jax.collectives import Collective, ReduceScatter
+from gradcomp_jax.compressors import Compressor, RowInfo
+from gradcomp_jax.memory import Memory
+from gradcomp_jax.transforms.shards import Shards
+
+View = Literal["rows", "dealt", "columns", "tree"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """One vector to compress: a single leaf, or several leaves joined end to end.
+
+    Attributes:
+        leaves: their numbers in the tree.
+        size: entries.
+        shards: among the workers, of which each owns one, where the parameter lies along their axis.
+        periods: lengths after which its structure repeats.
+    """
+
+    leaves: tuple[int, ...]
+    size: int
+    shards: Shards | None = None
+    periods: tuple[int, ...] = ()
+
+    @property
+    def owners(self) -> int:
+        """Among how many workers it is divided; 1 where all of them want it whole."""
+        return self.shards.count if self.shards else 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """A compressor with its memory and collective.
+
+    Rows that are encoded are float32 ``[rows, block]``. Memories lie as the leaves do, in stretches, whatever the view.
+
+    Attributes:
+        compressor: encodes rows.
+        memory: what stays behind.
+        collective: how payloads cross.
+        view: which entries make a row: ``rows``, stretches of a leaf; ``columns``, a leaf's columns (its last dimension),
+            each by itself; ``dealt``, a leaf's entries dealt out in turn, so that row j of R has the entries j, j + R, ...;
+            ``tree``, those of all leaves together.
+    """
+
+    compressor: Compressor
+    memory: Memory
+    collective: Collective
+    view: View = "rows"
+
+    def __post_init__(self) -> None:
+        """Refuses combinations that cannot keep the laws."""
+        self.collective.check(self.compressor, self.memory)
+        if isinstance(self.collective, ReduceScatter) and self.view not in ("rows", "dealt"):
+            raise ValueError(
+                f"a reduce-scatter divides tensors by owner, view={self.view!r} otherwise; use view='rows'"
+            )
+
+    @property
+    def dealt(self) -> bool:
+        """Whether entries are dealt out over the rows."""
+        return self.view in ("dealt", "tree")
+
+    def memory_rows(self, segment: Segment) -> int:
+        """Returns how many rows the memory of a segment has."""
+        return kernels.row_count(segment.size // segment.owners, self.compressor.block) * segment.owners
+
+    def memory_counts(self, segment: Segment) -> Array:
+        """Returns how many entries of each of those are not padding: int32 ``[rows]``."""
+        return jnp.tile(kernels.valid_counts(segment.size // segment.owners, self.compressor.block), segment.owners)
+
+    def received_rows(self, segment: Segment) -> int:
+        """Returns how many rows a worker receives the mean of: all, or those of its shard."""
+        if self.dealt:
+            return self.deal(segment).rows
+        return kernels.row_count(segment.size // segment.owners, self.compressor.block)
+
+    def rows(self, segment: Segment) -> int:
+        """Returns how many rows are encoded."""
+        return self.received_rows(segment) * segment.owners
+
+    def counts(self, segment: Segment) -> Array:
+        """Returns how many entries of each encoded row are not padding: int32 ``[rows]``."""
+        if not self.dealt:
+            return self.memory_counts(segment)
+        rows = self.received_rows(segment)
+        each, left = divmod(segment.size // segment.owners, rows)
+        one = each + (jax.lax.iota(jnp.int32, rows) < left).astype(jnp.int32)
+        return jnp.tile(one, segment.owners)
+
+    def is_padded(self, segment: Segment) -> bool:
+        """Returns whether the rows hold more than the segment has."""
+        return (segment.size // segment.owners) % self.compressor.block != 0
+
+    def deal(self, segment: Segment) -> kernels.Deal:
+        """Returns how a segment, or each shard of it, is dealt."""
+        block, size = self.compressor.block, self.memory_rows(segment) // segment.owners * self.compressor.block
+        return kernels.Deal(size, block, kernels.dealt_rows(size, block, segment.periods))
+
+    def laid(self, segment: Segment, like: Array | None = None) -> tuple[kernels.Deal, int] | None:
+        """Returns how a mean is wanted: as the memory lies, or as a leaf does; ``None`` where rows are not dealt."""
+        if not self.dealt:
+            return None
+        width = self.compressor.block
+        if like is not None and like.size == segment.size and not self.is_padded(segment) and like.ndim > 1:
+            width = max(like.shape[-1], 1)
+        return self.deal(segment), width
+
+    def join(self, segment: Segment, leaves: Mapping[int, Array]) -> Array:
+        """Returns the float32 rows of a segment's leaves, given by their number in the tree, as the memory lies."""
+        block, first = self.compressor.block, leaves[segment.leaves[0]]
+        if segment.shards:
+            # Each owner's shard by itself, its last row filled up.
+            flat = segment.shards.flat(first).astype(jnp.float32)
+            padding = self.memory_rows(segment) // segment.owners * block - flat.shape[1]
+            return jnp.pad(flat, ((0, 0), (0, padding))).reshape(-1, block)
+        if self.view == "columns":
+            return kernels.as_rows(jnp.moveaxis(first, -1, 0), block)
+        if len(segment.leaves) > 1:
+            first = jnp.concatenate([leaves[i].reshape(-1).astype(jnp.float32) for i in segment.leaves])
+        return kernels.as_rows(first, block)
+
+    def split(self, segment: Segment, rows: Array, like: Sequence[Array]) -> dict[int, Array]:
+        """Inverse of :meth:`join`: leaf number to an array of that leaf's dtype and shape, or that of an owner's shard."""
+        first = segment.leaves[0]
+        leaf = like[first]
+        if segment.shards:
+            shard = kernels.from_rows(rows, (leaf.size // segment.shards.count,), leaf.dtype)
+            return {first: segment.shards.unflat(shard, leaf.shape)}
+        if self.view == "columns" and len(segment.leaves) == 1:
+            turned = kernels.from_rows(rows, (leaf.shape[-1], *leaf.shape[:-1]), leaf.dtype)
+            return {first: jnp.moveaxis(turned, 0, -1)}
+        if len(segment.leaves) == 1:
+            return {first: kernels.from_rows(rows, leaf.shape, leaf.dtype)}
+        flat, start, result = rows.reshape(-1), 0, {}
+        for i in segment.leaves:
+            part = jax.lax.slice(flat, (start,), (start + like[i].size,))
+            result[i] = part.reshape(like[i].shape).astype(like[i].dtype)
+            start += like[i].size
+        return result
+
+    def encoded_rows(self, segment: Segment, rows: Array) -> Array:
+        """Returns the rows that are encoded, of those that lie as the memory does: float32 ``[rows, block]``."""
+        if not self.dealt:
+            return rows
+        flat = rows.reshape(segment.owners, -1)
+        return jax.vmap(self.deal(segment).blocks)(flat).reshape(-1, self.compressor.block)
+
+    def encode(self, segment: Segment, rows: Array, state: Any, info: RowInfo) -> tuple[Any, Any]:
+        """Returns payload and state of rows that lie as the memory does."""
+        if not self.dealt or segment.owners > 1:
+            return self.compressor.encode(self.encoded_rows(segment, rows), state, info)
+        return self.compressor.encode_dealt(rows.reshape(-1), self.deal(segment), state, info)
+
+    def decode(self, segment: Segment, payload: Any, info: RowInfo) -> Array:
+        """Returns a worker's own payload as rows that lie as the memory does."""
+        if not self.dealt:
+            return self.compressor.decode(payload, info)
+        if segment.owners == 1:
+            return self.compressor.decode_dealt(payload, self.deal(segment), self.compressor.block, info)
+        by_owner = self.compressor.decode(payload, info).reshape(segment.owners, -1, self.compressor.block)
+        return jax.vmap(self.deal(segment).flat)(by_owner).reshape(-1, self.compressor.block)
+
+    def sent_mask(self, segment: Segment, payload: Any, info: RowInfo) -> Array:
+        """Returns which of those entries are not zero: boolean."""
+        if not self.dealt:
+            return self.compressor.sent_mask(payload, info)
+        return self.decode(segment, payload, info) != 0
+
+    def joined(self, segments: Sequence[Segment], arrays: Sequence[Array]) -> Array:
+        """Returns one array of all segments' rows ``[rows, ...]``: one after the other, or of one owner after the other."""
+        if len(arrays) == 1 or not isinstance(self.collective, ReduceScatter):
+            return jnp.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+        by_owner = [a.reshape(s.owners, -1, *a.shape[1:]) for s, a in zip(segments, arrays, strict=True)]
+        return jnp.concatenate(by_owner, axis=1).reshape(-1, *arrays[0].shape[1:])

@@ -1,0 +1,300 @@
+"""The way out: gradient and memory make a target, the target is encoded, and payloads join into messages."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from gradcomp_jax import _compat, kernels
+from gradcomp_jax import collectives as co
+from gradcomp_jax._typing import Array, AxisName
+from gradcomp_jax.compressors import RowInfo
+from gradcomp_jax.compressors.base import largest_of
+from gradcomp_jax.per_device import is_per_device
+from gradcomp_jax.transforms import owned_rows
+from gradcomp_jax.transforms.layout import Group, Layout, Segment
+
+_LAST = 2**31 - 1
+
+
+class StepKeys(NamedTuple):
+    """Random keys of one step.
+
+    Attributes:
+        own: of this worker.
+        common: the same on every worker.
+        step: int32 scalar.
+    """
+
+    own: Array
+    common: Array
+    step: Array
+
+    @classmethod
+    def of(cls, key: Any, step: Array, worker: Array, inner_axis_name: AxisName | None) -> "StepKeys":
+        """From a seed or a typed JAX key; the devices of one worker have other parts of a tensor, and other numbers."""
+        typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        base = key if typed else jax.random.key(key)
+        if inner_axis_name is not None:
+            base = jax.random.fold_in(base, _compat.axis_index(inner_axis_name))
+        # The last number is no worker's and no leaf's.
+        return cls(jax.random.fold_in(base, worker), jax.random.fold_in(base, _LAST), step)
+
+    def of_leaf(self, stream: Array, number: int) -> Array:
+        """Axis index (in the stream), then leaf, then step: no two of them share a key."""
+        return jax.random.fold_in(jax.random.fold_in(stream, number), self.step)
+
+
+@dataclasses.dataclass(frozen=True)
+class OutboundMessage:
+    """What one group sends of one bucket: the rows of its segments there, one segment after the other.
+
+    Attributes:
+        group: compressor, memory, collective and view.
+        number: of the group in the layout.
+        members: the numbers of the segments among those of the group.
+        segments: those.
+        starts: the number of each segment's first row among all rows of the group.
+        payloads: of each segment, leaves ``[rows, ...]``.
+        infos: of each segment, as this worker encoded it.
+        states: of the compressor, after it has encoded.
+        collective: resolved, not ``auto``.
+        remainder: what becomes of what a second encoding loses; ``None`` where nothing is lost.
+        payload: all segments' rows.
+        info: of those rows, with a key for the second encoding and the side information of all workers.
+        residual: of the rows that this worker owns; ``None`` where owners keep nothing.
+    """
+
+    group: Group
+    number: int
+    members: Sequence[int]
+    segments: Sequence[Segment]
+    starts: Sequence[int]
+    payloads: list[Any]
+    infos: list[RowInfo]
+    states: list[Any]
+    collective: co.Collective
+    remainder: co.Remainder | None
+    payload: Any
+    info: RowInfo
+    residual: Array | None
+
+    @property
+    def compressor(self) -> Any:
+        """Of the group."""
+        return self.group.compressor
+
+
+def outbound(
+    layout: Layout,
+    bucket: Sequence[Sequence[int]],
+    number: int,
+    leaves: Sequence[Array],
+    state: Any,
+    keys: StepKeys,
+    workers: co.Workers,
+    before: Sequence[OutboundMessage],
+) -> list[OutboundMessage]:
+    """Encodes one bucket of a layout: a message for each group that has segments in it.
+
+    Args:
+        layout: of all leaves.
+        bucket: of each group, the numbers of its segments in this bucket.
+        number: of the bucket.
+        leaves: of the gradient.
+        state: of the exchange.
+        keys: of this step.
+        workers: along the axis.
+        before: the messages of the bucket before. A compiler that makes one kernel of the passes of several buckets (XLA:TPU)
+            would make all of them wait for the last gradient; so each entry waits for the payloads before it, at no pass's
+            cost.
+    """
+    numbers = [n for n, members in enumerate(bucket) if members]
+    groups = [(layout.groups[n][0], [layout.groups[n][1][j] for j in bucket[n]]) for n in numbers]
+    memories = [[state.memory[n][j] for j in bucket[n]] for n in numbers]
+    states = [[state.compressor[n][j] for j in bucket[n]] for n in numbers]
+    there = co.are_there(jax.tree.leaves([m.payloads for m in before]))
+
+    def target(group: Group, segment: Segment, kept: Any, after: Any) -> Array:
+        found = compensated(group, segment, leaves, kept, after)[0]
+        return found if there is None else jnp.where(there, found, 0.0)
+
+    counts = [[RowInfo(group.counts(s)) for s in segments] for group, segments in groups]
+    statistics = [
+        [
+            group.compressor.measure(group.encoded_rows(segment, target(group, segment, kept, ())), info, code_state)
+            for segment, kept, info, code_state in zip(segments, *of_group, strict=True)
+        ]
+        for (group, segments), *of_group in zip(groups, memories, counts, states, strict=True)
+    ]
+    sides = _side_information(groups, statistics, counts, keys, workers)
+    collectives = _resolved(groups, workers)
+    result = []
+    for g, (n, (group, segments)) in enumerate(zip(numbers, groups, strict=True)):
+        payloads, infos, after = [], [], []
+        for j, segment in enumerate(segments):
+            info = counts[g][j]._replace(
+                key=keys.of_leaf(keys.own, segment.leaves[0]),
+                statistic=statistics[g][j],
+                side=group.compressor.side_of(sides[g][j], workers.index),
+            )
+            rows = target(group, segment, memories[g][j], (statistics[g][j], sides[g][j]))
+            payload, code_state = group.encode(segment, rows, states[g][j], info)
+            payloads.append(payload)
+            infos.append(info)
+            after.append(code_state)
+        starts = layout.starts(n)
+        collective, remainder = collectives[g]
+        places, residual = _owned(group, segments, [starts[j] for j in bucket[n]], remainder, state.server[n], workers)
+
+        def join(
+            arrays: Sequence[Array], group: Group = group, segments: Any = segments, places: Any = places
+        ) -> Array:
+            return group.joined(segments, arrays) if places is None else owned_rows.spread(arrays, places)
+
+        side = None
+        if sides[g][0] is not None:
+            # One statistic for a whole tensor is one for each of its rows.
+            rows_of = zip(segments, sides[g], strict=True)
+            side = join([jnp.broadcast_to(a, (group.rows(s), *a.shape[1:])) for s, a in rows_of if a is not None])
+        # Counted down from the end: no leaf's number, so the second encoding's stream is its own.
+        key = keys.of_leaf(keys.own, _LAST - (number * len(layout.groups) + n))
+        result.append(
+            OutboundMessage(
+                group,
+                n,
+                bucket[n],
+                segments,
+                [starts[j] for j in bucket[n]],
+                payloads,
+                infos,
+                after,
+                collective,
+                remainder,
+                payload=jax.tree.map(lambda *a: join(a), *payloads),
+                info=RowInfo(join([c.need("count") for c in counts[g]]), key, side=side),
+                residual=residual,
+            )
+        )
+    return result
+
+
+def compensated(
+    group: Group, segment: Segment, leaves: Sequence[Array], kept: Any, after: Any
+) -> tuple[Array, Any, Any]:
+    """Returns what ought to be sent of a segment, its memory with the gradient in it, and its memory as it was.
+
+    Computed anew at every call: a target is a fused multiply-add away from gradient and memory. Used in several passes
+    it would be held, a dense copy written and read again, when reading its sources costs less. The barrier, with what
+    the pass has to wait for in it, keeps the compiler from seeing that two calls compute the same. Where rows are a mere
+    reshape it comes first: a backend whose layout is not linear (TPU) then copies once, not once for each pass.
+    """
+    block = group.compressor.block
+    reshaped = group.view in ("rows", "dealt") and len(segment.leaves) == 1 and not segment.shards
+    free = reshaped and not group.is_padded(segment)
+    sources = {i: leaves[i].reshape(-1, block) if free else leaves[i] for i in segment.leaves}
+    values = jax.tree.map(lambda p: p.value, kept, is_leaf=is_per_device)
+    sources, old, _ = lax.optimization_barrier((sources, values, after))
+    target, memory = group.memory.compensate(group.join(segment, sources), old)
+    return target, memory, old
+
+
+def all_finite(messages: Sequence[OutboundMessage], also: Sequence[Array], workers: co.Workers) -> Array:
+    """Returns whether all that was encoded is finite and no sum of it can overflow: boolean scalar.
+
+    Args:
+        messages: of one bucket.
+        also: what does not cross and must be finite as well.
+        workers: along the axis.
+    """
+    largest = largest_of(workers.count)
+    found = [
+        m.compressor.finite(payload, info.statistic, largest)
+        for m in messages
+        for payload, info in zip(m.payloads, m.infos, strict=True)
+    ]
+    return jnp.stack([*found, *(kernels.all_finite(x) for x in also)] or [jnp.array(True)]).all()
+
+
+def _side_information(
+    groups: Sequence[tuple[Group, Sequence[Segment]]],
+    statistics: list[list[Any]],
+    counts: list[list[RowInfo]],
+    keys: StepKeys,
+    workers: co.Workers,
+) -> list[list[Array | None]]:
+    """What all workers know of each segment: the maximum or the mean of their statistics, or seeds."""
+
+    def of_kind(kind: str) -> list[Array]:
+        agreeing = [statistics[g] for g, (group, _) in enumerate(groups) if group.compressor.side_information == kind]
+        return [a for of_group in agreeing for a in of_group]
+
+    largest = iter(co.pmax(of_kind("max"), workers.axis_name))
+    total = iter(co.psum(of_kind("mean"), workers.axis_name))
+    result: list[list[Array | None]] = []
+    for group, segments in groups:
+        kind = group.compressor.side_information
+        if kind is None:
+            result.append([None for _ in segments])
+        elif kind == "max":
+            result.append([next(largest) for _ in segments])
+        elif kind == "mean":
+            # All tensors of a compressor at once: what follows (an orthogonalization) is slow on small arrays.
+            mean = group.compressor.from_mean(jnp.concatenate([next(total) for _ in segments]) / workers.count)
+            ends = [sum(group.rows(s) for s in segments[: j + 1]) for j in range(len(segments))]
+            result.append([mean[end - group.rows(s) : end] for end, s in zip(ends, segments, strict=True)])
+        else:
+            of_leaf = [keys.of_leaf(keys.common, s.leaves[0]) for s in segments]
+            result.append([kernels.row_seeds(k, group.rows(s)) for k, s in zip(of_leaf, segments, strict=True)])
+    return result
+
+
+def _resolved(
+    groups: Sequence[tuple[Group, Sequence[Segment]]], workers: co.Workers
+) -> list[tuple[co.Collective, co.Remainder | None]]:
+    """The collective of each group; a small dense one takes two phases where another group does: a collective less."""
+    rows = [sum(group.rows(s) for s in segments) for group, segments in groups]
+    chosen = [g.collective.resolve(g.compressor, n, workers.count) for (g, _), n in zip(groups, rows, strict=True)]
+    remainders = [
+        c.remainder_of(g.compressor, g.memory, workers.count) for (g, _), c in zip(groups, chosen, strict=True)
+    ]
+    if any(isinstance(c, co.TwoPhase) for c in chosen):
+        chosen = [
+            co.TwoPhase() if co.rides_along(group.collective, c, group.compressor, n) else c
+            for (group, _), c, n in zip(groups, chosen, rows, strict=True)
+        ]
+    return list(zip(chosen, remainders, strict=True))
+
+
+def _owned(
+    group: Group,
+    segments: Sequence[Segment],
+    starts: Sequence[int],
+    remainder: co.Remainder | None,
+    server: Any,
+    workers: co.Workers,
+) -> tuple[list[int] | None, Array | None]:
+    """Where each segment's rows begin so that owners can take them in turn, and what this owner keeps of them.
+
+    Raises:
+        ValueError: if the state was made for another number of workers, or for none.
+    """
+    keeps = remainder in ("split", "server")
+    if not keeps and not is_per_device(server):
+        return None, None
+    found = server.value.shape if is_per_device(server) else None
+    if found is None or found != (server.held(workers.count), group.compressor.block):
+        raise ValueError(
+            f"the owners' residual has shape {found} on this worker, which is none of {workers.count} workers: initialise"
+            " inside the axis (gradcomp_jax.init_state does), or use gradcomp_jax.resize_workers after a change of their"
+            " number"
+        )
+    if not keeps:
+        return None, None
+    rows = [group.rows(s) for s in segments]
+    runs = owned_rows.runs(starts, rows)
+    residual = owned_rows.take(server.value, runs, server.rows, workers.index, workers.count)
+    return owned_rows.places(starts, rows, workers.count), residual

@@ -1,0 +1,111 @@
+"""Messages across the axis: the operations of all their collectives at once, as few as these allow."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradcomp_jax import collectives as co
+from gradcomp_jax._typing import Array
+from gradcomp_jax.collectives import fused
+from gradcomp_jax.transforms.outbound import OutboundMessage
+
+
+class Arrived(NamedTuple):
+    """What has come in: ``owners``, by all-to-all, and ``everyone``, by all-gather and all-reduce."""
+
+    owners: Sequence[Array] = ()
+    everyone: Sequence[Array] = ()
+
+
+class Transported(NamedTuple):
+    """A bucket that has crossed.
+
+    Attributes:
+        messages: that went out.
+        inbound: what came of each of them.
+        ok: boolean scalar, equal on every worker: whether all that crossed was usable.
+        arrived: what came in.
+    """
+
+    messages: Sequence[OutboundMessage]
+    inbound: list[co.InboundMessage]
+    ok: Array
+    arrived: Arrived
+
+
+def transport(
+    messages: Sequence[OutboundMessage], bad: Array, workers: co.Workers, after: Arrived | None = None
+) -> Transported:
+    """Takes every message across the axis: all-to-all, then all-gather, then all-reduce, each at most once.
+
+    Args:
+        messages: what this worker sends.
+        bad: boolean scalar, whether this worker's gradient is unusable. It rides in the last collective, so that
+            the workers' common decision costs no message of its own.
+        workers: along the axis.
+        after: what has to have come in before each of these collectives starts, of the bucket before. A compiler that
+            combines collectives would make one of both, which waits for what the later one is made of.
+    """
+    after, axis_name = after or Arrived(), workers.axis_name
+    crossing = [_Crossing(m.collective.steps(m, workers)) for m in messages]
+    while meeting := _waiting(crossing, "permute"):
+        partners = meeting[0].send.partners
+        _go_on(meeting, functools.partial(fused.permute, to=partners, axis_name=axis_name))
+    to_owners = _go_on(
+        _waiting(crossing, "all_to_all"), lambda arrays: fused.all_to_all(co.wait(arrays, after.owners), axis_name)
+    )
+    gathered, added = _waiting(crossing, "all_gather"), _waiting(crossing, "psum")
+    bad = jnp.stack([bad, *(c.send.bad for c in gathered if c.send.bad is not None)]).any()
+    to_gather, to_add = (co.wait(_arrays(of), after.everyone) for of in (gathered, added))
+    if to_gather:
+        carrier = min(to_gather, key=lambda a: a.dtype.itemsize).dtype
+        unsigned = jnp.dtype(f"uint{8 * carrier.itemsize}")
+        *came, flags = fused.all_gather([*to_gather, bad.astype(unsigned)], axis_name)
+        sums = fused.psum(to_add, axis_name)
+        ok = jnp.max(flags) == 0
+    else:
+        carrier = to_add[0].dtype if to_add else jnp.dtype(jnp.float32)
+        *sums, flags = fused.psum([*to_add, bad.astype(carrier)], axis_name)
+        came, ok = [], flags == 0
+    _go_on(gathered, lambda _: came)
+    _go_on(added, lambda _: sums)
+    inbound = [c.inbound for c in crossing if c.inbound is not None]
+    return Transported(messages, inbound, ok, Arrived(to_owners, [*came, *sums]))
+
+
+class _Crossing:
+    """A message on its way: what its collective sends next, or what came of it."""
+
+    def __init__(self, steps: co.Steps) -> None:
+        self._steps = steps
+        self.inbound: co.InboundMessage | None = None
+        self.go_on(None)
+
+    def go_on(self, came: Any) -> None:
+        """Hands what came to the collective."""
+        try:
+            self.send = self._steps.send(came)
+        except StopIteration as end:
+            self.inbound = end.value
+
+
+def _waiting(crossing: Sequence[_Crossing], by: str) -> list[_Crossing]:
+    """The messages that wait for an operation of a kind."""
+    return [c for c in crossing if c.inbound is None and c.send.by == by]
+
+
+def _arrays(waiting: Sequence[_Crossing]) -> list[Array]:
+    return [a for c in waiting for a in jax.tree.leaves(c.send.payload)]
+
+
+def _go_on(waiting: Sequence[_Crossing], operation: Callable[[list[Array]], list[Array]]) -> list[Array]:
+    """Puts the arrays of all waiting messages through one operation, and hands each of them its own."""
+    came = operation(_arrays(waiting))
+    rest = iter(came)
+    for c in waiting:
+        leaves, treedef = jax.tree.flatten(c.send.payload)
+        c.go_on(jax.tree.unflatten(treedef, [next(rest) for _ in leaves]))
+    return came
