@@ -14,7 +14,7 @@ from gradcomp_jax.compressors import Compressor, RowInfo, dense
 from gradcomp_jax.per_device import PerDevice
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import each_nth, one_of, when
-from gradcomp_jax.transforms.outbound import StepKeys
+from gradcomp_jax.transforms.step_keys import StepKeys
 
 Graph = Literal["hypercube", "exponential"]
 

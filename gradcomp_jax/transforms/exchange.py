@@ -1,7 +1,6 @@
 """The exchange: per-device gradients in, the averaged update out, what was not sent in explicit state."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, get_args
 
 import jax
@@ -18,8 +17,10 @@ from gradcomp_jax.transforms.context import Context, context_of
 from gradcomp_jax.transforms.inbound import take_in
 from gradcomp_jax.transforms.layout import Group, Layout, LayoutRules, Segment, View
 from gradcomp_jax.transforms.memory_ratio import ratio_of
-from gradcomp_jax.transforms.outbound import StepKeys, all_finite, outbound
-from gradcomp_jax.transforms.policies import Policy, Select, Selected, gains, path_name
+from gradcomp_jax.transforms.outbound import all_finite, outbound
+from gradcomp_jax.transforms.policies import Policy, Select, Selected, gains
+from gradcomp_jax.transforms.reduced import refuse_reduced
+from gradcomp_jax.transforms.step_keys import StepKeys
 from gradcomp_jax.transforms.transport import Transported, transport
 
 
@@ -218,25 +219,6 @@ def layout_rules(
     return LayoutRules(policy, memory, co.as_collective(collective), view, dense_group)
 
 
-def in_buckets(
-    collective: Callable[[list[Array], Any], list[Array]],
-    arrays: Sequence[Array],
-    axis_name: AxisName,
-    context: Context,
-    where: Sequence[bool] | None = None,
-) -> list[Any]:
-    """Runs one collective for each bucket of the arrays, each a leaf's; ``None`` where an array is left out."""
-    result: list[Any] = [None] * len(arrays)
-    came: list[Array] = []
-    for bucket in context.buckets or [range(len(arrays))]:
-        chosen = [i for i in bucket if where is None or where[i]]
-        # One after the other: a compiler that combines collectives would make one of all.
-        came = collective(co.wait([arrays[i] for i in chosen], came), axis_name) or came
-        for i, value in zip(chosen, came if chosen else [], strict=True):
-            result[i] = value
-    return result
-
-
 def _bound(axis_name: AxisName | None) -> co.Workers:
     """The workers along the axis, which must be there."""
     if _compat.axis_size(axis_name) is None:
@@ -258,22 +240,6 @@ def _refuse_sharded_twice(rules: LayoutRules, context: Context) -> None:
             "a reduce-scatter is for parameters that lie along the exchange's own axis; for those along the inner one give"
             " gradcomp_jax.hierarchical their param_specs"
         )
-
-
-def refuse_reduced(updates: PyTree, axis_name: AxisName | None, averaged: Iterable[int] = ()) -> None:
-    """A gradient that does not vary over the axis was summed by somebody: there is nothing left to compress."""
-    if not _compat.tracks_varying(axis_name):
-        return
-    expected = set(averaged)
-    for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(updates)):
-        # Without entries there is nothing to reduce, and a choice among none is a constant.
-        if i not in expected and jnp.size(leaf) and not _compat.is_varying(leaf, axis_name):
-            raise ValueError(
-                f"the gradient {path_name(path)!r} is already reduced over {axis_name!r}: inside jax.shard_map, "
-                "jax.grad with respect to replicated parameters inserts a dense all-reduce of its own. Differentiate with"
-                f" gradcomp_jax.local_value_and_grad(loss, axis_name={axis_name!r}), or cast the parameters first with"
-                f" jax.lax.pcast(params, {axis_name!r}, to='varying')"
-            )
 
 
 def _init_memory(group: Group, segment: Segment, axis_name: AxisName | None) -> Any:

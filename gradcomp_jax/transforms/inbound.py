@@ -12,8 +12,8 @@ from jax import lax
 from gradcomp_jax import collectives as co
 from gradcomp_jax import kernels
 from gradcomp_jax._typing import Array
+from gradcomp_jax.collectives import owners
 from gradcomp_jax.per_device import is_per_device
-from gradcomp_jax.transforms import owned_rows
 from gradcomp_jax.transforms.outbound import OutboundMessage, compensated
 
 
@@ -43,7 +43,7 @@ def take_in(
     received = [group.received_rows(s) for s in out.segments]
     starts = list(itertools.accumulate(received, initial=0))[:-1]
     if came.residual is not None:
-        starts = owned_rows.places(out.starts, received, workers.count)
+        starts = owners.places(out.starts, received, workers.count)
     for i, (j, segment) in enumerate(zip(out.members, out.segments, strict=True)):
         span = (starts[i], starts[i] + received[i])
         like = leaves[segment.leaves[0]] if len(segment.leaves) == 1 else None
@@ -56,8 +56,8 @@ def take_in(
             after = group.compressor.next_state(after, came.mean_payload(span))
         state.compressor[n][j] = _keep_if(ok, after, before, before)
     if came.residual is not None:
-        server, runs = state.server[n], owned_rows.runs(out.starts, received)
-        new = owned_rows.put(server.value, came.residual, runs, server.rows, workers.index, workers.count)
+        server, runs = state.server[n], owners.runs(out.starts, received)
+        new = owners.put(server.value, came.residual, runs, server.rows, workers.index, workers.count)
         state.server[n] = dataclasses.replace(server, value=jnp.where(ok, new, server.value))
     return updates
 

@@ -2,50 +2,22 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from gradcomp_jax import _compat, kernels
 from gradcomp_jax import collectives as co
-from gradcomp_jax._typing import Array, AxisName
+from gradcomp_jax import kernels
+from gradcomp_jax._typing import Array
+from gradcomp_jax.collectives import owners
 from gradcomp_jax.compressors import RowInfo
 from gradcomp_jax.compressors.base import largest_of
 from gradcomp_jax.per_device import is_per_device
-from gradcomp_jax.transforms import owned_rows
 from gradcomp_jax.transforms.layout import Group, Layout, Segment
-
-_LAST = 2**31 - 1
-
-
-class StepKeys(NamedTuple):
-    """Random keys of one step.
-
-    Attributes:
-        own: of this worker.
-        common: the same on every worker.
-        step: int32 scalar.
-    """
-
-    own: Array
-    common: Array
-    step: Array
-
-    @classmethod
-    def of(cls, key: Any, step: Array, worker: Array, inner_axis_name: AxisName | None) -> "StepKeys":
-        """From a seed or a typed JAX key; the devices of one worker have other parts of a tensor, and other numbers."""
-        typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-        base = key if typed else jax.random.key(key)
-        if inner_axis_name is not None:
-            base = jax.random.fold_in(base, _compat.axis_index(inner_axis_name))
-        # The last number is no worker's and no leaf's.
-        return cls(jax.random.fold_in(base, worker), jax.random.fold_in(base, _LAST), step)
-
-    def of_leaf(self, stream: Array, number: int) -> Array:
-        """Axis index (in the stream), then leaf, then step: no two of them share a key."""
-        return jax.random.fold_in(jax.random.fold_in(stream, number), self.step)
+from gradcomp_jax.transforms.side_information import side_information
+from gradcomp_jax.transforms.step_keys import StepKeys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +102,7 @@ def outbound(
         ]
         for (group, segments), *of_group in zip(groups, memories, counts, states, strict=True)
     ]
-    sides = _side_information(groups, statistics, counts, keys, workers)
+    sides = side_information(groups, statistics, keys, workers)
     collectives = _resolved(groups, workers)
     result = []
     for g, (n, (group, segments)) in enumerate(zip(numbers, groups, strict=True)):
@@ -153,15 +125,14 @@ def outbound(
         def join(
             arrays: Sequence[Array], group: Group = group, segments: Any = segments, places: Any = places
         ) -> Array:
-            return group.joined(segments, arrays) if places is None else owned_rows.spread(arrays, places)
+            return group.joined(segments, arrays) if places is None else owners.spread(arrays, places)
 
         side = None
         if sides[g][0] is not None:
             # One statistic for a whole tensor is one for each of its rows.
             rows_of = zip(segments, sides[g], strict=True)
             side = join([jnp.broadcast_to(a, (group.rows(s), *a.shape[1:])) for s, a in rows_of if a is not None])
-        # Counted down from the end: no leaf's number, so the second encoding's stream is its own.
-        key = keys.of_leaf(keys.own, _LAST - (number * len(layout.groups) + n))
+        key = keys.of_downlink(number * len(layout.groups) + n)
         result.append(
             OutboundMessage(
                 group,
@@ -219,39 +190,6 @@ def all_finite(messages: Sequence[OutboundMessage], also: Sequence[Array], worke
     return jnp.stack([*found, *(kernels.all_finite(x) for x in also)] or [jnp.array(True)]).all()
 
 
-def _side_information(
-    groups: Sequence[tuple[Group, Sequence[Segment]]],
-    statistics: list[list[Any]],
-    counts: list[list[RowInfo]],
-    keys: StepKeys,
-    workers: co.Workers,
-) -> list[list[Array | None]]:
-    """What all workers know of each segment: the maximum or the mean of their statistics, or seeds."""
-
-    def of_kind(kind: str) -> list[Array]:
-        agreeing = [statistics[g] for g, (group, _) in enumerate(groups) if group.compressor.side_information == kind]
-        return [a for of_group in agreeing for a in of_group]
-
-    largest = iter(co.pmax(of_kind("max"), workers.axis_name))
-    total = iter(co.psum(of_kind("mean"), workers.axis_name))
-    result: list[list[Array | None]] = []
-    for group, segments in groups:
-        kind = group.compressor.side_information
-        if kind is None:
-            result.append([None for _ in segments])
-        elif kind == "max":
-            result.append([next(largest) for _ in segments])
-        elif kind == "mean":
-            # All tensors of a compressor at once: what follows (an orthogonalization) is slow on small arrays.
-            mean = group.compressor.from_mean(jnp.concatenate([next(total) for _ in segments]) / workers.count)
-            ends = [sum(group.rows(s) for s in segments[: j + 1]) for j in range(len(segments))]
-            result.append([mean[end - group.rows(s) : end] for end, s in zip(ends, segments, strict=True)])
-        else:
-            of_leaf = [keys.of_leaf(keys.common, s.leaves[0]) for s in segments]
-            result.append([kernels.row_seeds(k, group.rows(s)) for k, s in zip(of_leaf, segments, strict=True)])
-    return result
-
-
 def _resolved(
     groups: Sequence[tuple[Group, Sequence[Segment]]], workers: co.Workers
 ) -> list[tuple[co.Collective, co.Remainder | None]]:
@@ -295,6 +233,6 @@ def _owned(
     if not keeps:
         return None, None
     rows = [group.rows(s) for s in segments]
-    runs = owned_rows.runs(starts, rows)
-    residual = owned_rows.take(server.value, runs, server.rows, workers.index, workers.count)
-    return owned_rows.places(starts, rows, workers.count), residual
+    runs = owners.runs(starts, rows)
+    residual = owners.take(server.value, runs, server.rows, workers.index, workers.count)
+    return owners.places(starts, rows, workers.count), residual

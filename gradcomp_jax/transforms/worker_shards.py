@@ -1,7 +1,7 @@
 """A worker that is several devices: each has its shard of every tensor, and of an exchange's state."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,10 +10,9 @@ import optax
 
 from gradcomp_jax import _compat, _specs
 from gradcomp_jax._typing import Array, AxisName, PyTree
-from gradcomp_jax.collectives import fused
+from gradcomp_jax.collectives import fused, wait
 from gradcomp_jax.per_device import PerDevice, is_per_device
-from gradcomp_jax.transforms.context import context_of, with_context
-from gradcomp_jax.transforms.exchange import in_buckets
+from gradcomp_jax.transforms.context import Context, context_of, with_context
 from gradcomp_jax.transforms.shards import Shards
 
 
@@ -82,6 +81,25 @@ def update(
     result = [(m if w is None else _join(w, g)).astype(g.dtype) for m, w, g in zip(parts, whole, leaves, strict=True)]
     marked = jax.tree.map(_mark_again, state.shard, after, is_leaf=is_per_device)
     return jax.tree.unflatten(treedef, result), ShardState(_varying(marked, axis_name, inner_axis_name))
+
+
+def in_buckets(
+    collective: Callable[[list[Array], Any], list[Array]],
+    arrays: Sequence[Array],
+    axis_name: AxisName,
+    context: Context,
+    where: Sequence[bool] | None = None,
+) -> list[Any]:
+    """Runs one collective for each bucket of the arrays, each a leaf's; ``None`` where an array is left out."""
+    result: list[Any] = [None] * len(arrays)
+    came: list[Array] = []
+    for bucket in context.buckets or [range(len(arrays))]:
+        chosen = [i for i in bucket if where is None or where[i]]
+        # One after the other: a compiler that combines collectives would make one of all.
+        came = collective(wait([arrays[i] for i in chosen], came), axis_name) or came
+        for i, value in zip(chosen, came if chosen else [], strict=True):
+            result[i] = value
+    return result
 
 
 def shards_of(param_specs: PyTree | None, tree: PyTree, inner_axis_name: AxisName) -> list[Shards]:

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradcomp_jax.transforms import owned_rows
+from gradcomp_jax.collectives import owners
 
 N, ROWS, BLOCK = 4, 7, 2
 
@@ -26,7 +26,7 @@ def test_only_the_rows_of_a_run_are_taken_and_put(run: tuple[int, int], worker: 
     inside[slice(*run)] = True
     first, end = run[0] // N, -(-run[1] // N)
     residual, number = jnp.asarray(held(table, worker)), jnp.int32(worker)
-    taken = owned_rows.take(residual, [run], ROWS, number, N)
+    taken = owners.take(residual, [run], ROWS, number, N)
     np.testing.assert_array_equal(taken, held(np.where(inside, table, 0), worker)[first:end])
-    after = owned_rows.put(residual, -taken, [run], ROWS, number, N)
+    after = owners.put(residual, -taken, [run], ROWS, number, N)
     np.testing.assert_array_equal(after, held(np.where(inside, -table, table), worker))

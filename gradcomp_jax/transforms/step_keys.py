@@ -1,0 +1,44 @@
+"""Random keys that no two workers, tensors or steps share."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradcomp_jax import _compat
+from gradcomp_jax._typing import Array, AxisName
+
+_LAST = 2**31 - 1
+
+
+class StepKeys(NamedTuple):
+    """Random keys of one step.
+
+    Attributes:
+        own: of this worker.
+        common: the same on every worker.
+        step: int32 scalar.
+    """
+
+    own: Array
+    common: Array
+    step: Array
+
+    @classmethod
+    def of(cls, key: Any, step: Array, worker: Array, inner_axis_name: AxisName | None) -> "StepKeys":
+        """From a seed or a typed JAX key; the devices of one worker have other parts of a tensor, and other numbers."""
+        typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        base = key if typed else jax.random.key(key)
+        if inner_axis_name is not None:
+            base = jax.random.fold_in(base, _compat.axis_index(inner_axis_name))
+        # The last number is no worker's and no leaf's.
+        return cls(jax.random.fold_in(base, worker), jax.random.fold_in(base, _LAST), step)
+
+    def of_leaf(self, stream: Array, number: int) -> Array:
+        """Axis index (in the stream), then leaf, then step: no two of them share a key."""
+        return jax.random.fold_in(jax.random.fold_in(stream, number), self.step)
+
+    def of_downlink(self, number: int) -> Array:
+        """Returns this worker's key for the second encoding of message number ``number`` of the step."""
+        # Counted down from the end: no leaf's number, so the second encoding's stream is its own.
+        return self.of_leaf(self.own, _LAST - number)
