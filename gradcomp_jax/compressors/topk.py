@@ -181,8 +181,8 @@ def topk(
     Args:
         density: fraction of the entries to send, in (0, 1].
         block: entries of a row; by default 1024, longer below a density of about 1/1365.
-        downlink_density: fraction that the owners send; by default half as many entries again as a worker does, rounded
-            down, because workers that disagree send different ones (``k = 1``: one).
+        downlink_density: fraction that the owners send; by default half as many entries again as a worker does, rounded down,
+            and at least one more, because workers that disagree send different ones.
         downlink: what the owners of a two-phase exchange send: ``topk``, the largest entries of the mean; ``union``, every
             entry that any worker sent, exactly, or whole blocks where that is less; or another compressor of this block.
         dtype: of the values on the wire: float32, bfloat16, or int8 with a float32 scale for each block, which pays from
@@ -205,7 +205,7 @@ def topk(
     if size > 2**20:
         raise ValueError(f"block must be at most {2**20}, got {size}")
     k = max(1, round(density * size))
-    k_downlink = min(size, k + k // 2)
+    k_downlink = min(size, k + max(1, k // 2))
     if downlink_density is not None:
         k_downlink = max(1, round(_checks.in_unit_interval("downlink_density", downlink_density) * size))
     resolved = jnp.dtype(dtype)

@@ -1,5 +1,6 @@
 """Deep Gradient Compression (Lin et al., 2018)."""
 
+import dataclasses
 from typing import Any
 
 import optax
@@ -49,7 +50,8 @@ def dgc(
         masking: momentum factor masking.
         block: entries among which the largest are chosen; 1024 by default, longer for densities that need it.
         downlink_density: fraction that the owners of a two-phase exchange send; by default half as many entries of a block
-            again as a worker sends, rounded down.
+            again as a worker sends, rounded down. Where that is one entry, as with the default density, one more is 1.5 times
+            the bytes, and serves workers that disagree faster.
         dtype: of values on the wire, bfloat16 or float32; of the dense leaves too.
         exact: the paper's selection, by sorting: the largest entries of each tensor as a whole, or of every 2**20 entries dealt
             out of a longer one, in place of ``block``. Many times slower; a tensor is one row, so gather it.
@@ -81,7 +83,9 @@ def dgc(
         downlink = None if downlink_density is None else max(at, downlink_density)
 
         def largest(block: int) -> compressors.Compressor:
-            return compressors.topk(at, block=block, downlink_density=downlink, dtype=dtype, exact=exact)
+            code = compressors.topk(at, block=block, downlink_density=downlink, dtype=dtype, exact=exact)
+            # One entry for one: what momentum has accumulated comes in its turn, and a second would be half of all bytes again.
+            return dataclasses.replace(code, k_downlink=1) if downlink is None and code.k == 1 else code
 
         return exchange(
             by_tensor(largest, dense=compressors.dense(dtype), select=chosen) if exact else largest(final.block),

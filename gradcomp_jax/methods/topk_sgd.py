@@ -30,7 +30,7 @@ def topk_sgd(
         density: fraction of the entries to send.
         block: entries among which the largest are chosen; 1024 by default, longer for densities that need it.
         downlink_density: fraction that the owners of a two-phase exchange send; by default half as many entries of a block
-            again as a worker sends, rounded down.
+            again as a worker sends, rounded down, and at least one more.
         dtype: of values on the wire: bfloat16, float32 or int8.
         exact: the paper's selection, by sorting: the largest entries of each tensor as a whole, or of every 2**20 entries dealt
             out of a longer one, in place of ``block``. Many times slower; a tensor is one row, so gather it.

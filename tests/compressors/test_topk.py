@@ -100,8 +100,8 @@ def test_the_downlink_keeps_what_was_asked_for() -> None:
     assert not compressor.exact_downlink(8)
 
 
-@pytest.mark.parametrize(("k", "downlink"), [(1, 1), (2, 3), (3, 4), (8, 12), (9, 13), (13, 13)])
-def test_the_downlink_keeps_half_as_many_again(k: int, downlink: int) -> None:
+@pytest.mark.parametrize(("k", "downlink"), [(1, 2), (2, 3), (3, 4), (8, 12), (9, 13), (13, 13)])
+def test_the_downlink_keeps_half_as_many_again_and_one_more(k: int, downlink: int) -> None:
     expected = compressors.topk(downlink / 13, block=13, downlink_density=downlink / 13)
     assert compressors.topk(k / 13, block=13).downlink(8) == expected
 

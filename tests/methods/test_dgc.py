@@ -81,8 +81,10 @@ def test_dense_leaves_follow_ordinary_momentum() -> None:
 def test_without_momentum_correction_the_momentum_follows_the_exchange() -> None:
     options = {"axis_name": AXIS, "density": 1 / 64, "block": 64}
     state, update = mapped(gc.dgc(momentum_correction=False, momentum=0.9, **options))
-    plain, plain_update = mapped(gc.exchange(gc.compressors.topk(1 / 64, block=64), axis_name=AXIS, collective="two_phase",
-                                            dense_compressor=gc.compressors.dense("bfloat16")))  # fmt: skip
+    code = gc.compressors.topk(1 / 64, block=64, downlink_density=1 / 64)
+    dense = gc.compressors.dense("bfloat16")
+    tx = gc.exchange(code, axis_name=AXIS, collective="two_phase", dense_compressor=dense)
+    plain, plain_update = mapped(tx)
     rng, velocity = np.random.default_rng(2), 0.0
     for _ in range(5):
         gradients = draw(rng)

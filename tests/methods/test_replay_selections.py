@@ -22,7 +22,7 @@ def again(k, dtype):
 
 
 def by_topk(k, dtype, collective, *, k_downlink=None, block=BLOCK, **options) -> Sparse:
-    downlink = again(k_downlink or k + k // 2, dtype) if collective == "two_phase" else None
+    downlink = again(k_downlink or k + max(1, k // 2), dtype) if collective == "two_phase" else None
     return Sparse(SHAPES, N, block, largest(k), lambda x: coded(x, dtype), downlink, server=True, **options)
 
 

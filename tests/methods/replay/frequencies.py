@@ -53,7 +53,9 @@ class Demo:
         sent = np.stack([np.where(self.valid, self.transform(q, back=True), 0) for q in crossed])
         if self.two_phase:
             exact = mean
-            mean = np.where(self.valid, self.transform(self.strongest(exact, self.k + self.k // 2), back=True), 0)
+            mean = np.where(
+                self.valid, self.transform(self.strongest(exact, self.k + max(1, self.k // 2)), back=True), 0
+            )
             shard = -(-len(exact) // self.n)
             for row in range(len(exact)):
                 # What the owner did not give back is its own to keep.
