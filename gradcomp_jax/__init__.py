@@ -73,6 +73,7 @@ from gradcomp_jax.transforms import exchange as exchange
 from gradcomp_jax.transforms import forward_order as forward_order
 from gradcomp_jax.transforms import hierarchical as hierarchical
 from gradcomp_jax.transforms import local_clip as local_clip
+from gradcomp_jax.transforms import masks as masks
 from gradcomp_jax.transforms import model_parallel as model_parallel
 from gradcomp_jax.transforms import rate_weighted as rate_weighted
 from gradcomp_jax.transforms import running_sum as running_sum
@@ -122,6 +123,7 @@ __all__ = [
     "lower_update",
     "make_overlapped_step",
     "make_train_step",
+    "masks",
     "mean_wire_bytes",
     "memory",
     "methods",

@@ -6,7 +6,7 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.transforms import everything, exchange
+from gradcomp_jax.transforms.exchange import exchange
 
 
 def dense(
@@ -31,5 +31,5 @@ def dense(
         axis_name=axis_name,
         memory=memory.none(),
         collective=collectives.as_collective(collective, second_encoding=True),
-        select=everything,
+        mask=True,
     )

@@ -6,8 +6,9 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.transforms import Select, Stages, by_tensor, exchange, gains, local_clip, staged
+from gradcomp_jax.transforms import Mask, Stages, by_tensor, exchange, local_clip, staged
 from gradcomp_jax.transforms import weight_decay as decay
+from gradcomp_jax.transforms.masks import gains
 
 
 def dgc(
@@ -26,7 +27,7 @@ def dgc(
     dtype: Any = "bfloat16",
     exact: bool = False,
     collective: collectives.Collective | str = "auto",
-    select: Select | None = None,
+    mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Sends one entry in a thousand; momentum, clipping and weight decay happen on the worker, before that.
 
@@ -56,7 +57,7 @@ def dgc(
         collective: see :func:`gradcomp_jax.exchange`. By default ``all_gather`` for two workers and ``two_phase`` for more,
             where a worker takes back, of an entry that its owner does not send, at most the smallest that it does, and the
             owner keeps the rest.
-        select: which leaves to compress; by default those with two or more dimensions.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions.
 
     Raises:
         ValueError: for values out of range, and for a block with ``exact``.
@@ -74,7 +75,7 @@ def dgc(
         raise ValueError(f"exact=True takes whole tensors as blocks, got block={block}; leave one of them out")
     final = compressors.topk(density, block=block)
     # By the final density in every stage: which leaves have a memory must not change under way.
-    chosen = gains(final, compressors.dense(dtype)) if select is None else select
+    chosen = gains(final, compressors.dense(dtype)) if mask is None else mask
 
     def send(at: float) -> optax.GradientTransformationExtraArgs:
         # The owners keep what the workers send while the density is above their own.
@@ -84,11 +85,11 @@ def dgc(
             return compressors.topk(at, block=block, downlink_density=downlink, dtype=dtype, exact=exact)
 
         return exchange(
-            by_tensor(largest, dense=compressors.dense(dtype), select=chosen) if exact else largest(final.block),
+            by_tensor(largest, dense=compressors.dense(dtype)) if exact else largest(final.block),
             axis_name=axis_name,
             memory=kept,
             collective=collectives.as_collective(collective, second_encoding=True),
-            select=None if exact else chosen,
+            mask=chosen,
             dense_compressor=compressors.dense(dtype),
         )
 

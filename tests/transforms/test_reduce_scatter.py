@@ -211,7 +211,7 @@ def test_misuse_is_refused() -> None:
         )
     with pytest.raises(ValueError, match="view='tree' otherwise"):
         gc.gradient_dropping(axis_name="data", collective=ReduceScatter(SPECS))
-    with pytest.raises(ValueError, match="must be added, ReduceScatter.* does not"):
+    with pytest.raises(ValueError, match=r"must be added, ReduceScatter.* does not"):
         gc.exchange(gc.compressors.low_rank(2, (8, 8)), axis_name="data", collective=ReduceScatter(SPECS))
     with pytest.raises(NameError, match="'data' is not bound here"):
         METHODS["int8"](ReduceScatter(SPECS)).init(params())
