@@ -4,9 +4,11 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
+from gradcomp_jax.methods.registry import GATHERS, register
 from gradcomp_jax.transforms import Mask, exchange
 
 
+@register(kept="residual", momentum="after", collectives=GATHERS, paper="2306.10209")
 def block_quantized(
     *,
     axis_name: AxisName | None,

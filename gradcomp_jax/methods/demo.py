@@ -7,9 +7,13 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
+from gradcomp_jax.methods.registry import register
 from gradcomp_jax.transforms import Mask, exchange, rate_weighted
 
 
+@register(
+    kept="residual", momentum="inside", collectives=("all_gather", "two_phase"), paper="2411.19870", update="sign"
+)
 def demo(
     *,
     axis_name: AxisName | None,

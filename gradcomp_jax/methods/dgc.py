@@ -6,11 +6,13 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
+from gradcomp_jax.methods.registry import SELECTS, register
 from gradcomp_jax.transforms import Mask, Stages, by_tensor, exchange, local_clip, staged
 from gradcomp_jax.transforms import weight_decay as decay
 from gradcomp_jax.transforms.masks import gains
 
 
+@register(kept="momentum", momentum="inside", collectives=SELECTS, paper="1712.01887")
 def dgc(
     *,
     axis_name: AxisName | None,

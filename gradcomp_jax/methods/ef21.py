@@ -6,9 +6,11 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
+from gradcomp_jax.methods.registry import SELECTS, register
 from gradcomp_jax.transforms import Mask, exchange, running_sum
 
 
+@register(kept="estimate", momentum="after", collectives=SELECTS, paper="2106.05203")
 def ef21(
     *,
     axis_name: AxisName | None,

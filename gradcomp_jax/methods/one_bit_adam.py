@@ -4,9 +4,18 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
+from gradcomp_jax.methods.registry import register
 from gradcomp_jax.transforms import Mask, exchange, frozen_adam
 
 
+@register(
+    kept="residual",
+    momentum="inside",
+    collectives=("two_phase",),
+    paper="2102.02888",
+    update="direction",
+    warm_up_steps=100,
+)
 def one_bit_adam(
     *,
     axis_name: AxisName | None,

@@ -7,9 +7,11 @@ import optax
 
 from gradcomp_jax import _checks, collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
+from gradcomp_jax.methods.registry import GATHERS, register
 from gradcomp_jax.transforms import Mask, by_column, exchange
 
 
+@register(kept="residual", momentum="after", collectives=GATHERS, paper="Interspeech 2014")
 def one_bit_sgd(
     *,
     axis_name: AxisName | None,

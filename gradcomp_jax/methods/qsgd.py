@@ -7,9 +7,11 @@ import optax
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
 from gradcomp_jax.kernels.random import Generator
+from gradcomp_jax.methods.registry import GATHERS, register
 from gradcomp_jax.transforms import Mask, exchange
 
 
+@register(kept="nothing", momentum="after", collectives=GATHERS, paper="1610.02132", biased=False)
 def qsgd(
     *,
     axis_name: AxisName | None,

@@ -6,9 +6,11 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
+from gradcomp_jax.methods.registry import GATHERS, register
 from gradcomp_jax.transforms import Mask, exchange
 
 
+@register(kept="nothing", momentum="after", collectives=GATHERS, paper="1802.04434", update="sign")
 def sign_sgd(
     *,
     axis_name: AxisName | None,

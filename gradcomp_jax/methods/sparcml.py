@@ -6,11 +6,13 @@ import optax
 
 from gradcomp_jax import _checks, collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
+from gradcomp_jax.methods.registry import register
 from gradcomp_jax.transforms import Mask, exchange
 
 _BITS = {"int8": 8, "int4": 4, "int2": 2}
 
 
+@register(kept="residual", momentum="after", collectives=("two_phase", "recursive_doubling"), paper="1802.08021")
 def sparcml(
     *,
     axis_name: AxisName | None,
