@@ -83,7 +83,7 @@ def blocks(block: int) -> dict[str, np.ndarray]:
 def share(x: np.ndarray, density: float, view: str | None) -> float:
     """What an exchange sends of a tensor."""
     code = gc.compressors.topk(density, block=1024, dtype="float32")
-    tx = gc.exchange(code, axis_name=None, view=view, select=lambda path, leaf: True)
+    tx = gc.exchange(code, axis_name=None, view=view, mask=True)
     gradient = jnp.asarray(x, jnp.float32)
     sent = np.asarray(jax.jit(tx.update)(gradient, tx.init(gradient))[0], np.float64)
     best = np.sort(np.square(x.reshape(-1)))[-max(1, round(density * x.size)) :]

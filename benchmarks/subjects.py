@@ -75,7 +75,7 @@ def donated(init: Callable[[jax.Array], Any], function: Callable[[jax.Array, Any
 
 
 KEY = jax.random.key(0)
-EVERYTHING: dict[str, Any] = {"axis_name": None, "select": lambda path, leaf: True}
+EVERYTHING: dict[str, Any] = {"axis_name": None, "mask": True}
 
 
 def encode(compressor: gc.compressors.Compressor) -> Callable[[jax.Array], Any]:

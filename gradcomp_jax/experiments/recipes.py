@@ -29,8 +29,7 @@ from gradcomp_jax.experiments.replicas import REPLICA_RECIPES
 from gradcomp_jax.experiments.settings import Settings
 from gradcomp_jax.methods import dense, dgc, terngrad
 from gradcomp_jax.methods.registry import METHODS, command_name
-from gradcomp_jax.transforms import exchange
-from gradcomp_jax.transforms.policies import gains
+from gradcomp_jax.transforms import exchange, masks
 from gradcomp_jax.transforms.warm_up import Stages
 
 
@@ -67,13 +66,9 @@ def _terngrad(
     settings: Settings, warm_up: Stages, seed: int, *, downlink: Literal["exact", "ternary"]
 ) -> Transformation:
     del warm_up
-    gain = gains(ternary(downlink=downlink), dense_code())
-
-    def select(path: str, leaf: Any) -> bool:
-        """The paper's practice: the last classification layer stays dense."""
-        return CLASSIFIER not in path and gain(path, leaf)
-
-    make = functools.partial(terngrad, axis_name=settings.axis_name, downlink=downlink, select=select)
+    # The paper's practice: the last classification layer stays dense.
+    mask = masks.without(CLASSIFIER, masks.gains(ternary(downlink=downlink), dense_code()))
+    make = functools.partial(terngrad, axis_name=settings.axis_name, downlink=downlink, mask=mask)
     return after(seeded(make, seed), settings)
 
 

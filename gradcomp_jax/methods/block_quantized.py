@@ -4,9 +4,11 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.transforms import Select, exchange
+from gradcomp_jax.methods.registry import GATHERS, register
+from gradcomp_jax.transforms import Mask, exchange
 
 
+@register(kept="residual", momentum="after", collectives=GATHERS, paper="2306.10209")
 def block_quantized(
     *,
     axis_name: AxisName | None,
@@ -14,7 +16,7 @@ def block_quantized(
     block: int = 256,
     error_feedback: bool = True,
     collective: collectives.Collective | str = "two_phase",
-    select: Select | None = None,
+    mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Integers of 8 or 4 bits with a scale for each block, summed in float32 by owners: the sensible default.
 
@@ -30,7 +32,8 @@ def block_quantized(
         block: entries that share a float32 scale.
         error_feedback: keep what rounding takes; without, nothing is kept and nothing is stored.
         collective: see :func:`gradcomp_jax.exchange`.
-        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
+            get smaller.
 
     Raises:
         ValueError: for values out of range.
@@ -43,5 +46,5 @@ def block_quantized(
         axis_name=axis_name,
         memory=memory.residual() if error_feedback else memory.none(),
         collective=collectives.as_collective(collective, second_encoding=True),
-        select=select,
+        mask=mask,
     )

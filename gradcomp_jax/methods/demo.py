@@ -7,9 +7,13 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.transforms import Select, exchange, rate_weighted
+from gradcomp_jax.methods.registry import register
+from gradcomp_jax.transforms import Mask, exchange, rate_weighted
 
 
+@register(
+    kept="residual", momentum="inside", collectives=("all_gather", "two_phase"), paper="2411.19870", update="sign"
+)
 def demo(
     *,
     axis_name: AxisName | None,
@@ -19,7 +23,7 @@ def demo(
     signed: bool = True,
     dtype: Any = "bfloat16",
     collective: collectives.Collective | str = "all_gather",
-    select: Select | None = None,
+    mask: Mask | None = None,
     average: Literal["workers", "senders"] = "workers",
     rate: Callable[[Any], Any] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -38,7 +42,8 @@ def demo(
         signed: the sign of the mean, as in the paper's optimizer.
         dtype: of values on the wire, bfloat16 or float32.
         collective: see :func:`gradcomp_jax.exchange`; the paper gathers.
-        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
+            get smaller.
         average: of a frequency over all ``workers``, or over its ``senders`` as the official code has it. The latter breaks the
             law that updates and momenta add up to all gradients, so it is not the default.
         rate: schedule of the learning rate, which the momentum then has in it, as in the official code; see
@@ -61,7 +66,7 @@ def demo(
         axis_name=axis_name,
         memory=memory.residual(decay=momentum),
         collective=chosen,
-        select=select,
+        mask=mask,
     )
     if rate is not None:
         frequencies = rate_weighted(frequencies, rate)

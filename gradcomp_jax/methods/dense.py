@@ -6,9 +6,20 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.transforms import everything, exchange
+from gradcomp_jax.methods.registry import GATHERS, register
+from gradcomp_jax.transforms.exchange import exchange
 
 
+@register(
+    kept="nothing",
+    momentum="after",
+    collectives=(*GATHERS, "all_reduce"),
+    paper="",
+    biased=False,
+    name="dense_bf16",
+    dtype="bfloat16",
+)
+@register(kept="nothing", momentum="after", collectives=("all_reduce", *GATHERS), paper="", biased=False)
 def dense(
     *, axis_name: AxisName | None, dtype: Any = "float32", collective: collectives.Collective | str = "auto"
 ) -> optax.GradientTransformationExtraArgs:
@@ -31,5 +42,5 @@ def dense(
         axis_name=axis_name,
         memory=memory.none(),
         collective=collectives.as_collective(collective, second_encoding=True),
-        select=everything,
+        mask=True,
     )

@@ -7,10 +7,13 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.transforms import Select, Stages, by_tensor, exchange, gains, local_clip, staged
+from gradcomp_jax.methods.registry import SELECTS, register
+from gradcomp_jax.transforms import Mask, Stages, by_tensor, exchange, local_clip, staged
 from gradcomp_jax.transforms import weight_decay as decay
+from gradcomp_jax.transforms.masks import gains
 
 
+@register(kept="momentum", momentum="inside", collectives=SELECTS, paper="1712.01887")
 def dgc(
     *,
     axis_name: AxisName | None,
@@ -27,7 +30,7 @@ def dgc(
     dtype: Any = "bfloat16",
     exact: bool = False,
     collective: collectives.Collective | str = "auto",
-    select: Select | None = None,
+    mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Sends one entry in a thousand; momentum, clipping and weight decay happen on the worker, before that.
 
@@ -58,7 +61,7 @@ def dgc(
         collective: see :func:`gradcomp_jax.exchange`. By default ``all_gather`` for two workers and ``two_phase`` for more,
             where a worker takes back, of an entry that its owner does not send, at most the smallest that it does, and the
             owner keeps the rest.
-        select: which leaves to compress; by default those with two or more dimensions.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions.
 
     Raises:
         ValueError: for values out of range, and for a block with ``exact``.
@@ -76,7 +79,7 @@ def dgc(
         raise ValueError(f"exact=True takes whole tensors as blocks, got block={block}; leave one of them out")
     final = compressors.topk(density, block=block)
     # By the final density in every stage: which leaves have a memory must not change under way.
-    chosen = gains(final, compressors.dense(dtype)) if select is None else select
+    chosen = gains(final, compressors.dense(dtype)) if mask is None else mask
 
     def send(at: float) -> optax.GradientTransformationExtraArgs:
         # The owners keep what the workers send while the density is above their own.
@@ -88,11 +91,11 @@ def dgc(
             return dataclasses.replace(code, k_downlink=1) if downlink is None and code.k == 1 else code
 
         return exchange(
-            by_tensor(largest, dense=compressors.dense(dtype), select=chosen) if exact else largest(final.block),
+            by_tensor(largest, dense=compressors.dense(dtype)) if exact else largest(final.block),
             axis_name=axis_name,
             memory=kept,
             collective=collectives.as_collective(collective, second_encoding=True),
-            select=None if exact else chosen,
+            mask=chosen,
             dense_compressor=compressors.dense(dtype),
         )
 

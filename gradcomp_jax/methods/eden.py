@@ -6,9 +6,11 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.transforms import Select, exchange
+from gradcomp_jax.methods.registry import GATHERS, register
+from gradcomp_jax.transforms import Mask, exchange
 
 
+@register(kept="nothing", momentum="after", collectives=GATHERS, paper="2108.08842", biased=False)
 def eden(
     *,
     axis_name: AxisName | None,
@@ -16,7 +18,7 @@ def eden(
     block: int = 1024,
     error_feedback: bool = False,
     collective: collectives.Collective | str = "auto",
-    select: Select | None = None,
+    mask: Mask | None = None,
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
     r"""A random rotation, then the best 1 to 4 bit levels of a Gaussian: the least error known for so few bits.
@@ -35,7 +37,8 @@ def eden(
         block: entries that are rotated together, a power of two.
         error_feedback: keep what was not sent, or an unbiased code without memory.
         collective: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``all_gather`` and ``two_phase``.
-        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
+            get smaller.
         key: seed (int) or typed JAX key of the rotations.
 
     Raises:
@@ -49,6 +52,6 @@ def eden(
         axis_name=axis_name,
         memory=memory.residual() if error_feedback else memory.none(),
         collective=collectives.as_collective(collective, second_encoding=True),
-        select=select,
+        mask=mask,
         key=key,
     )

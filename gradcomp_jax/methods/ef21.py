@@ -6,9 +6,11 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.transforms import Select, exchange, running_sum
+from gradcomp_jax.methods.registry import SELECTS, register
+from gradcomp_jax.transforms import Mask, exchange, running_sum
 
 
+@register(kept="estimate", momentum="after", collectives=SELECTS, paper="2106.05203")
 def ef21(
     *,
     axis_name: AxisName | None,
@@ -16,7 +18,7 @@ def ef21(
     block: int | None = None,
     dtype: Any = "bfloat16",
     collective: collectives.Collective | str = "auto",
-    select: Select | None = None,
+    mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Every worker sends how its gradient differs from what was sent before; the update is the mean estimate.
 
@@ -33,7 +35,8 @@ def ef21(
         dtype: of values on the wire, bfloat16 or float32.
         collective: see :func:`gradcomp_jax.exchange`. By default ``all_gather`` for two workers and ``two_phase`` for more,
             where owners keep what they do not send in a residual of their own.
-        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
+            get smaller.
 
     Raises:
         ValueError: for values out of range.
@@ -47,6 +50,6 @@ def ef21(
         axis_name=axis_name,
         memory=memory.estimate(),
         collective=collectives.as_collective(collective, second_encoding=True),
-        select=select,
+        mask=mask,
     )
     return running_sum(differences)

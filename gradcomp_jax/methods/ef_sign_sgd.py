@@ -4,15 +4,17 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.transforms import Select, exchange
+from gradcomp_jax.methods.registry import GATHERS, register
+from gradcomp_jax.transforms import Mask, exchange
 
 
+@register(kept="residual", momentum="after", collectives=GATHERS, paper="1901.09847")
 def ef_sign_sgd(
     *,
     axis_name: AxisName | None,
     block: int = 2048,
     collective: collectives.Collective | str = "two_phase",
-    select: Select | None = None,
+    mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Signs with their mean magnitude, and error feedback: 1 bit each way.
 
@@ -25,7 +27,8 @@ def ef_sign_sgd(
         axis_name: the axis to average over, or ``None`` for one worker.
         block: entries that share a magnitude. The paper takes a whole layer; a smaller block follows the gradient better.
         collective: see :func:`gradcomp_jax.exchange`.
-        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
+            get smaller.
 
     Raises:
         ValueError: for values out of range.
@@ -39,5 +42,5 @@ def ef_sign_sgd(
         axis_name=axis_name,
         memory=memory.residual(),
         collective=collectives.as_collective(collective, second_encoding=True),
-        select=select,
+        mask=mask,
     )

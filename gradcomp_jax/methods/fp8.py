@@ -6,9 +6,11 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.transforms import Select, exchange
+from gradcomp_jax.methods.registry import GATHERS, register
+from gradcomp_jax.transforms import Mask, exchange
 
 
+@register(kept="residual", momentum="after", collectives=GATHERS, paper="2209.05433")
 def fp8(
     *,
     axis_name: AxisName | None,
@@ -17,7 +19,7 @@ def fp8(
     scaled: bool = True,
     error_feedback: bool = True,
     collective: collectives.Collective | str = "auto",
-    select: Select | None = None,
+    mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Eight-bit floats on the wire, as bytes, so that no backend widens them; sums in float32.
 
@@ -31,7 +33,8 @@ def fp8(
         scaled: one float32 scale for each block; without, plain casts.
         error_feedback: keep what rounding takes.
         collective: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``all_gather`` and ``two_phase``.
-        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
+            get smaller.
 
     Raises:
         ValueError: for values out of range.
@@ -44,5 +47,5 @@ def fp8(
         axis_name=axis_name,
         memory=memory.residual() if error_feedback else memory.none(),
         collective=collectives.as_collective(collective, second_encoding=True),
-        select=select,
+        mask=mask,
     )

@@ -6,9 +6,11 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.transforms import Select, exchange
+from gradcomp_jax.methods.registry import SELECTS, register
+from gradcomp_jax.transforms import Mask, exchange
 
 
+@register(kept="residual", momentum="after", collectives=SELECTS, paper="1704.05021")
 def gradient_dropping(
     *,
     axis_name: AxisName | None,
@@ -16,7 +18,7 @@ def gradient_dropping(
     block: int | None = None,
     dtype: Any = "bfloat16",
     collective: collectives.Collective | str = "auto",
-    select: Select | None = None,
+    mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Sends the largest entries of all tensors together; the rest is added to the next gradient.
 
@@ -36,7 +38,8 @@ def gradient_dropping(
         dtype: of values on the wire, bfloat16 or float32.
         collective: see :func:`gradcomp_jax.exchange`. By default ``all_gather`` for two workers and ``two_phase`` for more,
             where owners keep what they do not send in a residual of their own.
-        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
+            get smaller.
 
     Raises:
         ValueError: for values out of range.
@@ -50,6 +53,6 @@ def gradient_dropping(
         axis_name=axis_name,
         memory=memory.residual(),
         collective=collectives.as_collective(collective, second_encoding=True),
-        select=select,
+        mask=mask,
         view="tree",
     )

@@ -4,9 +4,18 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.transforms import Select, exchange, frozen_adam
+from gradcomp_jax.methods.registry import register
+from gradcomp_jax.transforms import Mask, exchange, frozen_adam
 
 
+@register(
+    kept="residual",
+    momentum="inside",
+    collectives=("two_phase",),
+    paper="2102.02888",
+    update="direction",
+    warm_up_steps=100,
+)
 def one_bit_adam(
     *,
     axis_name: AxisName | None,
@@ -16,7 +25,7 @@ def one_bit_adam(
     eps: float = 1e-8,
     floor: float = 0.1,
     block: int = 2048,
-    select: Select | None = None,
+    mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Adam, dense at first; then its variance freezes and its momentum crosses as signs.
 
@@ -37,7 +46,8 @@ def one_bit_adam(
             error is divided by every entry's own variance, and one that is far too small makes training diverge. The
             paper has none (0).
         block: entries that share a magnitude.
-        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
+            get smaller.
 
     Raises:
         ValueError: for values out of range.
@@ -50,7 +60,7 @@ def one_bit_adam(
         axis_name=axis_name,
         memory=memory.residual(),
         collective=collectives.TwoPhase("server"),
-        select=select,
+        mask=mask,
     )
     whole = exchange(compressors.dense(), axis_name=axis_name, memory=memory.none())
     return frozen_adam(whole, compressed, warm_up_steps=warm_up_steps, b1=b1, b2=b2, eps=eps, floor=floor)

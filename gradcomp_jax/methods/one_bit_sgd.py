@@ -7,16 +7,18 @@ import optax
 
 from gradcomp_jax import _checks, collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.transforms import Select, by_column, exchange
+from gradcomp_jax.methods.registry import GATHERS, register
+from gradcomp_jax.transforms import Mask, by_column, exchange
 
 
+@register(kept="residual", momentum="after", collectives=GATHERS, paper="Interspeech 2014")
 def one_bit_sgd(
     *,
     axis_name: AxisName | None,
     granularity: Literal["column", "block"] = "column",
     block: int = 512,
     collective: collectives.Collective | str = "two_phase",
-    select: Select | None = None,
+    mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Signs, and for each column of a weight matrix the mean of its positive and of its negative entries.
 
@@ -33,7 +35,8 @@ def one_bit_sgd(
             transposition and suits tensors with short columns.
         block: entries of a block.
         collective: see :func:`gradcomp_jax.exchange`.
-        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
+            get smaller.
 
     Raises:
         ValueError: for values out of range.
@@ -47,13 +50,11 @@ def one_bit_sgd(
     means = functools.partial(compressors.sign, "means")
     by_columns = granularity == "column"
     return exchange(
-        by_column(lambda entries: means(block=entries), dense=dense, select=select)
-        if by_columns
-        else means(block=block),
+        by_column(lambda entries: means(block=entries), dense=dense) if by_columns else means(block=block),
         axis_name=axis_name,
         memory=memory.residual(),
         collective=collectives.as_collective(collective, second_encoding=True),
-        select=None if by_columns else select,
+        mask=mask,
         view="columns" if by_columns else "rows",
         dense_compressor=dense,
     )

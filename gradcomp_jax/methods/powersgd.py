@@ -7,16 +7,18 @@ import optax
 
 from gradcomp_jax import _checks, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.transforms import Matrix, Select, by_matrix, exchange, plus_trace
+from gradcomp_jax.methods.registry import register
+from gradcomp_jax.transforms import Mask, Matrix, by_matrix, exchange, plus_trace
 
 
+@register(kept="residual", momentum="after", collectives=("all_reduce",), paper="1905.13727")
 def powersgd(
     *,
     axis_name: AxisName | None,
     rank: int = 4,
     matrix: Matrix | None = None,
     momentum: Any = None,
-    select: Select | None = None,
+    mask: Mask | None = None,
     seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Low-rank averages of matrices, by two small all-reduces whatever the number of workers.
@@ -46,7 +48,8 @@ def powersgd(
             of dimensions; the first pattern found counts. Or a function ``matrix(path, leaf)`` that returns one of those or
             ``None``, the default. With ``batch`` alone the other dimensions are split as by default; vectors go dense.
         momentum: :math:`\lambda`, in [0, 1); ``None`` for none.
-        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
+            get smaller.
         seed: of the first Q.
 
     Raises:
@@ -61,7 +64,7 @@ def powersgd(
     dense = compressors.dense()
     code = functools.partial(compressors.low_rank, seed=seed)
     policy = by_matrix(
-        lambda rows, columns: code(min(rank, rows, columns), (rows, columns)), dense=dense, select=select, matrix=matrix
+        lambda rows, columns: code(min(rank, rows, columns), (rows, columns)), dense=dense, matrix=matrix
     )
-    averaged = exchange(policy, axis_name=axis_name, memory=memory.residual(), dense_compressor=dense)
+    averaged = exchange(policy, axis_name=axis_name, memory=memory.residual(), mask=mask, dense_compressor=dense)
     return averaged if momentum is None else optax.chain(averaged, plus_trace(momentum))

@@ -7,9 +7,11 @@ import optax
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
 from gradcomp_jax.kernels.random import Generator
-from gradcomp_jax.transforms import Select, exchange
+from gradcomp_jax.methods.registry import GATHERS, register
+from gradcomp_jax.transforms import Mask, exchange
 
 
+@register(kept="nothing", momentum="after", collectives=GATHERS, paper="1610.02132", biased=False)
 def qsgd(
     *,
     axis_name: AxisName | None,
@@ -17,7 +19,7 @@ def qsgd(
     norm: Literal["max", "l2"] = "max",
     bucket_size: int = 512,
     collective: collectives.Collective | str = "auto",
-    select: Select | None = None,
+    mask: Mask | None = None,
     generator: Generator = "hash",
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -36,7 +38,8 @@ def qsgd(
             of a bucket are zero and the variance is larger.
         bucket_size: entries that share a norm.
         collective: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``all_gather`` and ``two_phase``.
-        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
+            get smaller.
         generator: random numbers, ``hash`` or ``threefry``.
         key: seed (int) or typed JAX key.
 
@@ -51,6 +54,6 @@ def qsgd(
         axis_name=axis_name,
         memory=memory.none(),
         collective=collectives.as_collective(collective, second_encoding=True),
-        select=select,
+        mask=mask,
         key=key,
     )

@@ -6,9 +6,11 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.transforms import Select, exchange
+from gradcomp_jax.methods.registry import SELECTS, register
+from gradcomp_jax.transforms import Mask, exchange
 
 
+@register(kept="residual", momentum="after", collectives=SELECTS, paper="1809.07599")
 def random_k(
     *,
     axis_name: AxisName | None,
@@ -17,7 +19,7 @@ def random_k(
     error_feedback: bool = True,
     dtype: Any = "bfloat16",
     collective: collectives.Collective | str = "auto",
-    select: Select | None = None,
+    mask: Mask | None = None,
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Sends entries chosen at random, the same ones on every worker, and so without their positions.
@@ -34,7 +36,8 @@ def random_k(
         error_feedback: keep what was not sent, or rescale what is.
         dtype: of values on the wire, bfloat16 or float32.
         collective: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``all_gather`` and ``two_phase``.
-        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
+            get smaller.
         key: seed (int) or typed JAX key of the positions.
 
     Raises:
@@ -49,6 +52,6 @@ def random_k(
         axis_name=axis_name,
         memory=memory.residual() if error_feedback else memory.none(),
         collective=collectives.as_collective(collective, second_encoding=True),
-        select=select,
+        mask=mask,
         key=key,
     )

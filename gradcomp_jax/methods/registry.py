@@ -1,37 +1,19 @@
-"""Every method, a line each; and the table of what they cost, read from their programs."""
+"""What is known of every method, and the table of what they cost, read from their programs."""
 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from gradcomp_jax import _checks, _markdown
-from gradcomp_jax.methods.block_quantized import block_quantized
-from gradcomp_jax.methods.demo import demo
-from gradcomp_jax.methods.dense import dense
-from gradcomp_jax.methods.dgc import dgc
-from gradcomp_jax.methods.eden import eden
-from gradcomp_jax.methods.ef21 import ef21
-from gradcomp_jax.methods.ef_sign_sgd import ef_sign_sgd
-from gradcomp_jax.methods.fp8 import fp8
-from gradcomp_jax.methods.gradient_dropping import gradient_dropping
 from gradcomp_jax.methods.lowered import lowered_bytes, state_bytes
-from gradcomp_jax.methods.one_bit_adam import one_bit_adam
-from gradcomp_jax.methods.one_bit_sgd import one_bit_sgd
-from gradcomp_jax.methods.powersgd import powersgd
-from gradcomp_jax.methods.qsgd import qsgd
-from gradcomp_jax.methods.random_k import random_k
-from gradcomp_jax.methods.sign_sgd import sign_sgd
-from gradcomp_jax.methods.sparcml import sparcml
-from gradcomp_jax.methods.stochastic_rounding import stochastic_rounding
-from gradcomp_jax.methods.terngrad import terngrad
-from gradcomp_jax.methods.topk_sgd import topk_sgd
 
 Kept = Literal["nothing", "residual", "momentum", "estimate"]
+Make = TypeVar("Make", bound=Callable[..., optax.GradientTransformationExtraArgs])
 Update = Literal["mean", "sign", "direction"]
 Momentum = Literal["after", "inside"]
 
@@ -71,33 +53,31 @@ class Method:
 GATHERS = ("two_phase", "all_gather")
 SELECTS = (*GATHERS, "recursive_doubling")
 
-METHODS: dict[str, Method] = {
-    "dense": Method(dense, "nothing", "after", ("all_reduce", *GATHERS), "", biased=False),
-    "dense_bf16": Method(
-        dense, "nothing", "after", (*GATHERS, "all_reduce"), "", biased=False, options={"dtype": "bfloat16"}
-    ),
-    "terngrad": Method(terngrad, "nothing", "after", (*GATHERS, "all_reduce"), "1705.07878", biased=False),
-    "dgc": Method(dgc, "momentum", "inside", SELECTS, "1712.01887"),
-    "gradient_dropping": Method(gradient_dropping, "residual", "after", SELECTS, "1704.05021"),
-    "topk_sgd": Method(topk_sgd, "residual", "after", SELECTS, "1809.07599"),
-    "random_k": Method(random_k, "residual", "after", SELECTS, "1809.07599"),
-    "one_bit_sgd": Method(one_bit_sgd, "residual", "after", GATHERS, "Interspeech 2014"),
-    "qsgd": Method(qsgd, "nothing", "after", GATHERS, "1610.02132", biased=False),
-    "stochastic_rounding": Method(stochastic_rounding, "nothing", "after", GATHERS, "1502.02551", biased=False),
-    "fp8": Method(fp8, "residual", "after", GATHERS, "2209.05433"),
-    "block_quantized": Method(block_quantized, "residual", "after", GATHERS, "2306.10209"),
-    "sign_sgd": Method(sign_sgd, "nothing", "after", GATHERS, "1802.04434", update="sign"),
-    "ef_sign_sgd": Method(ef_sign_sgd, "residual", "after", GATHERS, "1901.09847"),
-    "one_bit_adam": Method(
-        one_bit_adam, "residual", "inside", ("two_phase",), "2102.02888", "direction", options={"warm_up_steps": 100}
-    ),
-    "powersgd": Method(powersgd, "residual", "after", ("all_reduce",), "1905.13727"),
-    "eden": Method(eden, "nothing", "after", GATHERS, "2108.08842", biased=False),
-    "ef21": Method(ef21, "estimate", "after", SELECTS, "2106.05203"),
-    "demo": Method(demo, "residual", "inside", ("all_gather", "two_phase"), "2411.19870", update="sign"),
-    "sparcml": Method(sparcml, "residual", "after", ("two_phase", "recursive_doubling"), "1802.08021"),
-}
-"""Names to methods. A new method adds one line."""
+METHODS: dict[str, Method] = {}
+"""Names to methods, in the order of the table."""
+
+
+def register(
+    *,
+    kept: Kept,
+    momentum: Momentum,
+    collectives: tuple[str, ...],
+    paper: str,
+    update: Update = "mean",
+    biased: bool = True,
+    name: str | None = None,
+    **options: Any,
+) -> Callable[[Make], Make]:
+    """Makes a decorator that registers a function as a method, under its own name or another one.
+
+    The arguments are those of :class:`Method`; ``options`` are what the function is given by default.
+    """
+
+    def registered(make: Make) -> Make:
+        METHODS[name or make.__name__] = Method(make, kept, momentum, collectives, paper, update, biased, options)
+        return make
+
+    return registered
 
 
 def command_name(name: str) -> str:

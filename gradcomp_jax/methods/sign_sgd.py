@@ -6,15 +6,17 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.transforms import Select, exchange
+from gradcomp_jax.methods.registry import GATHERS, register
+from gradcomp_jax.transforms import Mask, exchange
 
 
+@register(kept="nothing", momentum="after", collectives=GATHERS, paper="1802.04434", update="sign")
 def sign_sgd(
     *,
     axis_name: AxisName | None,
     block: int = 2048,
     collective: collectives.Collective | str = "two_phase",
-    select: Select | None = None,
+    mask: Mask | None = None,
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Every worker sends the signs of its gradient, and the majority decides: 1 bit each way.
@@ -29,7 +31,8 @@ def sign_sgd(
         axis_name: the axis to average over, or ``None`` for one worker.
         block: entries that share the byte that says whether there is anything but zeros.
         collective: see :func:`gradcomp_jax.exchange`.
-        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
+            get smaller.
         key: seed (int) or typed JAX key of the votes of zeros and ties.
 
     Raises:
@@ -44,7 +47,7 @@ def sign_sgd(
         axis_name=axis_name,
         memory=memory.none(),
         collective=collectives.as_collective(collective, second_encoding=True),
-        select=select,
+        mask=mask,
         key=key,
     )
     return optax.chain(voted, optax.scale_by_sign())

@@ -6,11 +6,13 @@ import optax
 
 from gradcomp_jax import _checks, collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.transforms import Select, exchange
+from gradcomp_jax.methods.registry import register
+from gradcomp_jax.transforms import Mask, exchange
 
 _BITS = {"int8": 8, "int4": 4, "int2": 2}
 
 
+@register(kept="residual", momentum="after", collectives=("two_phase", "recursive_doubling"), paper="1802.08021")
 def sparcml(
     *,
     axis_name: AxisName | None,
@@ -19,7 +21,7 @@ def sparcml(
     algorithm: Literal["split", "recursive_doubling"] = "split",
     downlink: Literal["exact", "int8", "int4", "int2"] = "exact",
     dtype: Any = "float32",
-    select: Select | None = None,
+    mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""The exact sum of top-k streams, sparse as long as that is less.
 
@@ -38,7 +40,8 @@ def sparcml(
             power of two).
         downlink: of ``split``: ``exact``, or blocks of integers, whose rounding stays with the owner.
         dtype: of the values that workers send, float32 or bfloat16.
-        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
+            get smaller.
 
     Raises:
         ValueError: for values out of range, and for a second phase that the algorithm does not have.
@@ -62,5 +65,5 @@ def sparcml(
         axis_name=axis_name,
         memory=memory.residual(),
         collective=collectives.RecursiveDoubling() if algorithm == "recursive_doubling" else collectives.TwoPhase(),
-        select=select,
+        mask=mask,
     )

@@ -7,16 +7,18 @@ import optax
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
 from gradcomp_jax.kernels.random import Generator
-from gradcomp_jax.transforms import Select, exchange
+from gradcomp_jax.methods.registry import GATHERS, register
+from gradcomp_jax.transforms import Mask, exchange
 
 
+@register(kept="nothing", momentum="after", collectives=GATHERS, paper="1502.02551", biased=False)
 def stochastic_rounding(
     *,
     axis_name: AxisName | None,
     bits: int = 16,
     fraction_bits: int = 12,
     collective: collectives.Collective | str = "auto",
-    select: Select | None = None,
+    mask: Mask | None = None,
     generator: Generator = "hash",
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -32,7 +34,8 @@ def stochastic_rounding(
         bits: 16 or 8.
         fraction_bits: F; 16 bits with the default reach from -8 to 8 in steps of 0.00024.
         collective: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``all_gather`` and ``two_phase``.
-        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
+            get smaller.
         generator: random numbers, ``hash`` or ``threefry``.
         key: seed (int) or typed JAX key.
 
@@ -47,6 +50,6 @@ def stochastic_rounding(
         axis_name=axis_name,
         memory=memory.none(),
         collective=collectives.as_collective(collective, second_encoding=True),
-        select=select,
+        mask=mask,
         key=key,
     )

@@ -7,9 +7,11 @@ import optax
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
 from gradcomp_jax.kernels.random import Generator
-from gradcomp_jax.transforms import Select, exchange
+from gradcomp_jax.methods.registry import GATHERS, register
+from gradcomp_jax.transforms import Mask, exchange
 
 
+@register(kept="nothing", momentum="after", collectives=(*GATHERS, "all_reduce"), paper="1705.07878", biased=False)
 def terngrad(
     *,
     axis_name: AxisName | None,
@@ -19,7 +21,7 @@ def terngrad(
     share_scale: bool = True,
     downlink: Literal["exact", "ternary"] = "exact",
     collective: collectives.Collective | str = "auto",
-    select: Select | None = None,
+    mask: Mask | None = None,
     generator: Generator = "hash",
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -31,7 +33,8 @@ def terngrad(
 
     Uplink: five values in a byte. Downlink: ``exact`` is the integer sum, 2N + 1 levels, packed as digits (4.57 bits
     at N = 8); ``ternary`` is ternarized once more, a scale for each bucket: 1.6 bits, noisier.
-    Momentum or Adam go after it. The paper keeps the last classification layer dense: leave it out with ``select``.
+    Momentum or Adam go after it. The paper keeps the last classification layer dense: leave it out with
+    ``mask=gc.masks.without("classifier")``.
 
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
@@ -41,7 +44,8 @@ def terngrad(
         share_scale: workers agree on the largest scale; ``exact`` needs it.
         downlink: what owners send, ``exact`` or ``ternary``.
         collective: see :func:`gradcomp_jax.exchange`; ``"sum"`` adds int8 values in an all-reduce, for at most 127 workers.
-        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
+            get smaller.
         generator: random numbers, ``hash`` or ``threefry``.
         key: seed (int) or typed JAX key.
 
@@ -61,4 +65,4 @@ def terngrad(
         downlink=downlink,
         generator=generator,
     )
-    return exchange(code, axis_name=axis_name, memory=memory.none(), collective=resolved, select=select, key=key)
+    return exchange(code, axis_name=axis_name, memory=memory.none(), collective=resolved, mask=mask, key=key)

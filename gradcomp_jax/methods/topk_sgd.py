@@ -6,9 +6,11 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.transforms import Select, by_tensor, exchange
+from gradcomp_jax.methods.registry import SELECTS, register
+from gradcomp_jax.transforms import Mask, by_tensor, exchange
 
 
+@register(kept="residual", momentum="after", collectives=SELECTS, paper="1809.07599")
 def topk_sgd(
     *,
     axis_name: AxisName | None,
@@ -18,7 +20,7 @@ def topk_sgd(
     dtype: Any = "bfloat16",
     exact: bool = False,
     collective: collectives.Collective | str = "auto",
-    select: Select | None = None,
+    mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Sends the largest entries of every block of every tensor; the rest is added to the next gradient.
 
@@ -36,7 +38,8 @@ def topk_sgd(
             out of a longer one, in place of ``block``. Many times slower; a tensor is one row, so gather it.
         collective: see :func:`gradcomp_jax.exchange`. By default ``all_gather`` for two workers and ``two_phase`` for more,
             where owners keep what they do not send in a residual of their own.
-        select: which leaves to compress; by default those with two or more dimensions that get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
+            get smaller.
 
     Raises:
         ValueError: for values out of range, and for a block with ``exact``.
@@ -55,9 +58,9 @@ def topk_sgd(
         return compressors.topk(density, block=entries, **options)
 
     return exchange(
-        by_tensor(whole, dense=compressors.dense(), select=select) if exact else largest,
+        by_tensor(whole, dense=compressors.dense()) if exact else largest,
         axis_name=axis_name,
         memory=memory.residual(),
         collective=collectives.as_collective(collective, second_encoding=True),
-        select=None if exact else select,
+        mask=mask,
     )

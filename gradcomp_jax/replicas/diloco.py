@@ -48,7 +48,7 @@ def sparse_loco(
     learning_rate: Any = 1.0,
     parts: int = 1,
     collective: Any = "all_gather",
-    select: Any = None,
+    mask: Any = None,
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """:func:`outer_average` of the largest entries of each chunk, in two bits, with error feedback in place of momentum.
@@ -64,7 +64,7 @@ def sparse_loco(
         learning_rate: the outer one.
         parts: of the tree, with outer steps at different times.
         collective: how payloads cross; the paper gathers them.
-        select: ``select(path, leaf) -> bool``, what is sparse; as for :func:`gradcomp_jax.exchange` by default.
+        mask: what is sparse, see :func:`gradcomp_jax.exchange`.
         key: seed of what is random.
 
     References:
@@ -75,7 +75,7 @@ def sparse_loco(
         axis_name=axis_name,
         memory=residual(decay=decay),
         collective=collective,
-        select=select,
+        mask=mask,
         key=key,
     )
     return outer_average(method, optax.sgd(learning_rate), axis_name=axis_name, every=every, parts=parts)

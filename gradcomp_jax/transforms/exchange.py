@@ -16,9 +16,10 @@ from gradcomp_jax.per_device import PerDevice, Return
 from gradcomp_jax.transforms.context import Context, context_of
 from gradcomp_jax.transforms.inbound import take_in
 from gradcomp_jax.transforms.layout import Group, Layout, LayoutRules, Segment, View
+from gradcomp_jax.transforms.masks import Mask, gains
 from gradcomp_jax.transforms.memory_ratio import ratio_of
 from gradcomp_jax.transforms.outbound import all_finite, outbound
-from gradcomp_jax.transforms.policies import Policy, Select, Selected, gains
+from gradcomp_jax.transforms.policies import Everywhere, Policy
 from gradcomp_jax.transforms.reduced import refuse_reduced
 from gradcomp_jax.transforms.step_keys import StepKeys
 from gradcomp_jax.transforms.transport import Transported, transport
@@ -52,7 +53,7 @@ def exchange(
     axis_name: AxisName | None,
     memory: mem.Memory | None = None,
     collective: co.Collective | str = "auto",
-    select: Select | None = None,
+    mask: Mask | None = None,
     view: View | None = None,
     dense_compressor: Compressor | None = None,
     key: Any = 0,
@@ -79,15 +80,16 @@ def exchange(
     Wire: the payloads, one buffer, and one word for the common decision to skip.
 
     Args:
-        compressor: encodes the selected leaves, each by itself; or a policy that says which compressor for which leaf
+        compressor: encodes the leaves of the mask, each by itself; or a policy that says which compressor for which leaf
             (:func:`gradcomp_jax.by_size`, :func:`gradcomp_jax.by_path`).
         axis_name: the axis to average over, or ``None`` for the local round trip of one worker.
         memory: what stays behind; ``residual()`` by default.
         collective: ``"auto"``, ``"all_gather"``, ``"two_phase"``, ``"all_reduce"``, ``"recursive_doubling"``, or a
             :class:`~gradcomp_jax.collectives.Collective`, such as :class:`~gradcomp_jax.collectives.ReduceScatter`, which
             returns each worker's shard of the update.
-        select: ``select(path, leaf) -> bool``, which leaves to compress. By default those with two or more dimensions
-            for which the payload is smaller than the dense leaf. A policy selects by itself.
+        mask: which leaves to compress, as for ``optax.masked``: a tree of booleans, the parameters' or a prefix of it, or a
+            function of the parameters' shapes that returns one; :mod:`gradcomp_jax.masks` makes some. The others go dense. By
+            default leaves with two or more dimensions whose payload is smaller than the dense leaf. A policy decides alone.
         view: how leaves are cut into the compressor's blocks: ``rows``, stretches of a leaf; ``dealt``, a leaf's entries dealt
             out over the blocks in turn, so that each is a sample of all of it; ``columns``, a leaf's columns (its last
             dimension); ``tree``, all leaves together, dealt. By default ``dealt`` for
@@ -105,7 +107,7 @@ def exchange(
         # One worker has no mean to encode once more, and needs no owner's residual.
         collective = co.Auto()
     rules = layout_rules(
-        compressor, memory=memory, collective=collective, select=select, view=view, dense_compressor=dense_compressor
+        compressor, memory=memory, collective=collective, mask=mask, view=view, dense_compressor=dense_compressor
     )
 
     def init(params: PyTree) -> ExchangeState:
@@ -193,7 +195,7 @@ def layout_rules(
     *,
     memory: mem.Memory | None = None,
     collective: co.Collective | str = "auto",
-    select: Select | None = None,
+    mask: Mask | None = None,
     view: View | None = None,
     dense_compressor: Compressor | None = None,
 ) -> LayoutRules:
@@ -202,21 +204,20 @@ def layout_rules(
     dense_compressor = dense() if dense_compressor is None else dense_compressor
     policy: Policy
     if isinstance(compressor, Policy):
-        if select is not None:
-            raise ValueError("a policy says which leaves are compressed; leave select= out, or give it one compressor")
-        policy = compressor
+        policy, mask = (compressor, True) if mask is None else (compressor.masked(), mask)
     elif not isinstance(compressor, Compressor):
         raise TypeError(
             f"exchange takes a compressor or a policy, got {compressor!r}; build one with gradcomp_jax.compressors,"
             " gradcomp_jax.by_size or gradcomp_jax.by_path"
         )
     else:
-        policy = Selected(compressor, gains(compressor, dense_compressor) if select is None else select)
+        policy = Everywhere(compressor)
+        mask = gains(compressor, dense_compressor) if mask is None else mask
     if view is not None:
         _checks.one_of("view", view, get_args(View))
     on_dense = memory.on_dense(lossless=dense_compressor.lossless)
     dense_group = Group(dense_compressor, on_dense, co.Auto(second_encoding=True))
-    return LayoutRules(policy, memory, co.as_collective(collective), view, dense_group)
+    return LayoutRules(policy, mask, memory, co.as_collective(collective), view, dense_group)
 
 
 def _bound(axis_name: AxisName | None) -> co.Workers:

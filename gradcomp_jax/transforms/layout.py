@@ -16,6 +16,7 @@ from gradcomp_jax.memory import Memory
 from gradcomp_jax.transforms.group import Group as Group
 from gradcomp_jax.transforms.group import Segment as Segment
 from gradcomp_jax.transforms.group import View as View
+from gradcomp_jax.transforms.masks import Mask, by_leaf
 from gradcomp_jax.transforms.policies import Policy, path_name
 from gradcomp_jax.transforms.shards import Shards
 
@@ -62,6 +63,7 @@ class LayoutRules:
 
     Attributes:
         policy: which compressor for which tensor.
+        mask: of the leaves that the policy is asked about; the others go dense.
         memory: of the compressed tensors.
         collective: theirs.
         view: theirs; ``None`` for the compressor's own.
@@ -69,6 +71,7 @@ class LayoutRules:
     """
 
     policy: Policy
+    mask: Mask = dataclasses.field(hash=False)
     memory: Memory
     collective: Collective
     view: View | None
@@ -108,16 +111,18 @@ class LayoutRules:
         Raises:
             TypeError: for a leaf that is not a real floating-point array.
             ValueError: for a leaf that the policy has no rule for, whose sharded dimension does not divide, or that has
-                2**31 entries or more.
+                2**31 entries or more; for a mask of another structure.
         """
+        tree = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), tree)
+        masked = by_leaf(self.mask, tree)
         shards = self._shards(tree, axis_name, workers)
         chosen: dict[Compressor, list[Segment]] = {compressor: [] for compressor in self.policy.compressors()}
         dense: list[Segment] = []
         averaged: list[int] = []
-        for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(tree)):
-            name, spec = path_name(path), jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
+        for i, (path, spec) in enumerate(jax.tree_util.tree_leaves_with_path(tree)):
+            name = path_name(path)
             _check_leaf(name, spec)
-            choice = self.policy.choose(name, spec)
+            choice = self.policy.choose(name, spec) if masked[i] else "dense"
             if choice == "averaged":
                 averaged.append(i)
             elif spec.size == 0:

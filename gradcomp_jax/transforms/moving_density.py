@@ -15,7 +15,7 @@ from gradcomp_jax.compressors import Compressor, dense, topk
 from gradcomp_jax.compressors.topk import block_for
 from gradcomp_jax.transforms.context import context_of
 from gradcomp_jax.transforms.exchange import ExchangeState, exchange, layout_rules
-from gradcomp_jax.transforms.policies import Select, gains
+from gradcomp_jax.transforms.masks import Mask, gains
 from gradcomp_jax.transforms.selection_error import selection_error
 
 
@@ -40,7 +40,7 @@ def density_schedule(
     axis_name: AxisName | None,
     memory: mem.Memory | None = None,
     collective: Collective | str = "auto",
-    select: Select | None = None,
+    mask: Mask | None = None,
     make: Callable[..., Compressor] = topk,
 ) -> optax.GradientTransformationExtraArgs:
     """An exchange of selections whose density follows an optax schedule.
@@ -54,14 +54,14 @@ def density_schedule(
         axis_name: the axis to average over, or ``None`` for one worker.
         memory: what stays behind; ``residual()`` by default.
         collective: see :func:`gradcomp_jax.exchange`.
-        select: which leaves to compress; by default those with two or more dimensions that get smaller at the lowest
+        mask: which leaves to compress; by default those with two or more dimensions that get smaller at the lowest
             density.
         make: ``make(density, block=...) -> compressor``.
 
     Raises:
         ValueError: for a density outside (0, 1], for none, and for a compressor that does not select by size.
     """
-    levels = _Levels(densities, axis_name, memory, collective, select, make)
+    levels = _Levels(densities, axis_name, memory, collective, mask, make)
 
     def update(updates: PyTree, state: DensityState, params: PyTree | None = None, **extra: Any) -> Any:
         wanted = jnp.asarray(schedule(state.exchange.step), jnp.float32)
@@ -83,7 +83,7 @@ def density_controller(
     rows: int = 4,
     memory: mem.Memory | None = None,
     collective: Collective | str = "auto",
-    select: Select | None = None,
+    mask: Mask | None = None,
     make: Callable[..., Compressor] = topk,
 ) -> optax.GradientTransformationExtraArgs:
     r"""An exchange of selections that takes the lowest density whose selection error stays below a target.
@@ -101,7 +101,7 @@ def density_controller(
         rows: blocks of each tensor that are measured, evenly spread.
         memory: what stays behind; ``residual()`` by default.
         collective: see :func:`gradcomp_jax.exchange`.
-        select: as for :func:`density_schedule`.
+        mask: as for :func:`density_schedule`.
         make: ``make(density, block=...) -> compressor``.
 
     Raises:
@@ -114,7 +114,7 @@ def density_controller(
     if not (isinstance(target_error, (int, float)) and target_error > 0):
         raise ValueError(f"target_error must be a positive Python number, got {target_error}")
     period, sample = _checks.positive_int("every", every), _checks.positive_int("rows", rows)
-    levels = _Levels(densities, axis_name, memory, collective, select, make)
+    levels = _Levels(densities, axis_name, memory, collective, mask, make)
 
     def update(updates: PyTree, state: DensityState, params: PyTree | None = None, **extra: Any) -> Any:
         axes = {"axis_name": axis_name, "inner_axis_name": context_of(extra).inner_axis_name}
@@ -145,7 +145,7 @@ class _Levels:
         axis_name: AxisName | None,
         memory: mem.Memory | None,
         collective: Collective | str,
-        select: Select | None,
+        mask: Mask | None,
         make: Callable[..., Compressor],
     ) -> None:
         if not densities:
@@ -163,8 +163,8 @@ class _Levels:
             raise ValueError(
                 "a density that moves is for updates that all workers have whole; use collective='two_phase'"
             )
-        chosen = gains(codes[0], dense()) if select is None else select
-        options: dict[str, Any] = {"memory": memory, "collective": collective, "select": chosen}
+        chosen = gains(codes[0], dense()) if mask is None else mask
+        options: dict[str, Any] = {"memory": memory, "collective": collective, "mask": chosen}
         self.rules = [layout_rules(code, **options) for code in codes]
         self._exchanges = [exchange(code, axis_name=axis_name, **options) for code in codes]
 

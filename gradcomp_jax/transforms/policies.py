@@ -14,9 +14,6 @@ from gradcomp_jax.transforms.matrix_view import Matrix, Sides, last_against_othe
 
 _LONGEST = 2**20  # entries of a block
 
-Select = Callable[[str, jax.ShapeDtypeStruct], bool]
-"""``select(path, leaf)``: whether a leaf is compressed. ``path`` reads like ``"dense/kernel"``."""
-
 Uncompressed = Literal["dense", "averaged"]
 Choice = Compressor | Uncompressed
 """What becomes of a tensor: a compressor; ``"dense"``, joined with all others that are sent whole; ``"averaged"``, it is
@@ -38,20 +35,28 @@ class Policy(abc.ABC):
     def compressors(self) -> Iterator[Compressor]:
         """Every compressor that is known before a tensor is seen."""
 
+    def masked(self) -> "Policy":
+        """Returns the policy for the leaves of a mask, which takes the place of its own rule of what gains.
+
+        Raises:
+            ValueError: if a mask has nothing to say beside the policy.
+        """
+        raise ValueError("a policy says which leaves are compressed; leave mask= out, or give it one compressor")
+
 
 Rule = Choice | Policy
 
 
 @dataclasses.dataclass(frozen=True)
-class Selected(Policy):
-    """One compressor for the tensors that ``select`` takes; the others go dense."""
+class Everywhere(Policy):
+    """One compressor for all tensors."""
 
     compressor: Compressor
-    select: Select
 
     def choose(self, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:
-        """Asks ``select``."""
-        return self.compressor if self.select(path, leaf) else "dense"
+        """Returns the compressor."""
+        del path, leaf
+        return self.compressor
 
     def compressors(self) -> Iterator[Compressor]:
         """Yields the compressor."""
@@ -109,7 +114,7 @@ class ByShape(Policy):
     make: Callable[[int, int], Compressor]
     sides: Sides
     dense: Compressor
-    select: Select | None
+    only_if_smaller: bool = True
 
     def choose(self, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:
         """Makes a compressor for a tensor that is a matrix, or several of one shape."""
@@ -117,8 +122,11 @@ class ByShape(Policy):
         if sides is None:
             return "dense"
         code = self.make(*sides)
-        wanted = smaller(code, self.dense, leaf.size) if self.select is None else self.select(path, leaf)
-        return code if wanted else "dense"
+        return code if not self.only_if_smaller or smaller(code, self.dense, leaf.size) else "dense"
+
+    def masked(self) -> "Policy":
+        """Returns the policy for every matrix of a mask, also where that is no fewer bytes."""
+        return dataclasses.replace(self, only_if_smaller=False)
 
     def compressors(self) -> Iterator[Compressor]:
         """None: they depend on the tensors."""
@@ -129,7 +137,6 @@ def by_matrix(
     make: Callable[[int, int], Compressor],
     *,
     dense: Compressor,
-    select: Select | None = None,
     matrix: Matrix | None = None,
 ) -> Policy:
     """Sees a tensor as a matrix, or as several of one shape, and makes a compressor for its two sides.
@@ -139,25 +146,25 @@ def by_matrix(
 
     Args:
         make: ``make(rows, columns) -> compressor``, equal for equal sides.
-        dense: what goes dense goes through; where that is no more bytes, a tensor does.
-        select: which of the tensors with two or more dimensions to compress, in place of that rule.
+        dense: what goes dense goes through; where that is no more bytes, a tensor does. A mask, given to the exchange, takes
+            the place of that rule.
         matrix: which dimensions are what, by path: see :func:`gradcomp_jax.powersgd`.
 
     Raises:
         ValueError: for a split that leaves no rows or columns.
         TypeError: for what is no split.
     """
-    return ByShape(make, sides_of(matrix), dense, select)
+    return ByShape(make, sides_of(matrix), dense)
 
 
-def by_column(make: Callable[[int], Compressor], *, dense: Compressor, select: Select | None = None) -> Policy:
+def by_column(make: Callable[[int], Compressor], *, dense: Compressor) -> Policy:
     """A compressor whose block is one column of a tensor, for an exchange with ``view="columns"``; as :func:`by_matrix`."""
-    return ByShape(lambda rows, columns: make(rows), last_against_others, dense, select)
+    return ByShape(lambda rows, columns: make(rows), last_against_others, dense)
 
 
-def by_tensor(make: Callable[[int], Compressor], *, dense: Compressor, select: Select | None = None) -> Policy:
+def by_tensor(make: Callable[[int], Compressor], *, dense: Compressor) -> Policy:
     """A compressor whose block is a whole tensor, or 2**20 entries of a longer one; as :func:`by_matrix`."""
-    return ByShape(lambda rows, columns: make(min(rows * columns, _LONGEST)), last_against_others, dense, select)
+    return ByShape(lambda rows, columns: make(min(rows * columns, _LONGEST)), last_against_others, dense)
 
 
 def by_size(rules: Mapping[int, Rule]) -> Policy:
@@ -208,16 +215,6 @@ def by_path(pattern: str, rule: Rule, *, otherwise: Rule | None = None) -> Polic
     return ByPath(pattern, rule, otherwise)
 
 
-def gains(compressor: Compressor, dense: Compressor) -> Select:
-    """The default rule: two or more dimensions, and a payload smaller than the dense one."""
-
-    def select(path: str, leaf: jax.ShapeDtypeStruct) -> bool:
-        del path
-        return len(leaf.shape) >= 2 and smaller(compressor, dense, leaf.size)
-
-    return select
-
-
 def smaller(compressor: Compressor, dense: Compressor, size: int) -> bool:
     """Whether what a compressor sends of ``size`` entries is less than what a dense one does."""
     rows, dense_rows = kernels.row_count(size, compressor.block), kernels.row_count(size, dense.block)
@@ -229,12 +226,6 @@ def smaller(compressor: Compressor, dense: Compressor, size: int) -> bool:
 def path_name(path: tuple) -> str:
     """Returns a tree path as text: ``"dense/kernel"``."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def everything(path: str, leaf: jax.ShapeDtypeStruct) -> bool:
-    """Compresses every leaf."""
-    del path, leaf
-    return True
 
 
 def _resolve(rule: Rule, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:

@@ -48,7 +48,7 @@ TENSORS = {
 def test_most_of_the_energy_is_sent(method, name: str, density: float, least: float) -> None:
     """Of one step without a memory; entries of a tensor with structure are where stretches would miss them."""
     x = TENSORS[name].astype(np.float32)
-    tx = method(axis_name=None, density=density, block=1024, dtype="float32", select=lambda path, leaf: True)
+    tx = method(axis_name=None, density=density, block=1024, dtype="float32", mask=True)
     sent, _ = jax.jit(tx.update)(jnp.asarray(x), tx.init(jnp.asarray(x)))
     wanted = np.sort(np.square(x.reshape(-1)))[::-1][: max(1, round(density * x.size))].sum()
     assert np.square(sent).sum() >= least * wanted

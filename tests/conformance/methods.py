@@ -11,7 +11,6 @@ import optax
 
 import gradcomp_jax as gc
 from gradcomp_jax.methods import registry
-from gradcomp_jax.transforms import everything
 
 Law = Literal["mean", "unbiased", "residual", "momentum", "estimate", "vote", "adam"]
 Code = gc.compressors.Compressor | Callable[[tuple[int, ...]], gc.compressors.Compressor]
@@ -100,7 +99,7 @@ METHODS: dict[str, Case] = {
         (ternary(packing="int8"), "all_reduce"),
     ),
     "terngrad-whole-tree": Case(
-        lambda axis: gc.terngrad(axis_name=axis, select=everything),
+        lambda axis: gc.terngrad(axis_name=axis, mask=True),
         "unbiased",
         (ternary(), "two_phase"),
         whole_tree=True,
@@ -130,7 +129,7 @@ METHODS: dict[str, Case] = {
         BF16,
     ),
     "dgc-whole-tree": Case(
-        lambda axis: gc.dgc(axis_name=axis, density=0.1, block=64, select=everything),
+        lambda axis: gc.dgc(axis_name=axis, density=0.1, block=64, mask=True),
         "momentum",
         (topk(0.1, block=64), "two_phase"),
         whole_tree=True,

@@ -1,8 +1,11 @@
 """The worked example of docs/adding_a_method.md: its file and its line are enough."""
 
+import os
 import pathlib
 import re
-import textwrap
+import shutil
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +16,6 @@ import gradcomp_jax as gc
 from gradcomp_jax.experiments import recipes, registered
 from gradcomp_jax.experiments.tasks import TASKS
 from gradcomp_jax.methods import registry
-from gradcomp_jax.planning import traffic
 from tests import test_peer_faults as faults
 from tests.conformance import methods as cases
 from tests.conformance import test_composition as composition
@@ -32,19 +34,63 @@ def example(marker: str) -> str:
 
 @pytest.fixture
 def method(monkeypatch) -> registry.Method:
-    """The example's file and its line, as if they were in the package."""
-    module: dict = {"__name__": "example"}
-    exec(compile(example("method"), str(PAGE), "exec"), module)
-    scope = vars(registry) | {NAME: module[NAME]}
-    entries = eval("{" + textwrap.dedent(example("line")) + "}", scope)
-    assert list(entries) == [NAME]
-    monkeypatch.setitem(registry.METHODS, NAME, entries[NAME])
-    monkeypatch.setitem(cases.METHODS, NAME, cases.plain_case(entries[NAME]))
-    return entries[NAME]
+    """The example's file, which registers itself; taken out again after the test."""
+    monkeypatch.setitem(registry.METHODS, NAME, None)
+    exec(compile(example("method"), str(PAGE), "exec"), {"__name__": "example"})
+    found = registry.METHODS[NAME]
+    monkeypatch.setitem(cases.METHODS, NAME, cases.plain_case(found))
+    return found
 
 
-def test_it_is_a_row_of_the_table(method) -> None:
-    row = {row.name: row for row in registry.table()}[NAME]
+AS_WRITTEN = """
+import sys
+
+import jax
+import pytest
+import typer.testing
+
+import gradcomp_jax as gc
+from gradcomp_jax.cli.app import app
+from gradcomp_jax.experiments.recipes import ALL, RECIPES
+from gradcomp_jax.planning import traffic
+
+assert gc.__file__.startswith(sys.argv[1]), gc.__file__
+assert callable(gc.qsparse) and gc.qsparse is gc.methods.qsparse
+assert "qsparse" in RECIPES and ALL[-1] == "qsparse"
+method = gc.methods.METHODS["qsparse"]
+for name in set(gc.methods.METHODS) - {"dense", "dense_bf16", "dgc", "qsparse"}:
+    del gc.methods.METHODS[name]  # Their programs are tested elsewhere.
+
+
+def printed(*words):
+    found = typer.testing.CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    assert found.exit_code == 0, found.output
+    return [line.split() for line in found.stdout.splitlines()]
+
+
+assert any("`gc.qsparse()`" in line for line in printed("methods", "--markdown"))
+(row,) = (line for line in printed("plan", "--params", "5M", "--methods", "qsparse,dgc") if line[:1] == ["qsparse"])
+assert row[-1] in ("always", "never") or row[-1].endswith("bit/s"), row
+read = traffic.read(method.build, [jax.ShapeDtypeStruct((4096, 1024), "float32")], 8)
+assert traffic.look_up("qsparse", ((4096, 1024),), 8).sent == pytest.approx(read.sent, rel=0.01)
+"""
+
+
+def test_the_file_and_the_line_are_enough(tmp_path) -> None:
+    """In a copy of the package: a public name, a row of the table, and a plan, though no record has it."""
+    pytest.importorskip("typer.testing")
+    package = tmp_path / "gradcomp_jax"
+    shutil.copytree(pathlib.Path(gc.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "methods" / f"{NAME}.py").write_text(example("method"), encoding="utf-8")
+    with (package / "methods" / "every_method.py").open("a", encoding="utf-8") as every:
+        every.write(example("line"))
+    command = [sys.executable, "-c", AS_WRITTEN, str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_it_sends_what_the_page_says(method) -> None:
+    row = registry._row(NAME, 8, (4096, 1024))
     # An index and 8 bits for each of ten entries of a block, and a scale for them.
     rows = 8 * -(-gc.kernels.dealt_rows(4096 * 1024, 1024, (1024,)) // 8)
     assert row.up == pytest.approx((10 * (16 + 8) + 32) * rows / (4096 * 1024), rel=1e-3)
@@ -81,22 +127,6 @@ def test_it_can_be_compared(method) -> None:
     )
     assert np.asarray(updates["w"]).any()
     assert NAME not in recipes.RECIPES, "the example has become a method: the page needs another"
-
-
-def test_it_can_be_planned_with(method, tmp_path, monkeypatch) -> None:
-    """Though no record has it: its programs are read, and its arithmetic is timed."""
-    testing = pytest.importorskip("typer.testing")
-    from gradcomp_jax.cli.app import app
-
-    monkeypatch.chdir(tmp_path)
-    words = ["plan", "--params", "5M", "--methods", f"{NAME},dgc"]
-    found = testing.CliRunner().invoke(app, words, env={"COLUMNS": "200"})
-    assert found.exit_code == 0, found.output
-    (row,) = (line.split() for line in found.stdout.splitlines() if line.split()[:1] == [NAME])
-    assert row[-1] in ("always", "never") or row[-1].endswith("bit/s")
-    assert traffic.look_up(NAME, ((4096, 1024),), 8).sent == pytest.approx(
-        traffic.read(method.build, [jax.ShapeDtypeStruct((4096, 1024), jnp.float32)], 8).sent, rel=0.01
-    )
 
 
 def test_a_fault_in_it_is_found(method, monkeypatch) -> None:

@@ -197,7 +197,7 @@ def test_sparcml_doubling(block, k, dense_from) -> None:
         "axis_name": AXIS,
         "density": k / block,
         "block": block,
-        "select": lambda path, leaf: len(leaf.shape) > 1,
+        "mask": gc.masks.at_least(0),
     }
     doubling = gc.sparcml(algorithm="recursive_doubling", **options)
     oracle = by_topk(k, "float32", "exact", block=block)

@@ -21,7 +21,7 @@ def dense():
 
 
 def compressed():
-    return gc.exchange(gc.compressors.topk(0.25, block=8, dtype=jnp.float32), axis_name=AXIS, select=lambda *_: True)
+    return gc.exchange(gc.compressors.topk(0.25, block=8, dtype=jnp.float32), axis_name=AXIS, mask=True)
 
 
 CHAINS = {

@@ -13,7 +13,7 @@ from tests.replicas.problem import AXIS, N, batch, loss, mesh_of, params
 def methods():
     return {
         "dense": gc.dense(axis_name=AXIS),
-        "dgc": gc.dgc(axis_name=AXIS, density=0.25, block=8, select=lambda *_: True),
+        "dgc": gc.dgc(axis_name=AXIS, density=0.25, block=8, mask=True),
     }
 
 

@@ -220,7 +220,7 @@ def test_sparse_loco() -> None:
             chunk=8,
             decay=0.9,
             learning_rate=0.8,
-            select=lambda p, x: x.ndim > 1,
+            mask=gc.masks.at_least(0),
         ),
     )
     x, centre = start(), start()[0]

@@ -26,7 +26,7 @@ def one_device() -> NamedSharding:
 
 def compiled_for(place: NamedSharding, shape: tuple[int, ...]) -> jax.stages.Compiled:
     """A whole local DGC step with its state donated."""
-    tx = gc.dgc(axis_name=None, select=lambda path, leaf: True)
+    tx = gc.dgc(axis_name=None, mask=True)
     gradient = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=place)
     state = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), jax.eval_shape(tx.init, gradient)

@@ -182,9 +182,7 @@ def test_adam() -> None:
 def test_metrics_of_the_workers_own_cross_nothing() -> None:
     """With an exchange that gathers, an all-reduce less; the mean over the workers is what it was."""
     mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
-    tx = optax.chain(
-        gc.topk_sgd(axis_name="data", density=1 / 32, block=64, select=lambda path, leaf: True), optax.sgd(0.1)
-    )
+    tx = optax.chain(gc.topk_sgd(axis_name="data", density=1 / 32, block=64, mask=True), optax.sgd(0.1))
     batch = jax.device_put(
         np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32), gc.data_sharding(mesh, axis_name="data")
     )

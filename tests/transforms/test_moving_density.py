@@ -14,10 +14,6 @@ AXIS, N, SHAPE = "data", 8, (32, 64)
 DENSITIES = (1 / 64, 4 / 64, 16 / 64)
 
 
-def everything(path, leaf):
-    return True
-
-
 def block64(density, *, block):
     """A block that all of the densities can share, and that divides the tensor."""
     del block
@@ -60,7 +56,7 @@ def test_the_error_is_that_of_the_definition() -> None:
         axis_name=AXIS,
         every=1,
         rows=64,
-        select=everything,
+        mask=True,
         make=block64,
         collective="all_gather",
     )
@@ -81,7 +77,7 @@ def test_the_error_is_that_of_the_definition() -> None:
 @pytest.mark.parametrize("env", ["shard_map-auto-vma", "shard_map-explicit", "vmap"])
 def test_the_controller_raises_the_density_where_workers_disagree(env) -> None:
     """Workers that agree need few entries; when they cease to, the error passes the target and the density rises."""
-    tx = gc.density_controller(DENSITIES, 0.8, axis_name=AXIS, every=2, select=everything, make=block64)
+    tx = gc.density_controller(DENSITIES, 0.8, axis_name=AXIS, every=2, mask=True, make=block64)
     world, params, rng = environment(env, tx), {"w": jnp.zeros(SHAPE)}, np.random.default_rng(1)
     state = world.init(params)
     for _ in range(8):
@@ -98,7 +94,7 @@ def test_the_controller_raises_the_density_where_workers_disagree(env) -> None:
 @pytest.mark.standard_promotion
 def test_a_schedule_takes_the_lowest_density_that_suffices() -> None:
     schedule = optax.piecewise_constant_schedule(0.2, {2: 0.25, 4: 0.01})
-    tx = gc.density_schedule(DENSITIES, schedule, axis_name=AXIS, select=everything, make=block64)
+    tx = gc.density_schedule(DENSITIES, schedule, axis_name=AXIS, mask=True, make=block64)
     world, params, rng = environment("vmap", tx), {"w": jnp.zeros(SHAPE)}, np.random.default_rng(2)
     state, sent = world.init(params), []
     for _ in range(6):
@@ -108,7 +104,7 @@ def test_a_schedule_takes_the_lowest_density_that_suffices() -> None:
 
 
 def test_nothing_is_lost_as_the_density_moves() -> None:
-    tx = gc.density_controller(DENSITIES, 0.5, axis_name=AXIS, every=1, select=everything, make=block64)
+    tx = gc.density_controller(DENSITIES, 0.5, axis_name=AXIS, every=1, mask=True, make=block64)
     world, params, rng = environment("vmap", tx), {"w": jnp.zeros(SHAPE)}, np.random.default_rng(3)
     state, seen, got = world.init(params), np.zeros(SHAPE), np.zeros(SHAPE)
     for step in range(12):
@@ -121,7 +117,7 @@ def test_nothing_is_lost_as_the_density_moves() -> None:
 
 
 def test_a_bad_gradient_leaves_the_level_alone() -> None:
-    tx = gc.density_controller(DENSITIES, 1e-6, axis_name=AXIS, every=1, select=everything, make=block64)
+    tx = gc.density_controller(DENSITIES, 1e-6, axis_name=AXIS, every=1, mask=True, make=block64)
     world, params, rng = environment("vmap", tx), {"w": jnp.zeros(SHAPE)}, np.random.default_rng(4)
     _, state = world.update(draw(rng), world.init(params), params)
     bad = draw(rng)

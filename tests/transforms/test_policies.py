@@ -5,6 +5,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import gradcomp_jax as gc
@@ -91,9 +92,9 @@ def test_a_tensor_without_a_rule_is_an_error(policy, message) -> None:
         (lambda: gc.by_path("(", TOPK), ValueError, "must be a regular expression, got '('"),
         (lambda: gc.by_path("a", None), TypeError, "got None"),
         (
-            lambda: gc.exchange(gc.by_size({0: INT8}), axis_name=AXIS, select=lambda *_: True),
+            lambda: gc.exchange(gc.by_size({0: INT8}), axis_name=AXIS, mask=True),
             ValueError,
-            "leave select= out",
+            "leave mask= out",
         ),
         (
             lambda: gc.exchange(gc.by_size({0: INT8}), axis_name=AXIS, collective="all_reduce"),
@@ -114,6 +115,65 @@ def test_what_does_not_fit_is_refused_at_once(build, error, message) -> None:
 
 
 def test_columns_are_not_cut_across() -> None:
-    tx = gc.exchange(INT8, axis_name=AXIS, view="columns", select=lambda path, _: path == "embed")
+    tx = gc.exchange(
+        INT8, axis_name=AXIS, view="columns", mask={"embed": True, "head": False, "norm": False, "tail": False}
+    )
     with pytest.raises(ValueError, match=r"divides 'embed' of shape .* into columns"):
         jax.eval_shape(tx.init, params())
+
+
+def compressed(mask) -> list[str]:
+    """Returns which tensors have a residual: those that go dense in float32 have none."""
+    tx = gc.exchange(INT8, axis_name=None, mask=mask)
+    sizes = sorted(m.value.size for m in jax.tree.leaves(jax.eval_shape(tx.init, params()).memory, is_leaf=is_marked))
+    return [name for name, shape in SHAPES.items() if -(-np.prod(shape) // 64) * 64 in sizes]
+
+
+def is_marked(node) -> bool:
+    return isinstance(node, gc.PerDevice)
+
+
+@pytest.mark.parametrize(
+    ("mask", "wanted"),
+    [
+        (None, ["embed", "head"]),
+        (False, []),
+        ({"embed": True, "head": False, "norm": np.False_, "tail": False}, ["embed"]),
+        (lambda tree: jax.tree.map(lambda p: p.ndim >= 2, tree), ["embed", "head"]),
+        (gc.masks.at_least(700), ["embed"]),
+        (gc.masks.at_least(7, ndim=2), ["embed", "head"]),
+        (gc.masks.without("^head"), ["embed"]),
+        (gc.masks.without("embed", gc.masks.at_least(0, ndim=2)), ["head"]),
+        (gc.masks.without("embed", {"embed": True, "head": True, "norm": False, "tail": False}), ["head"]),
+    ],
+)
+def test_masks_choose_what_is_compressed(mask, wanted) -> None:
+    assert compressed(mask) == wanted
+
+
+def test_a_mask_may_be_a_prefix_and_its_exchange_may_be_masked() -> None:
+    tree = {"encoder": params(), "head": {"kernel": jnp.ones((64, 64))}}
+    tx = gc.exchange(INT8, axis_name=None, mask={"encoder": False, "head": True})
+    inside = optax.masked(tx, {"encoder": True, "head": False})
+    assert len(jax.tree.leaves(jax.eval_shape(tx.init, tree).memory)) == 1
+    assert not jax.tree.leaves(jax.eval_shape(inside.init, tree).inner_state.memory)
+
+
+def test_a_mask_replaces_the_rule_of_a_policy_by_shape() -> None:
+    """Rank 16 of a [16, 16] matrix gains nothing, and goes dense until a mask says otherwise."""
+    tree = {"kernel": jnp.ones((16, 16)), "bias": jnp.ones(16)}
+    memory = [jax.eval_shape(gc.powersgd(axis_name=None, rank=16, mask=m).init, tree).memory for m in (None, True)]
+    assert [len(jax.tree.leaves(m)) for m in memory] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "mask", [{"embed": True}, [True], {**dict.fromkeys(SHAPES, True), "tail": 1}, lambda tree: tree, "embed"]
+)
+def test_a_mask_of_another_structure_is_refused(mask) -> None:
+    with pytest.raises(ValueError, match="mask must be a tree of booleans, with the structure of the parameters"):
+        jax.eval_shape(gc.exchange(INT8, axis_name=None, mask=mask).init, params())
+
+
+def test_a_mask_that_is_no_pattern_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be a regular expression"):
+        gc.masks.without("(")

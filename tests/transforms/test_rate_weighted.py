@@ -187,9 +187,7 @@ def test_what_it_cannot_serve_is_refused() -> None:
 
 def test_in_a_chain_with_the_optimizer_of_that_rate() -> None:
     """Dense in all but name: the parameters move as plain SGD's do."""
-    everything = gc.exchange(
-        gc.compressors.topk(1.0, block=64, dtype=jnp.float32), axis_name=None, select=lambda *_: True
-    )
+    everything = gc.exchange(gc.compressors.topk(1.0, block=64, dtype=jnp.float32), axis_name=None, mask=True)
     tx = optax.chain(gc.rate_weighted(everything, rate), optax.sgd(rate))
     plain = optax.sgd(rate)
     params = {"w": jnp.zeros(SHAPE)}

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import gradcomp_jax as gc
-from gradcomp_jax.transforms import everything
 from tests.conformance.environments import owners_of_leaf
 
 N, AXIS, STEPS = 4, "data", 300
@@ -55,11 +54,11 @@ def test_the_sum_is_the_mean_of_the_estimates_after_many_steps(collective: str, 
 def test_a_rule_by_dtype_holds_at_the_start_and_in_every_step() -> None:
     """The exchange inside sees float32 leaves both times: its state fits what it is given."""
 
-    def select(path: str, leaf: jax.ShapeDtypeStruct) -> bool:
-        return leaf.dtype == jnp.float32 and everything(path, leaf)
+    def mask(params):
+        return jax.tree.map(lambda leaf: leaf.dtype == jnp.float32, params)
 
     params = {"kernel": jnp.zeros((16, 40), jnp.bfloat16)}
-    state, update = mapped(gc.ef21(axis_name=AXIS, density=0.1, block=64, select=select), params)
+    state, update = mapped(gc.ef21(axis_name=AXIS, density=0.1, block=64, mask=mask), params)
     assert len(state.inner.memory[0]) == 1
     updates, _ = update({"kernel": jnp.ones((N, 16, 40), jnp.bfloat16)}, state)
     assert updates["kernel"].dtype == jnp.bfloat16 and np.asarray(updates["kernel"], np.float32).any()
