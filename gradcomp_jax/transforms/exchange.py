@@ -1,25 +1,26 @@
 """The exchange: per-device gradients in, the averaged update out, what was not sent in explicit state."""
 
 import dataclasses
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _checks, _compat
+from gradcomp_jax import _compat
 from gradcomp_jax import collectives as co
 from gradcomp_jax import memory as mem
 from gradcomp_jax._typing import Array, AxisName, PyTree
-from gradcomp_jax.compressors import Compressor, dense
+from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.per_device import PerDevice, Return
 from gradcomp_jax.transforms.context import Context, context_of
 from gradcomp_jax.transforms.inbound import take_in
-from gradcomp_jax.transforms.layout import Group, Layout, LayoutRules, Segment, View
-from gradcomp_jax.transforms.masks import Mask, gains
+from gradcomp_jax.transforms.layout import Group, Layout, Segment, View
+from gradcomp_jax.transforms.layout_rules import LayoutRules, layout_rules
+from gradcomp_jax.transforms.masks import Mask
 from gradcomp_jax.transforms.memory_ratio import ratio_of
 from gradcomp_jax.transforms.outbound import all_finite, outbound
-from gradcomp_jax.transforms.policies import Everywhere, Policy
+from gradcomp_jax.transforms.policies import Policy
 from gradcomp_jax.transforms.reduced import refuse_reduced
 from gradcomp_jax.transforms.step_keys import StepKeys
 from gradcomp_jax.transforms.transport import Transported, transport
@@ -188,36 +189,6 @@ def _result(
     if i in layout.averaged:
         return jnp.where(ok, _compat.invarying(leaf, axis_name), jnp.zeros((), leaf.dtype))
     return sent[i]
-
-
-def layout_rules(
-    compressor: Compressor | Policy,
-    *,
-    memory: mem.Memory | None = None,
-    collective: co.Collective | str = "auto",
-    mask: Mask | None = None,
-    view: View | None = None,
-    dense_compressor: Compressor | None = None,
-) -> LayoutRules:
-    """Returns what :func:`exchange` makes of the same arguments: which leaves go through what, for any tree."""
-    memory = mem.residual() if memory is None else memory
-    dense_compressor = dense() if dense_compressor is None else dense_compressor
-    policy: Policy
-    if isinstance(compressor, Policy):
-        policy, mask = (compressor, True) if mask is None else (compressor.masked(), mask)
-    elif not isinstance(compressor, Compressor):
-        raise TypeError(
-            f"exchange takes a compressor or a policy, got {compressor!r}; build one with gradcomp_jax.compressors,"
-            " gradcomp_jax.by_size or gradcomp_jax.by_path"
-        )
-    else:
-        policy = Everywhere(compressor)
-        mask = gains(compressor, dense_compressor) if mask is None else mask
-    if view is not None:
-        _checks.one_of("view", view, get_args(View))
-    on_dense = memory.on_dense(lossless=dense_compressor.lossless)
-    dense_group = Group(dense_compressor, on_dense, co.Auto(second_encoding=True))
-    return LayoutRules(policy, mask, memory, co.as_collective(collective), view, dense_group)
 
 
 def _bound(axis_name: AxisName | None) -> co.Workers:

@@ -1,30 +1,190 @@
-"""Which leaves go together through which compressor, and as which rows: decided from shapes alone, so all workers agree."""
+"""Which leaves go together through which compressor, and how they become rows."""
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from gradcomp_jax import _specs, kernels
-from gradcomp_jax._typing import AxisName, PyTree
-from gradcomp_jax.collectives import Auto, Collective, ReduceScatter
-from gradcomp_jax.compressors import Compressor
+from gradcomp_jax import kernels
+from gradcomp_jax._typing import Array
+from gradcomp_jax.collectives import Collective, ReduceScatter
+from gradcomp_jax.compressors import Compressor, RowInfo
 from gradcomp_jax.memory import Memory
-from gradcomp_jax.transforms.group import Group as Group
-from gradcomp_jax.transforms.group import Segment as Segment
-from gradcomp_jax.transforms.group import View as View
-from gradcomp_jax.transforms.masks import Mask, by_leaf
-from gradcomp_jax.transforms.policies import Policy, path_name
 from gradcomp_jax.transforms.shards import Shards
 
-# Entries from which a leaf that goes dense is a segment of its own: joined, it would wait for all the others.
-_SMALL = 2**18
+View = Literal["rows", "dealt", "columns", "tree"]
 
-# Entries of one leaf: positions within one (a matrix, a row of any block) are int32.
-_MOST = 2**31 - 1
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """One vector to compress: a single leaf, or several leaves joined end to end.
+
+    Attributes:
+        leaves: their numbers in the tree.
+        size: entries.
+        shards: among the workers, of which each owns one, where the parameter lies along their axis.
+        periods: lengths after which its structure repeats.
+    """
+
+    leaves: tuple[int, ...]
+    size: int
+    shards: Shards | None = None
+    periods: tuple[int, ...] = ()
+
+    @property
+    def owners(self) -> int:
+        """Among how many workers it is divided; 1 where all of them want it whole."""
+        return self.shards.count if self.shards else 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """A compressor with its memory and collective.
+
+    Rows that are encoded are float32 ``[rows, block]``. Memories lie as the leaves do, in stretches, whatever the view.
+
+    Attributes:
+        compressor: encodes rows.
+        memory: what stays behind.
+        collective: how payloads cross.
+        view: which entries make a row: ``rows``, stretches of a leaf; ``columns``, a leaf's columns (its last dimension),
+            each by itself; ``dealt``, a leaf's entries dealt out in turn, so that row j of R has the entries j, j + R, ...;
+            ``tree``, those of all leaves together.
+    """
+
+    compressor: Compressor
+    memory: Memory
+    collective: Collective
+    view: View = "rows"
+
+    def __post_init__(self) -> None:
+        """Refuses combinations that cannot keep the laws."""
+        self.collective.check(self.compressor, self.memory)
+        if isinstance(self.collective, ReduceScatter) and self.view not in ("rows", "dealt"):
+            raise ValueError(
+                f"a reduce-scatter divides tensors by owner, view={self.view!r} otherwise; use view='rows'"
+            )
+
+    @property
+    def dealt(self) -> bool:
+        """Whether entries are dealt out over the rows."""
+        return self.view in ("dealt", "tree")
+
+    def memory_rows(self, segment: Segment) -> int:
+        """Returns how many rows the memory of a segment has."""
+        return kernels.row_count(segment.size // segment.owners, self.compressor.block) * segment.owners
+
+    def memory_counts(self, segment: Segment) -> Array:
+        """Returns how many entries of each of those are not padding: int32 ``[rows]``."""
+        return jnp.tile(kernels.valid_counts(segment.size // segment.owners, self.compressor.block), segment.owners)
+
+    def received_rows(self, segment: Segment) -> int:
+        """Returns how many rows a worker receives the mean of: all, or those of its shard."""
+        if self.dealt:
+            return self.deal(segment).rows
+        return kernels.row_count(segment.size // segment.owners, self.compressor.block)
+
+    def rows(self, segment: Segment) -> int:
+        """Returns how many rows are encoded."""
+        return self.received_rows(segment) * segment.owners
+
+    def counts(self, segment: Segment) -> Array:
+        """Returns how many entries of each encoded row are not padding: int32 ``[rows]``."""
+        if not self.dealt:
+            return self.memory_counts(segment)
+        rows = self.received_rows(segment)
+        each, left = divmod(segment.size // segment.owners, rows)
+        one = each + (jax.lax.iota(jnp.int32, rows) < left).astype(jnp.int32)
+        return jnp.tile(one, segment.owners)
+
+    def is_padded(self, segment: Segment) -> bool:
+        """Returns whether the rows hold more than the segment has."""
+        return (segment.size // segment.owners) % self.compressor.block != 0
+
+    def deal(self, segment: Segment) -> kernels.Deal:
+        """Returns how a segment, or each shard of it, is dealt."""
+        block, size = self.compressor.block, self.memory_rows(segment) // segment.owners * self.compressor.block
+        return kernels.Deal(size, block, kernels.dealt_rows(size, block, segment.periods))
+
+    def laid(self, segment: Segment, like: Array | None = None) -> tuple[kernels.Deal, int] | None:
+        """Returns how a mean is wanted: as the memory lies, or as a leaf does; ``None`` where rows are not dealt."""
+        if not self.dealt:
+            return None
+        width = self.compressor.block
+        if like is not None and like.size == segment.size and not self.is_padded(segment) and like.ndim > 1:
+            width = max(like.shape[-1], 1)
+        return self.deal(segment), width
+
+    def join(self, segment: Segment, leaves: Mapping[int, Array]) -> Array:
+        """Returns the float32 rows of a segment's leaves, given by their number in the tree, as the memory lies."""
+        block, first = self.compressor.block, leaves[segment.leaves[0]]
+        if segment.shards:
+            # Each owner's shard by itself, its last row filled up.
+            flat = segment.shards.flat(first).astype(jnp.float32)
+            padding = self.memory_rows(segment) // segment.owners * block - flat.shape[1]
+            return jnp.pad(flat, ((0, 0), (0, padding))).reshape(-1, block)
+        if self.view == "columns":
+            return kernels.as_rows(jnp.moveaxis(first, -1, 0), block)
+        if len(segment.leaves) > 1:
+            first = jnp.concatenate([leaves[i].reshape(-1).astype(jnp.float32) for i in segment.leaves])
+        return kernels.as_rows(first, block)
+
+    def split(self, segment: Segment, rows: Array, like: Sequence[Array]) -> dict[int, Array]:
+        """Inverse of :meth:`join`: leaf number to an array of that leaf's dtype and shape, or that of an owner's shard."""
+        first = segment.leaves[0]
+        leaf = like[first]
+        if segment.shards:
+            shard = kernels.from_rows(rows, (leaf.size // segment.shards.count,), leaf.dtype)
+            return {first: segment.shards.unflat(shard, leaf.shape)}
+        if self.view == "columns" and len(segment.leaves) == 1:
+            turned = kernels.from_rows(rows, (leaf.shape[-1], *leaf.shape[:-1]), leaf.dtype)
+            return {first: jnp.moveaxis(turned, 0, -1)}
+        if len(segment.leaves) == 1:
+            return {first: kernels.from_rows(rows, leaf.shape, leaf.dtype)}
+        flat, start, result = rows.reshape(-1), 0, {}
+        for i in segment.leaves:
+            part = jax.lax.slice(flat, (start,), (start + like[i].size,))
+            result[i] = part.reshape(like[i].shape).astype(like[i].dtype)
+            start += like[i].size
+        return result
+
+    def encoded_rows(self, segment: Segment, rows: Array) -> Array:
+        """Returns the rows that are encoded, of those that lie as the memory does: float32 ``[rows, block]``."""
+        if not self.dealt:
+            return rows
+        flat = rows.reshape(segment.owners, -1)
+        return jax.vmap(self.deal(segment).blocks)(flat).reshape(-1, self.compressor.block)
+
+    def encode(self, segment: Segment, rows: Array, state: Any, info: RowInfo) -> tuple[Any, Any]:
+        """Returns payload and state of rows that lie as the memory does."""
+        if not self.dealt or segment.owners > 1:
+            return self.compressor.encode(self.encoded_rows(segment, rows), state, info)
+        return self.compressor.encode_dealt(rows.reshape(-1), self.deal(segment), state, info)
+
+    def decode(self, segment: Segment, payload: Any, info: RowInfo) -> Array:
+        """Returns a worker's own payload as rows that lie as the memory does."""
+        if not self.dealt:
+            return self.compressor.decode(payload, info)
+        if segment.owners == 1:
+            return self.compressor.decode_dealt(payload, self.deal(segment), self.compressor.block, info)
+        by_owner = self.compressor.decode(payload, info).reshape(segment.owners, -1, self.compressor.block)
+        return jax.vmap(self.deal(segment).flat)(by_owner).reshape(-1, self.compressor.block)
+
+    def sent_mask(self, segment: Segment, payload: Any, info: RowInfo) -> Array:
+        """Returns which of those entries are not zero: boolean."""
+        if not self.dealt:
+            return self.compressor.sent_mask(payload, info)
+        return self.decode(segment, payload, info) != 0
+
+    def joined(self, segments: Sequence[Segment], arrays: Sequence[Array]) -> Array:
+        """Returns one array of all segments' rows ``[rows, ...]``: one after the other, or of one owner after the other."""
+        if len(arrays) == 1 or not isinstance(self.collective, ReduceScatter):
+            return jnp.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+        by_owner = [a.reshape(s.owners, -1, *a.shape[1:]) for s, a in zip(segments, arrays, strict=True)]
+        return jnp.concatenate(by_owner, axis=1).reshape(-1, *arrays[0].shape[1:])
 
 
 class Layout(NamedTuple):
@@ -55,152 +215,3 @@ class Layout(NamedTuple):
         places = [[max(of_leaf[i] for i in s.leaves) for s in segments] for _, segments in self.groups]
         used = sorted({place for of_group in places for place in of_group}) or [0]
         return [[[j for j, place in enumerate(of) if place == b] for of in places] for b in used]
-
-
-@dataclasses.dataclass(frozen=True)
-class LayoutRules:
-    """Makes the layout of any tree.
-
-    Attributes:
-        policy: which compressor for which tensor.
-        mask: of the leaves that the policy is asked about; the others go dense.
-        memory: of the compressed tensors.
-        collective: theirs.
-        view: theirs; ``None`` for the compressor's own.
-        dense: the group of what goes dense, small leaves joined into one segment.
-    """
-
-    policy: Policy
-    mask: Mask = dataclasses.field(hash=False)
-    memory: Memory
-    collective: Collective
-    view: View | None
-    dense: Group
-
-    def __post_init__(self) -> None:
-        """Refuses, before a tensor is seen, what is known not to go together."""
-        for compressor in self.policy.compressors():
-            self._group(compressor)
-
-    def _group(self, compressor: Compressor) -> Group:
-        view: View = "dealt" if compressor.deals else "rows"
-        return Group(compressor, self.memory, self.collective, self.view or view)
-
-    def whole(self, tree: PyTree, axis_name: AxisName | None, workers: int) -> PyTree:
-        """Returns the shapes of whole tensors, for a tree with shards of those that lie along the axis."""
-        if not isinstance(self.collective, ReduceScatter) or axis_name is None:
-            return tree
-        leaves, treedef = jax.tree.flatten(tree)
-        for i, spec in enumerate(_specs.by_leaf(self.collective.param_specs, tree)):
-            dim, shape = _specs.sharded_dim(spec, axis_name), jnp.shape(leaves[i])
-            if dim is not None:
-                shape = (*shape[:dim], shape[dim] * workers, *shape[dim + 1 :])
-            leaves[i] = jax.ShapeDtypeStruct(shape, jnp.result_type(leaves[i]))
-        return jax.tree.unflatten(treedef, leaves)
-
-    def layout(self, tree: PyTree, axis_name: AxisName | None = None, workers: int = 1) -> Layout:
-        """Divides a tree into segments: one a leaf (one in all with the view ``tree``), small ones that go dense together.
-
-        Leaves without entries are in none.
-
-        Args:
-            tree: of arrays or shapes; whole, also where parameters are sharded.
-            axis_name: the axis of the workers.
-            workers: how many there are.
-
-        Raises:
-            TypeError: for a leaf that is not a real floating-point array.
-            ValueError: for a leaf that the policy has no rule for, whose sharded dimension does not divide, or that has
-                2**31 entries or more; for a mask of another structure.
-        """
-        tree = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), tree)
-        masked = by_leaf(self.mask, tree)
-        shards = self._shards(tree, axis_name, workers)
-        chosen: dict[Compressor, list[Segment]] = {compressor: [] for compressor in self.policy.compressors()}
-        dense: list[Segment] = []
-        averaged: list[int] = []
-        for i, (path, spec) in enumerate(jax.tree_util.tree_leaves_with_path(tree)):
-            name = path_name(path)
-            _check_leaf(name, spec)
-            choice = self.policy.choose(name, spec) if masked[i] else "dense"
-            if choice == "averaged":
-                averaged.append(i)
-            elif spec.size == 0:
-                continue
-            elif isinstance(choice, Compressor):
-                self._check_columns(name, spec, choice)
-                chosen.setdefault(choice, []).append(_segment(i, spec, shards[i]))
-            else:
-                dense.append(_segment(i, spec, shards[i]))
-        groups = [
-            *((self._group(compressor), segments) for compressor, segments in chosen.items()),
-            (self.dense, dense),
-        ]
-        return Layout([pair for group, segments in groups for pair in self._by_owner(group, segments)], averaged)
-
-    def _shards(self, tree: PyTree, axis_name: AxisName | None, workers: int) -> list[Shards | None]:
-        """How every leaf is divided among owners; ``None`` for what all of them want whole."""
-        leaves = jax.tree_util.tree_leaves_with_path(tree)
-        if not isinstance(self.collective, ReduceScatter) or axis_name is None:
-            return [None] * len(leaves)
-        result: list[Shards | None] = []
-        for (path, leaf), spec in zip(leaves, _specs.by_leaf(self.collective.param_specs, tree), strict=True):
-            dim = _specs.sharded_dim(spec, axis_name)
-            shards = None if dim is None else Shards(workers, dim)
-            if shards:
-                shards.check(path_name(path), jnp.shape(leaf))
-            result.append(shards)
-        return result
-
-    def _by_owner(self, group: Group, segments: list[Segment]) -> list[tuple[Group, list[Segment]]]:
-        """A group as it is; or, in a reduce-scatter, what is divided among owners, and what all workers want whole."""
-        if not isinstance(self.collective, ReduceScatter):
-            return [(group, self._joined(group, segments))]
-        owned = dataclasses.replace(group, collective=self.collective)
-        rest = group if isinstance(group.collective, Auto) else dataclasses.replace(group, collective=Auto())
-        whole = self._joined(group, [s for s in segments if not s.shards])
-        return [(owned, [s for s in segments if s.shards]), (rest, whole)]
-
-    def _joined(self, group: Group, segments: list[Segment]) -> list[Segment]:
-        if group is self.dense:
-            return _join(segments, _SMALL)
-        return _join(segments, None) if self.view == "tree" else segments
-
-    def _check_columns(self, path: str, leaf: jax.ShapeDtypeStruct, compressor: Compressor) -> None:
-        if self.view == "columns" and (leaf.size // leaf.shape[-1] if leaf.shape else 0) % compressor.block:
-            raise ValueError(
-                f"view='columns' divides {path!r} of shape {leaf.shape} into columns: blocks of {compressor.block} entries"
-                " do not divide them; use a compressor made for the shape, or view='rows'"
-            )
-
-
-def _check_leaf(path: str, leaf: jax.ShapeDtypeStruct) -> None:
-    if not jnp.issubdtype(leaf.dtype, jnp.floating):
-        raise TypeError(
-            f"the leaf {path!r} has dtype {leaf.dtype}; only real floating-point gradients are exchanged; leave other leaves"
-            " out with optax.masked"
-        )
-    if leaf.size > _MOST:
-        raise ValueError(
-            f"the leaf {path!r} of shape {leaf.shape} has {leaf.size} entries, and one leaf may have at most {_MOST}: shard"
-            " it along a model axis (gradcomp_jax.model_parallel), or split it into several"
-        )
-
-
-def _join(segments: list[Segment], below: int | None) -> list[Segment]:
-    """One segment of all those that are small enough, the others by themselves."""
-    small = [s for s in segments if below is None or s.size < below]
-    large = [s for s in segments if below is not None and s.size >= below]
-    if not small:
-        return large
-    leaves = tuple(i for s in small for i in s.leaves)
-    periods = tuple(n for s in small for n in s.periods)
-    return [*large, Segment(leaves, sum(s.size for s in small), periods=periods)]
-
-
-def _segment(number: int, leaf: jax.ShapeDtypeStruct, shards: Shards | None) -> Segment:
-    shape = leaf.shape
-    if shards and shards.dim is not None:
-        # A shard is laid out with the divided dimension outermost.
-        shape = (shape[shards.dim], *shape[: shards.dim], *shape[shards.dim + 1 :])
-    return Segment((number,), leaf.size, shards, kernels.periods_of(shape))

@@ -14,7 +14,8 @@ from gradcomp_jax.collectives import Collective, ReduceScatter
 from gradcomp_jax.compressors import Compressor, dense, topk
 from gradcomp_jax.compressors.topk import block_for
 from gradcomp_jax.transforms.context import context_of
-from gradcomp_jax.transforms.exchange import ExchangeState, exchange, layout_rules
+from gradcomp_jax.transforms.exchange import ExchangeState, exchange
+from gradcomp_jax.transforms.layout_rules import layout_rules
 from gradcomp_jax.transforms.masks import Mask, gains
 from gradcomp_jax.transforms.selection_error import selection_error
 

@@ -10,7 +10,7 @@ from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.compressors import RowInfo
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.transforms.exchange import ExchangeState
-from gradcomp_jax.transforms.layout import LayoutRules
+from gradcomp_jax.transforms.layout_rules import LayoutRules
 
 
 def selection_error(

@@ -1,0 +1,202 @@
+"""The rules that make a layout: decided from shapes alone, so that all workers agree."""
+
+import dataclasses
+from typing import get_args
+
+import jax
+import jax.numpy as jnp
+
+from gradcomp_jax import _checks, _specs, kernels
+from gradcomp_jax import collectives as co
+from gradcomp_jax import memory as mem
+from gradcomp_jax._typing import AxisName, PyTree
+from gradcomp_jax.compressors import Compressor, dense
+from gradcomp_jax.transforms.layout import Group, Layout, Segment, View
+from gradcomp_jax.transforms.masks import Mask, by_leaf, gains
+from gradcomp_jax.transforms.policies import Everywhere, Policy, path_name
+from gradcomp_jax.transforms.shards import Shards
+
+# Entries from which a leaf that goes dense is a segment of its own: joined, it would wait for all the others.
+_SMALL = 2**18
+
+# Entries of one leaf: positions within one (a matrix, a row of any block) are int32.
+_MOST = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutRules:
+    """Makes the layout of any tree.
+
+    Attributes:
+        policy: which compressor for which tensor.
+        mask: of the leaves that the policy is asked about; the others go dense.
+        memory: of the compressed tensors.
+        collective: theirs.
+        view: theirs; ``None`` for the compressor's own.
+        dense: the group of what goes dense, small leaves joined into one segment.
+    """
+
+    policy: Policy
+    mask: Mask = dataclasses.field(hash=False)
+    memory: mem.Memory
+    collective: co.Collective
+    view: View | None
+    dense: Group
+
+    def __post_init__(self) -> None:
+        """Refuses, before a tensor is seen, what is known not to go together."""
+        for compressor in self.policy.compressors():
+            self._group(compressor)
+
+    def _group(self, compressor: Compressor) -> Group:
+        view: View = "dealt" if compressor.deals else "rows"
+        return Group(compressor, self.memory, self.collective, self.view or view)
+
+    def whole(self, tree: PyTree, axis_name: AxisName | None, workers: int) -> PyTree:
+        """Returns the shapes of whole tensors, for a tree with shards of those that lie along the axis."""
+        if not isinstance(self.collective, co.ReduceScatter) or axis_name is None:
+            return tree
+        leaves, treedef = jax.tree.flatten(tree)
+        for i, spec in enumerate(_specs.by_leaf(self.collective.param_specs, tree)):
+            dim, shape = _specs.sharded_dim(spec, axis_name), jnp.shape(leaves[i])
+            if dim is not None:
+                shape = (*shape[:dim], shape[dim] * workers, *shape[dim + 1 :])
+            leaves[i] = jax.ShapeDtypeStruct(shape, jnp.result_type(leaves[i]))
+        return jax.tree.unflatten(treedef, leaves)
+
+    def layout(self, tree: PyTree, axis_name: AxisName | None = None, workers: int = 1) -> Layout:
+        """Divides a tree into segments: one a leaf (one in all with the view ``tree``), small ones that go dense together.
+
+        Leaves without entries are in none.
+
+        Args:
+            tree: of arrays or shapes; whole, also where parameters are sharded.
+            axis_name: the axis of the workers.
+            workers: how many there are.
+
+        Raises:
+            TypeError: for a leaf that is not a real floating-point array.
+            ValueError: for a leaf that the policy has no rule for, whose sharded dimension does not divide, or that has
+                2**31 entries or more; for a mask of another structure.
+        """
+        tree = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), tree)
+        masked = by_leaf(self.mask, tree)
+        shards = self._shards(tree, axis_name, workers)
+        chosen: dict[Compressor, list[Segment]] = {compressor: [] for compressor in self.policy.compressors()}
+        dense: list[Segment] = []
+        averaged: list[int] = []
+        for i, (path, spec) in enumerate(jax.tree_util.tree_leaves_with_path(tree)):
+            name = path_name(path)
+            _check_leaf(name, spec)
+            choice = self.policy.choose(name, spec) if masked[i] else "dense"
+            if choice == "averaged":
+                averaged.append(i)
+            elif spec.size == 0:
+                continue
+            elif isinstance(choice, Compressor):
+                self._check_columns(name, spec, choice)
+                chosen.setdefault(choice, []).append(_segment(i, spec, shards[i]))
+            else:
+                dense.append(_segment(i, spec, shards[i]))
+        groups = [
+            *((self._group(compressor), segments) for compressor, segments in chosen.items()),
+            (self.dense, dense),
+        ]
+        return Layout([pair for group, segments in groups for pair in self._by_owner(group, segments)], averaged)
+
+    def _shards(self, tree: PyTree, axis_name: AxisName | None, workers: int) -> list[Shards | None]:
+        """How every leaf is divided among owners; ``None`` for what all of them want whole."""
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        if not isinstance(self.collective, co.ReduceScatter) or axis_name is None:
+            return [None] * len(leaves)
+        result: list[Shards | None] = []
+        for (path, leaf), spec in zip(leaves, _specs.by_leaf(self.collective.param_specs, tree), strict=True):
+            dim = _specs.sharded_dim(spec, axis_name)
+            shards = None if dim is None else Shards(workers, dim)
+            if shards:
+                shards.check(path_name(path), jnp.shape(leaf))
+            result.append(shards)
+        return result
+
+    def _by_owner(self, group: Group, segments: list[Segment]) -> list[tuple[Group, list[Segment]]]:
+        """A group as it is; or, in a reduce-scatter, what is divided among owners, and what all workers want whole."""
+        if not isinstance(self.collective, co.ReduceScatter):
+            return [(group, self._joined(group, segments))]
+        owned = dataclasses.replace(group, collective=self.collective)
+        rest = group if isinstance(group.collective, co.Auto) else dataclasses.replace(group, collective=co.Auto())
+        whole = self._joined(group, [s for s in segments if not s.shards])
+        return [(owned, [s for s in segments if s.shards]), (rest, whole)]
+
+    def _joined(self, group: Group, segments: list[Segment]) -> list[Segment]:
+        if group is self.dense:
+            return _join(segments, _SMALL)
+        return _join(segments, None) if self.view == "tree" else segments
+
+    def _check_columns(self, path: str, leaf: jax.ShapeDtypeStruct, compressor: Compressor) -> None:
+        if self.view == "columns" and (leaf.size // leaf.shape[-1] if leaf.shape else 0) % compressor.block:
+            raise ValueError(
+                f"view='columns' divides {path!r} of shape {leaf.shape} into columns: blocks of {compressor.block} entries"
+                " do not divide them; use a compressor made for the shape, or view='rows'"
+            )
+
+
+def _check_leaf(path: str, leaf: jax.ShapeDtypeStruct) -> None:
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        raise TypeError(
+            f"the leaf {path!r} has dtype {leaf.dtype}; only real floating-point gradients are exchanged; leave other leaves"
+            " out with optax.masked"
+        )
+    if leaf.size > _MOST:
+        raise ValueError(
+            f"the leaf {path!r} of shape {leaf.shape} has {leaf.size} entries, and one leaf may have at most {_MOST}: shard"
+            " it along a model axis (gradcomp_jax.model_parallel), or split it into several"
+        )
+
+
+def _join(segments: list[Segment], below: int | None) -> list[Segment]:
+    """One segment of all those that are small enough, the others by themselves."""
+    small = [s for s in segments if below is None or s.size < below]
+    large = [s for s in segments if below is not None and s.size >= below]
+    if not small:
+        return large
+    leaves = tuple(i for s in small for i in s.leaves)
+    periods = tuple(n for s in small for n in s.periods)
+    return [*large, Segment(leaves, sum(s.size for s in small), periods=periods)]
+
+
+def _segment(number: int, leaf: jax.ShapeDtypeStruct, shards: Shards | None) -> Segment:
+    shape = leaf.shape
+    if shards and shards.dim is not None:
+        # A shard is laid out with the divided dimension outermost.
+        shape = (shape[shards.dim], *shape[: shards.dim], *shape[shards.dim + 1 :])
+    return Segment((number,), leaf.size, shards, kernels.periods_of(shape))
+
+
+def layout_rules(
+    compressor: Compressor | Policy,
+    *,
+    memory: mem.Memory | None = None,
+    collective: co.Collective | str = "auto",
+    mask: Mask | None = None,
+    view: View | None = None,
+    dense_compressor: Compressor | None = None,
+) -> LayoutRules:
+    """Returns what :func:`exchange` makes of the same arguments: which leaves go through what, for any tree."""
+    memory = mem.residual() if memory is None else memory
+    dense_compressor = dense() if dense_compressor is None else dense_compressor
+    policy: Policy
+    if isinstance(compressor, Policy):
+        policy, mask = (compressor, True) if mask is None else (compressor.masked(), mask)
+    elif not isinstance(compressor, Compressor):
+        raise TypeError(
+            f"exchange takes a compressor or a policy, got {compressor!r}; build one with gradcomp_jax.compressors,"
+            " gradcomp_jax.by_size or gradcomp_jax.by_path"
+        )
+    else:
+        policy = Everywhere(compressor)
+        mask = gains(compressor, dense_compressor) if mask is None else mask
+    if view is not None:
+        _checks.one_of("view", view, get_args(View))
+    on_dense = memory.on_dense(lossless=dense_compressor.lossless)
+    dense_group = Group(dense_compressor, on_dense, co.Auto(second_encoding=True))
+    return LayoutRules(policy, mask, memory, co.as_collective(collective), view, dense_group)
