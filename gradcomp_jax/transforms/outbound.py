@@ -35,7 +35,7 @@ class StepKeys(NamedTuple):
 
     @classmethod
     def of(cls, key: Any, step: Array, worker: Array, inner_axis_name: AxisName | None) -> "StepKeys":
-        """From a seed or a typed JAX key; the devices of one worker have other parts of a tensor, and other numbers."""
+        """Makes keys of a seed or a typed JAX key, others for each device of a worker, which has other parts of a tensor."""
         typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
         base = key if typed else jax.random.key(key)
         if inner_axis_name is not None:
@@ -84,7 +84,7 @@ class OutboundMessage:
 
     @property
     def compressor(self) -> Any:
-        """Of the group."""
+        """Returns the compressor of the group."""
         return self.group.compressor
 
 
