@@ -41,12 +41,12 @@ class Found:
 
     @property
     def sent(self) -> int:
-        """Bytes sent."""
+        """Returns the bytes that one device sends."""
         return sum(row.sent_bytes for row in self.rows)
 
     @property
     def received(self) -> int:
-        """Bytes received."""
+        """Returns the bytes that one device receives."""
         return sum(row.received_bytes for row in self.rows)
 
 
@@ -74,7 +74,7 @@ class Walker:
         self._found: dict[str, Found] = {}
 
     def report(self) -> WireReport:
-        """Walks the program.
+        """Walks the program and adds its collectives up.
 
         Raises:
             ValueError: if an instruction or a loop cannot be counted.

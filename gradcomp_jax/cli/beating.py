@@ -8,7 +8,7 @@ class Beating(Listener):
     """Passes every event on to another listener, and calls ``watchdog.beat()``."""
 
     def __init__(self, listener: Listener, watchdog: Watchdog) -> None:
-        """Wraps ``listener``."""
+        """Wraps a listener, which is told all that this one is told."""
         self._listener = listener
         self._watchdog = watchdog
 
@@ -18,21 +18,21 @@ class Beating(Listener):
         self._listener.compiling(method)
 
     def started(self, method: str, seed: int, steps: int) -> None:
-        """Passes it on."""
+        """Passes the call on to the listener."""
         self._watchdog.beat()
         self._listener.started(method, seed, steps)
 
     def stepped(self, method: str, seed: int, step: int, loss: float) -> None:
-        """Passes it on."""
+        """Passes the call on to the listener."""
         self._watchdog.beat()
         self._listener.stepped(method, seed, step, loss)
 
     def finished_epoch(self, method: str, seed: int, epoch: int, past: Past) -> None:
-        """Passes it on."""
+        """Passes the call on to the listener."""
         self._watchdog.beat()
         self._listener.finished_epoch(method, seed, epoch, past)
 
     def finished(self, result: RunResult) -> None:
-        """Passes it on."""
+        """Passes the call on to the listener."""
         self._watchdog.beat()
         self._listener.finished(result)

@@ -17,7 +17,7 @@ def save_plot(found: Outlook, what: str, path: pathlib.Path) -> None:
 
 
 def draw(found: Outlook, what: str) -> Figure:
-    """Draws both panels."""
+    """Draws both panels of the picture."""
     figure = Figure(figsize=(12, 5), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)

@@ -36,7 +36,7 @@ class Bar(Listener):
         self._task = self._progress.add_task("starting", total=None)
 
     def __enter__(self) -> Self:
-        """Starts to draw."""
+        """Starts to draw the bar."""
         self._progress.start()
         return self
 

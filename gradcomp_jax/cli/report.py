@@ -31,7 +31,7 @@ def rows(comparison: Comparison) -> list[tuple[str, ...]]:
     table = [_row(method) for method in comparison.methods]
     trained = {method.method for method in comparison.methods}
     sent_bf16 = comparison.baseline_bytes["dense-bf16"]
-    sent_f32 = comparison.baseline_bytes["dense-f32"]
+    sent_f32 = comparison.baseline_bytes["dense"]
     for name, sent in comparison.baseline_bytes.items():
         if name not in trained:
             over = max(sent, 1)
@@ -81,9 +81,9 @@ def method_table(workers: int) -> Table:
     # As many columns as 80 characters hold: the Markdown has collectives and papers too.
     for column in registry.header(workers)[:6]:
         number = column not in ("method", "biased", "momentum")
-        result.add_column(column, justify="right" if number else "left", no_wrap=True)
+        result.add_column(column.replace(" / ", "\n/ "), justify="right" if number else "left", no_wrap=True)
     for row in registry.table(workers=workers):
-        result.add_row(row.name, *registry.cells(row)[1:6])
+        result.add_row(registry.command_name(row.name), *registry.cells(row)[1:6])
     return result
 
 

@@ -19,6 +19,6 @@ class AllGather(Collective):
         return (workers - 1) * compressor.payload_bytes(1) * rows
 
     def steps(self, message: Message, workers: Workers) -> Steps:
-        """Gathers the payloads."""
+        """Gathers the payloads of all workers."""
         payloads = yield Send("all_gather", message.payload)
         return InboundMessage(payloads, message.compressor, message.info.side, divisor=workers.count, stacked=True)

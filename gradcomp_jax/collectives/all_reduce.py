@@ -36,7 +36,7 @@ class AllReduce(Collective):
         return (workers - 1) * 2 * compressor.payload_bytes(1) * rows // workers
 
     def steps(self, message: Message, workers: Workers) -> Steps:
-        """Adds the payloads."""
+        """Adds the payloads of all workers."""
         total = yield Send("psum", message.payload)
         return InboundMessage(total, message.compressor, message.info.side, divisor=workers.count, added=True)
 

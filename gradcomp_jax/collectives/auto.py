@@ -24,11 +24,11 @@ class Auto(Collective):
     """The cheapest collective by bytes, the fewer messages on equal ones.
 
     Attributes:
-        second_encoding: whether it may be two phases whose downlink loses something. Sparsifiers then take a gather for two
+        lossy_downlink: whether it may be two phases whose downlink loses something. Sparsifiers then take a gather for two
             workers and two phases for more, however many: memory and bytes do not grow with N.
     """
 
-    second_encoding: bool = False
+    lossy_downlink: bool = False
 
     def check(self, compressor: Compressor, memory: Memory) -> None:
         """Accepts everything: it chooses what goes together."""
@@ -36,7 +36,7 @@ class Auto(Collective):
 
     def resolve(self, compressor: Compressor, rows: int, workers: int) -> Collective:
         """Chooses by the bytes of the code's payloads."""
-        if self.second_encoding and compressor.downlink(workers).drops:
+        if self.lossy_downlink and compressor.downlink(workers).drops:
             # By the number of workers alone: whether owners have a residual hangs on it, in every group and bucket alike.
             return AllGather() if workers <= MOST_GATHERED else TwoPhase()
         # On equal bytes the earlier one wins: one collective is better than two. A bfloat16 all-reduce is widened to
@@ -47,7 +47,7 @@ class Auto(Collective):
             among.append(AllReduce())
         if compressor.side_information != "mean":
             among.append(AllGather())
-            if compressor.exact_downlink(workers) or self.second_encoding or is_dense:
+            if compressor.exact_downlink(workers) or self.lossy_downlink or is_dense:
                 among.append(TwoPhase())
         return min(among, key=lambda c: c.bytes_sent(compressor, rows, workers))
 
@@ -80,12 +80,12 @@ def rides_along(asked: Collective, chosen: Collective, compressor: Compressor, r
 NAMES = ("auto", "all_gather", "two_phase", "all_reduce", "recursive_doubling")
 
 
-def as_collective(collective: Collective | str, *, second_encoding: bool = False) -> Collective:
+def as_collective(collective: Collective | str, *, lossy_downlink: bool = False) -> Collective:
     """Returns a collective from its name, or as it is.
 
     Args:
         collective: one of :data:`NAMES`, or an instance.
-        second_encoding: see :class:`Auto`, for the name ``"auto"``.
+        lossy_downlink: see :class:`Auto`, for the name ``"auto"``.
 
     Raises:
         ValueError: for another name.
@@ -93,5 +93,5 @@ def as_collective(collective: Collective | str, *, second_encoding: bool = False
     if isinstance(collective, Collective):
         return collective
     _checks.one_of("collective", collective, NAMES)
-    made = (Auto(second_encoding), AllGather(), TwoPhase(), AllReduce(), RecursiveDoubling())
+    made = (Auto(lossy_downlink), AllGather(), TwoPhase(), AllReduce(), RecursiveDoubling())
     return made[NAMES.index(collective)]

@@ -66,23 +66,23 @@ class Message(Protocol):
 
     @property
     def compressor(self) -> Compressor:
-        """See above, as for all that follow."""
+        """Returns the compressor, see above."""
 
     @property
     def payload(self) -> Any:
-        """See above."""
+        """Returns the payload, see above."""
 
     @property
     def info(self) -> RowInfo:
-        """See above."""
+        """Returns what is known of its rows, see above."""
 
     @property
     def remainder(self) -> Remainder | None:
-        """See above."""
+        """Returns what becomes of the remainder, see above."""
 
     @property
     def residual(self) -> Array | None:
-        """See above."""
+        """Returns the owner's residual, see above."""
 
 
 Steps = Generator[Send, Any, InboundMessage]

@@ -38,7 +38,7 @@ class TwoPhase(Collective):
     remainder: Remainder | None = None
 
     def __post_init__(self) -> None:
-        """Checks the name."""
+        """Checks the name of the rule."""
         if self.remainder is not None:
             _checks.one_of("remainder", self.remainder, get_args(Remainder))
 

@@ -104,7 +104,7 @@ class Compressor(abc.ABC):
 
     @property
     def unbiased(self) -> bool:
-        """As lossless."""
+        """Returns whether the decoded payload has the expectation of the rows; by default what is lossless does."""
         return self.lossless
 
     def init(self, shape: tuple[int, ...]) -> PyTree:
@@ -192,11 +192,11 @@ class Compressor(abc.ABC):
         return self.downlink(workers).lossless
 
     def rounding(self, rows: Array, payload: Payload, info: RowInfo = RowInfo()) -> Payload:
-        """For a sparsifier: a payload with the same positions and what rounding took from their values."""
+        """Returns, of a sparsifier, a payload with the same positions and what rounding took from their values."""
         raise TypeError(f"{type(self).__name__} is not a sparsifier")
 
     def left_with_owner(self, payload: Payload, mean: Payload) -> Payload:
-        """For codes that :attr:`drop <drops>` entries: what of a worker's payload it does not take back.
+        """Returns, of codes that :attr:`drop <drops>` entries, what of a worker's payload it does not take back.
 
         Args:
             payload: of one worker, or of several, stacked on a new leading dimension.

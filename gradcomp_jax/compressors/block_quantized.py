@@ -33,7 +33,7 @@ class BlockQuantized(Compressor):
 
     @property
     def unbiased(self) -> bool:
-        """With stochastic rounding."""
+        """Returns whether rounding is stochastic."""
         return self.stochastic
 
     def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
@@ -47,7 +47,7 @@ class BlockQuantized(Compressor):
         return QuantizedPayload(words, scale), state
 
     def decode(self, payload: QuantizedPayload, info: RowInfo = RowInfo()) -> Array:
-        """Value times scale."""
+        """Multiplies every value by its scale."""
         return kernels.dequantize(payload.words, payload.scale, self.block, self.bits)
 
 

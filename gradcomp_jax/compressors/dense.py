@@ -27,7 +27,7 @@ class Dense(Compressor):
 
     @property
     def lossless(self) -> bool:  # type: ignore[override]
-        """Only float32 is."""
+        """Returns whether values cross as float32."""
         return jnp.dtype(self.dtype) == jnp.float32
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[DensePayload, PyTree]:
@@ -35,7 +35,7 @@ class Dense(Compressor):
         return DensePayload(rows.astype(self.dtype)), state
 
     def decode(self, payload: DensePayload, info: RowInfo = RowInfo()) -> Array:
-        """Casts to float32."""
+        """Casts the values to float32."""
         return payload.values.astype(jnp.float32)
 
     def reduce(self, payloads: DensePayload, info: RowInfo = RowInfo()) -> Array:

@@ -22,11 +22,11 @@ class InFrequency(Compressor):
     pads_nonzero = True  # a frequency reaches into the padding
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[Any, PyTree]:
-        """Transforms, then encodes."""
+        """Transforms every block and encodes its frequencies."""
         return self.inner.encode(kernels.dct(rows), state, info)
 
     def finite(self, payload: Any, statistic: Any, largest: float = LARGEST) -> Array:
-        """As of the inner code, of a block's share: a block's entries may meet in one frequency, and one in many."""
+        """Asks the inner code, with a block's share of the limit: a block's entries may meet in one frequency."""
         return self.inner.finite(payload, statistic, largest / self.block)
 
     def decode(self, payload: Any, info: RowInfo = RowInfo()) -> Array:

@@ -48,15 +48,15 @@ class LowRank(Compressor):
         return kernels.orthogonalize(mean)
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[LowRankPayload, PyTree]:
-        """Q = M^T P."""
+        """Computes :math:`Q = M^T P`."""
         return LowRankPayload(_product("bij,bir->bjr", self._matrices(rows), info.need("side"))), state
 
     def finite(self, payload: LowRankPayload, statistic: Any, largest: float = LARGEST) -> Array:
-        """As of every code, of a matrix's share: products add up its entries, and an entry shows in part."""
+        """Holds entries to a matrix's share of the limit: products add up its entries, and an entry shows in part."""
         return super().finite(payload, statistic, largest / self.block)
 
     def decode(self, payload: LowRankPayload, info: RowInfo = RowInfo()) -> Array:
-        """P Q^T."""
+        """Multiplies the factors, :math:`P Q^T`."""
         return _product("bir,bjr->bij", info.need("side"), payload.right).reshape(-1, self.block)
 
     def next_state(self, state: Array, mean: LowRankPayload) -> Array:

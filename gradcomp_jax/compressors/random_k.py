@@ -37,7 +37,7 @@ class RandomK(Compressor):
 
     @property
     def unbiased(self) -> bool:
-        """With ``rescale``."""
+        """Returns whether values are rescaled."""
         return self.rescale
 
     def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
@@ -75,7 +75,7 @@ class RandomK(Compressor):
         return dataclasses.replace(self, rescale=False)
 
     def exact_downlink(self, workers: int) -> bool:
-        """In float32: the same positions hold all there is."""
+        """Returns whether values cross as float32: then the same positions hold all there is."""
         return self.dtype == jnp.float32
 
     def rounding(self, rows: Array, payload: RandomKPayload, info: RowInfo = RowInfo()) -> RandomKPayload:

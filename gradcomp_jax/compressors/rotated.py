@@ -35,7 +35,7 @@ class Rotated(Compressor):
 
     @property
     def unbiased(self) -> bool:
-        """With the unbiased scale, over random rotations, to a thousandth of a block's norm."""
+        """Returns whether the scale is the unbiased one: over random rotations, to a thousandth of a block's norm."""
         return self.corrected
 
     def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
@@ -58,16 +58,16 @@ class Rotated(Compressor):
         return RotatedPayload(words, jnp.where(usable, scale * largest, 0.0)), state
 
     def finite(self, payload: RotatedPayload, statistic: Any, largest: float = LARGEST) -> Array:
-        """As of every code, of a block's share: rotated, a block's entries may meet in one."""
+        """Holds entries to a block's share of the limit: rotated, a block's entries may meet in one."""
         return super().finite(payload, statistic, largest / self.block)
 
     def _seeds(self, info: RowInfo) -> tuple[Array, ...]:
-        """Of each rotation: where the scale has to be unbiased, two or three make any block look Gaussian."""
+        """Returns a seed for each rotation: where the scale has to be unbiased, two or three make any block look Gaussian."""
         seeds, further = info.need("side"), 0 if not self.corrected else 1 if self.block >= _LONG else 2
         return seeds, *(kernels.fold_seeds(seeds, number) for number in _FURTHER[:further])
 
     def decode(self, payload: RotatedPayload, info: RowInfo = RowInfo()) -> Array:
-        """Levels times scale, rotated back."""
+        """Multiplies levels by their scale and rotates back."""
         rows = kernels.decode_normal(payload.words, self.block, self.bits) * payload.scale
         for seeds in reversed(self._seeds(info)):
             rows = kernels.rotate_back(rows, seeds, planes=self.corrected)

@@ -36,7 +36,7 @@ class Sign(Compressor):
     pads_nonzero = True  # padding has a sign too
 
     def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
-        """Of ``means`` the sums of positive and negative entries and the number of the latter, else the sum of magnitudes.
+        """Sums magnitudes; for ``means`` positive and negative entries, and counts the latter.
 
         float32 ``[rows, 3]`` or ``[rows, 1]``.
         """

@@ -70,12 +70,12 @@ class Ternary(Compressor):
         return kernels.unpack_ternary(payload.trits, self.block) if self.packing == "base3" else payload.trits
 
     def decode(self, payload: TernaryPayload, info: RowInfo = RowInfo()) -> Array:
-        """Scale times value; also decodes a sum of int8 payloads."""
+        """Multiplies values by their scale; also decodes a sum of int8 payloads."""
         scale = info.need("side")[:, None] if payload.scale is None else payload.scale
         return self._trits(payload).astype(jnp.float32) * scale
 
     def reduce(self, payloads: TernaryPayload, info: RowInfo = RowInfo()) -> Array:
-        """With a shared scale the integers are added first, so the sum has exactly 2N + 1 levels."""
+        """Adds the integers first where the scale is shared, so the sum has exactly 2N + 1 levels."""
         if not self.share_scale:
             return super().reduce(payloads, info)
         ones = jnp.ones((payloads.trits.shape[1],), jnp.float32)
@@ -83,13 +83,13 @@ class Ternary(Compressor):
         return total if info.side is None else total * info.side[:, None]
 
     def downlink(self, workers: int) -> Compressor:
-        """Exact levels of the sum, or ternary once more with a scale for each bucket."""
+        """Returns exact levels of the sum, or ternary once more with a scale for each bucket."""
         if self.downlink_code == "exact":
             return Levels(self.block, workers)
         return dataclasses.replace(self, granularity="bucket", share_scale=False, packing="base3")
 
     def exact_downlink(self, workers: int) -> bool:
-        """Levels are."""
+        """Returns whether owners send levels, which are exact."""
         return self.downlink_code == "exact"
 
 

@@ -54,7 +54,7 @@ class Watchdog:
         self._heard = time.monotonic()
 
     def __enter__(self) -> Self:
-        """Starts to watch."""
+        """Starts to watch the loop."""
         self.beat()
         self._notice = ExitNotice(f"{self._name} ended before the run was done: {self._remedy}")
         threading.Thread(target=self._watch, name="step timeout", daemon=True).start()

@@ -15,7 +15,7 @@ from gradcomp_jax.experiments.run import Listener, RunResult, StepTime, Trainer,
 from gradcomp_jax.experiments.settings import Settings
 from gradcomp_jax.experiments.tasks import Task
 
-BASELINES = ("dense-bf16", "dense-f32")
+BASELINES = ("dense-bf16", "dense")
 _FORMAT = 1
 
 
@@ -183,7 +183,7 @@ def _summarize(runs: Sequence[RunResult], baseline_bytes: dict[str, int]) -> Met
         accuracy_std=statistics.stdev(accuracy) if len(accuracy) > 1 else 0.0,
         wire=wire,
         ratio_bf16=_ratio(baseline_bytes["dense-bf16"], wire.sent),
-        ratio_f32=_ratio(baseline_bytes["dense-f32"], wire.sent),
+        ratio_f32=_ratio(baseline_bytes["dense"], wire.sent),
         step_time=StepTime(
             median=statistics.median(time.median for time in times),
             lower_quartile=statistics.median(time.lower_quartile for time in times),

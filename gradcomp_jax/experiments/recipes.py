@@ -8,7 +8,6 @@ import dataclasses
 import functools
 from typing import Any, Literal, cast
 
-import jax.numpy as jnp
 import optax
 
 from gradcomp_jax import collectives
@@ -27,7 +26,7 @@ from gradcomp_jax.experiments.registered import (
 )
 from gradcomp_jax.experiments.replicas import REPLICA_RECIPES
 from gradcomp_jax.experiments.settings import Settings
-from gradcomp_jax.methods import dense, dgc, terngrad
+from gradcomp_jax.methods import dgc, terngrad
 from gradcomp_jax.methods.registry import METHODS, command_name
 from gradcomp_jax.transforms import exchange, masks
 from gradcomp_jax.transforms.warm_up import Stages
@@ -55,11 +54,6 @@ def build(method: str, settings: Settings, steps_per_epoch: int, *, seed: int = 
         return recipe.make(settings, recipe.warm_up(settings, steps_per_epoch), seed)
     except ValueError as error:
         raise SettingError(f"{method}: {error}") from error
-
-
-def _dense(settings: Settings, warm_up: Stages, seed: int, *, dtype: Any) -> Transformation:
-    del warm_up, seed
-    return after(dense(axis_name=settings.axis_name, dtype=dtype), settings)
 
 
 def _terngrad(
@@ -113,8 +107,8 @@ def _int8(settings: Settings, warm_up: Stages, seed: int, *, collective: str) ->
 
 
 RECIPES: dict[str, Recipe] = {
-    "dense-f32": Recipe(functools.partial(_dense, dtype=jnp.float32), "float32 all-reduce"),
-    "dense-bf16": Recipe(functools.partial(_dense, dtype=jnp.bfloat16), "bfloat16 on the wire, float32 sums"),
+    "dense": Recipe(functools.partial(make_registered, name="dense"), "float32 all-reduce"),
+    "dense-bf16": Recipe(functools.partial(make_registered, name="dense_bf16"), "bfloat16 on the wire, float32 sums"),
     "terngrad": Recipe(functools.partial(_terngrad, downlink="exact"), "TernGrad, exact downlink, last layer dense"),
     "terngrad-ternary": Recipe(functools.partial(_terngrad, downlink="ternary"), "TernGrad, ternary downlink"),
     "dgc": Recipe(_dgc, "Deep Gradient Compression, complete", stages=warm_up_stages),
@@ -156,7 +150,7 @@ RECIPES |= {
         stages=functools.partial(dense_stage, name=name),
     )
     for name, method in METHODS.items()
-    if command_name(name) not in RECIPES and name != "dense"
+    if command_name(name) not in RECIPES
 }
 
 RECIPES |= REPLICA_RECIPES
@@ -166,10 +160,10 @@ COLLECTIVES = (
     "dgc",
     *(name for name in RECIPES if name.rpartition("-")[2] in ("gather", "back", "server")),
 )
-ALL = ("dense-f32", *(command_name(name) for name in METHODS if name != "dense"))
-"""One recipe for each registered method, and both baselines."""
+ALL = tuple(map(command_name, METHODS))
+"""One recipe for each registered method, both baselines among them."""
 
-REPLICAS = ("dense-f32", *REPLICA_RECIPES)
+REPLICAS = ("dense", *REPLICA_RECIPES)
 """Whatever is not synchronous, beside what is."""
 
 DEFAULT = ("dense-bf16", "terngrad", "dgc")

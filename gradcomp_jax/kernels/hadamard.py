@@ -50,13 +50,13 @@ def rotate(rows: Array, seeds: Array, *, planes: bool = False) -> Array:
 
 
 def rotate_back(rows: Array, seeds: Array, *, planes: bool = False) -> Array:
-    """Undoes :func:`rotate`."""
+    """Turns back what :func:`rotate` has rotated."""
     back = hadamard(rows)
     return _with_signs(_in_planes(back, seeds, -1.0) if planes else back, seeds)
 
 
 def _in_planes(rows: Array, seeds: Array, direction: float) -> Array:
-    """By the angle 2 arctan(t) each, t uniform in [-1, 1): with the signs before it any direction of a plane can come out."""
+    """Turns planes by an angle of 2 arctan(t), t uniform in [-1, 1): after the signs, any direction of a plane can come out."""
     half = rows.shape[1] // 2
     if not half:
         return rows

@@ -16,7 +16,7 @@ class Estimate(Memory):
         return True
 
     def init(self, rows: Array) -> Array:
-        """Returns zeros."""
+        """Returns an estimate of zeros."""
         return rows
 
     def compensate(self, gradient: Array, memory: Array) -> tuple[Array, Array]:

@@ -13,20 +13,20 @@ class NoMemory(Memory):
 
     @property
     def keeps(self) -> bool:
-        """Nothing."""
+        """Returns that nothing is kept."""
         return False
 
     def init(self, rows: Array) -> Any:
-        """No state."""
+        """Returns ``()``: there is no state."""
         del rows
         return ()
 
     def compensate(self, gradient: Array, memory: Any) -> tuple[Array, Any]:
-        """The gradient as it is."""
+        """Returns the gradient as it is."""
         return gradient, memory
 
     def update(self, target: Array, sent: Array, sent_mask: Array, memory: Any) -> Any:
-        """Nothing."""
+        """Returns the memory, which has no arrays."""
         del target, sent, sent_mask
         return memory
 

@@ -20,7 +20,7 @@ class Residual(Memory):
         return none() if lossless else self
 
     def init(self, rows: Array) -> Array:
-        """Returns zeros."""
+        """Returns a residual of zeros."""
         return rows
 
     def compensate(self, gradient: Array, memory: Array) -> tuple[Array, Array]:

@@ -45,6 +45,6 @@ def block_quantized(
         compressors.block_quantized(bits=bits, block=block),
         axis_name=axis_name,
         memory=memory.residual() if error_feedback else memory.none(),
-        collective=collectives.as_collective(collective, second_encoding=True),
+        collective=collectives.as_collective(collective, lossy_downlink=True),
         mask=mask,
     )

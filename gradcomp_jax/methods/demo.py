@@ -56,7 +56,7 @@ def demo(
     References:
         Peng et al., 2024, https://arxiv.org/abs/2411.19870, algorithm 1.
     """
-    chosen = collectives.as_collective(collective, second_encoding=True)
+    chosen = collectives.as_collective(collective, lossy_downlink=True)
     if average == "senders" and not isinstance(chosen, collectives.AllGather):
         raise ValueError(
             f"average='senders' counts who sent what, which {type(chosen).__name__} does not tell; use collective='all_gather'"

@@ -41,6 +41,6 @@ def dense(
         compressors.dense(dtype),
         axis_name=axis_name,
         memory=memory.none(),
-        collective=collectives.as_collective(collective, second_encoding=True),
+        collective=collectives.as_collective(collective, lossy_downlink=True),
         mask=True,
     )

@@ -94,7 +94,7 @@ def dgc(
             by_tensor(largest, dense=compressors.dense(dtype)) if exact else largest(final.block),
             axis_name=axis_name,
             memory=kept,
-            collective=collectives.as_collective(collective, second_encoding=True),
+            collective=collectives.as_collective(collective, lossy_downlink=True),
             mask=chosen,
             dense_compressor=compressors.dense(dtype),
         )

@@ -51,7 +51,7 @@ def eden(
         compressors.rotated(bits, block=block, unbiased=not error_feedback),
         axis_name=axis_name,
         memory=memory.residual() if error_feedback else memory.none(),
-        collective=collectives.as_collective(collective, second_encoding=True),
+        collective=collectives.as_collective(collective, lossy_downlink=True),
         mask=mask,
         key=key,
     )

@@ -49,7 +49,7 @@ def ef21(
         compressors.topk(density, block=block, dtype=dtype),
         axis_name=axis_name,
         memory=memory.estimate(),
-        collective=collectives.as_collective(collective, second_encoding=True),
+        collective=collectives.as_collective(collective, lossy_downlink=True),
         mask=mask,
     )
     return running_sum(differences)

@@ -41,6 +41,6 @@ def ef_sign_sgd(
         compressors.sign("l1", block=block),
         axis_name=axis_name,
         memory=memory.residual(),
-        collective=collectives.as_collective(collective, second_encoding=True),
+        collective=collectives.as_collective(collective, lossy_downlink=True),
         mask=mask,
     )

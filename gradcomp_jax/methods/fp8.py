@@ -46,6 +46,6 @@ def fp8(
         compressors.float8(format, block=block, scaled=scaled),
         axis_name=axis_name,
         memory=memory.residual() if error_feedback else memory.none(),
-        collective=collectives.as_collective(collective, second_encoding=True),
+        collective=collectives.as_collective(collective, lossy_downlink=True),
         mask=mask,
     )

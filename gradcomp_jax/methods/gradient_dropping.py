@@ -52,7 +52,7 @@ def gradient_dropping(
         compressors.topk(density, block=block, dtype=dtype),
         axis_name=axis_name,
         memory=memory.residual(),
-        collective=collectives.as_collective(collective, second_encoding=True),
+        collective=collectives.as_collective(collective, lossy_downlink=True),
         mask=mask,
         view="tree",
     )

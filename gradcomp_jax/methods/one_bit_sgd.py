@@ -53,7 +53,7 @@ def one_bit_sgd(
         by_column(lambda entries: means(block=entries), dense=dense) if by_columns else means(block=block),
         axis_name=axis_name,
         memory=memory.residual(),
-        collective=collectives.as_collective(collective, second_encoding=True),
+        collective=collectives.as_collective(collective, lossy_downlink=True),
         mask=mask,
         view="columns" if by_columns else "rows",
         dense_compressor=dense,

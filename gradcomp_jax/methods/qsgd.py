@@ -53,7 +53,7 @@ def qsgd(
         compressors.block_quantized(bits=bits, block=bucket_size, stochastic=True, norm=norm, generator=generator),
         axis_name=axis_name,
         memory=memory.none(),
-        collective=collectives.as_collective(collective, second_encoding=True),
+        collective=collectives.as_collective(collective, lossy_downlink=True),
         mask=mask,
         key=key,
     )

@@ -91,8 +91,8 @@ class Row:
 
     Attributes:
         name: in :data:`METHODS`.
-        up: bits for each entry that a worker puts on its way to the others.
-        down: bits for each entry that come back as the mean; 0 where payloads are gathered and nothing comes back.
+        uplink: bits for each entry that a worker puts on its way to the others.
+        downlink: bits for each entry that come back as the mean; 0 where payloads are gathered and nothing comes back.
         sent: bits for each entry that one worker sends in all, as :func:`gradcomp_jax.wire_bytes` counts.
         state: bytes of state for each parameter on each worker.
         biased: see :class:`Method`.
@@ -102,8 +102,8 @@ class Row:
     """
 
     name: str
-    up: float
-    down: float
+    uplink: float
+    downlink: float
     sent: float
     state: float
     biased: bool
@@ -137,13 +137,13 @@ def _row(name: str, workers: int, shape: tuple[int, int]) -> Row:
     report = lowered_bytes(tx, one, workers, axis_name=axis)
     put_in = {kind: total.operand for kind, total in report.by("kind").items()}
     summed, gathered = put_in.get("all-reduce", 0), put_in.get("all-gather", 0)
-    up = put_in.get("all-to-all", 0) + put_in.get("collective-permute", 0)
-    down = gathered * workers if up else 0
-    up = up or gathered
+    uplink = put_in.get("all-to-all", 0) + put_in.get("collective-permute", 0)
+    downlink = gathered * workers if uplink else 0
+    uplink = uplink or gathered
     return Row(
         name,
-        up=8 * (up + summed) / size,
-        down=8 * (down + summed) / size,
+        uplink=8 * (uplink + summed) / size,
+        downlink=8 * (downlink + summed) / size,
         sent=8 * report.sent / size,
         state=state_bytes(tx, one, workers, axis_name=axis) / size,
         biased=method.biased,
@@ -155,7 +155,16 @@ def _row(name: str, workers: int, shape: tuple[int, int]) -> Row:
 
 def header(workers: int) -> tuple[str, ...]:
     """Names of the columns of :func:`cells`."""
-    return ("method", "bits up / down", f"sent, N = {workers}", "state", "biased", "momentum", "collectives", "paper")
+    return (
+        "method",
+        "bits uplink / downlink",
+        f"sent, N = {workers}",
+        "state",
+        "biased",
+        "momentum",
+        "collectives",
+        "paper",
+    )
 
 
 def markdown_table(*, workers: int = 8) -> str:
@@ -166,11 +175,11 @@ def markdown_table(*, workers: int = 8) -> str:
 
 def cells(row: Row) -> tuple[str, ...]:
     """One row as text."""
-    down = "-" if not row.down else _bits(row.down)
+    downlink = "-" if not row.downlink else _bits(row.downlink)
     link = f"[{row.paper}](https://arxiv.org/abs/{row.paper})" if row.paper[:1].isdigit() else row.paper
     return (
         f"`gc.{_call(row.name)}`",
-        f"{_bits(row.up)} / {down}",
+        f"{_bits(row.uplink)} / {downlink}",
         _bits(row.sent),
         # Counters of steps are a few bytes in all.
         f"{row.state:.3g} B" if row.state > 1e-3 else "0",

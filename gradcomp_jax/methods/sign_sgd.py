@@ -46,7 +46,7 @@ def sign_sgd(
         compressors.sign("unit", block=block),
         axis_name=axis_name,
         memory=memory.none(),
-        collective=collectives.as_collective(collective, second_encoding=True),
+        collective=collectives.as_collective(collective, lossy_downlink=True),
         mask=mask,
         key=key,
     )

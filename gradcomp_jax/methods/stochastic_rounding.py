@@ -49,7 +49,7 @@ def stochastic_rounding(
         compressors.fixed_point(bits=bits, fraction_bits=fraction_bits, generator=generator),
         axis_name=axis_name,
         memory=memory.none(),
-        collective=collectives.as_collective(collective, second_encoding=True),
+        collective=collectives.as_collective(collective, lossy_downlink=True),
         mask=mask,
         key=key,
     )

@@ -55,7 +55,7 @@ def terngrad(
     References:
         Wen et al., 2017, TernGrad, https://arxiv.org/abs/1705.07878.
     """
-    resolved = collectives.as_collective(collective, second_encoding=downlink == "ternary")
+    resolved = collectives.as_collective(collective, lossy_downlink=downlink == "ternary")
     code = compressors.ternary(
         bucket_size=bucket_size,
         clip=clip,

@@ -61,6 +61,6 @@ def topk_sgd(
         by_tensor(whole, dense=compressors.dense()) if exact else largest,
         axis_name=axis_name,
         memory=memory.residual(),
-        collective=collectives.as_collective(collective, second_encoding=True),
+        collective=collectives.as_collective(collective, lossy_downlink=True),
         mask=mask,
     )

@@ -198,5 +198,5 @@ def layout_rules(
     if view is not None:
         _checks.one_of("view", view, get_args(View))
     on_dense = memory.on_dense(lossless=dense_compressor.lossless)
-    dense_group = Group(dense_compressor, on_dense, co.Auto(second_encoding=True))
+    dense_group = Group(dense_compressor, on_dense, co.Auto(lossy_downlink=True))
     return LayoutRules(policy, mask, memory, co.as_collective(collective), view, dense_group)

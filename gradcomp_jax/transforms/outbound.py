@@ -56,7 +56,7 @@ class OutboundMessage:
 
     @property
     def compressor(self) -> Any:
-        """Of the group."""
+        """Returns the compressor of the group."""
         return self.group.compressor
 
 

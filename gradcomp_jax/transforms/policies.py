@@ -54,12 +54,12 @@ class Everywhere(Policy):
     compressor: Compressor
 
     def choose(self, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:
-        """Returns the compressor."""
+        """Returns the compressor for every tensor."""
         del path, leaf
         return self.compressor
 
     def compressors(self) -> Iterator[Compressor]:
-        """Yields the compressor."""
+        """Yields the one compressor."""
         yield self.compressor
 
 

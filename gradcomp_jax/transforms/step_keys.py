@@ -26,7 +26,7 @@ class StepKeys(NamedTuple):
 
     @classmethod
     def of(cls, key: Any, step: Array, worker: Array, inner_axis_name: AxisName | None) -> "StepKeys":
-        """From a seed or a typed JAX key; the devices of one worker have other parts of a tensor, and other numbers."""
+        """Makes keys of a seed or a typed JAX key, others for each device of a worker, which has other parts of a tensor."""
         typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
         base = key if typed else jax.random.key(key)
         if inner_axis_name is not None:
@@ -35,7 +35,7 @@ class StepKeys(NamedTuple):
         return cls(jax.random.fold_in(base, worker), jax.random.fold_in(base, _LAST), step)
 
     def of_leaf(self, stream: Array, number: int) -> Array:
-        """Axis index (in the stream), then leaf, then step: no two of them share a key."""
+        """Folds in the leaf, then the step; the worker is in the stream. So no two of them share a key."""
         return jax.random.fold_in(jax.random.fold_in(stream, number), self.step)
 
     def of_downlink(self, number: int) -> Array:

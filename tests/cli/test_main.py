@@ -24,10 +24,10 @@ def run(*words, code=None, **environment):
 
 def test_workers_are_simulated_without_any_environment(tmp_path):
     pytest.importorskip("typer")
-    words = ("train", "--method", "dense-f32", "--workers", "3", "--batch", "96", "--epochs", "1")
+    words = ("train", "--method", "dense", "--workers", "3", "--batch", "96", "--epochs", "1")
     result = run(*words, "--out", str(tmp_path))
     assert result.returncode == 0, result.stderr
-    text = (tmp_path / "train-dense-f32-digits.json").read_text()
+    text = (tmp_path / "train-dense-digits.json").read_text()
     assert f'"command": "gradcomp {" ".join(words)} --out {tmp_path}"' in text
 
 

@@ -8,7 +8,7 @@ from gradcomp_jax.cli import plot, report
 from gradcomp_jax.experiments import RunResult, StepTime, Wire, summarize, task
 
 SETTINGS = task("digits").settings
-BASELINES = {"dense-bf16": 2_000_000, "dense-f32": 4_000_000}
+BASELINES = {"dense-bf16": 2_000_000, "dense": 4_000_000}
 
 
 def run(method, seed, *, accuracy, sent, loss=(2.0, 1.0, 0.5, 0.25)):
@@ -28,9 +28,9 @@ def run(method, seed, *, accuracy, sent, loss=(2.0, 1.0, 0.5, 0.25)):
 def result():
     runs = [
         run("dgc", 0, accuracy=(0.5, 0.90), sent=8_000),
-        run("dense-f32", 0, accuracy=(0.6, 0.97), sent=4_000_000),
+        run("dense", 0, accuracy=(0.6, 0.97), sent=4_000_000),
         run("dgc", 1, accuracy=(0.5, 0.94), sent=8_000),
-        run("dense-f32", 1, accuracy=(0.6, 0.97), sent=4_000_000),
+        run("dense", 1, accuracy=(0.6, 0.97), sent=4_000_000),
     ]
     return summarize(runs, BASELINES)
 
@@ -39,7 +39,7 @@ def test_rows(result):
     assert report.rows(result) == [
         # The standard deviation of .90 and .94 is .04 / sqrt(2).
         ("dgc", "92.00 ± 2.83", "8,000", "12,000", "250x", "500x", "2.00"),
-        ("dense-f32", "97.00 ± 0.00", "4,000,000", "6,000,000", "0.5x", "1.0x", "2.00"),
+        ("dense", "97.00 ± 0.00", "4,000,000", "6,000,000", "0.5x", "1.0x", "2.00"),
         ("dense-bf16", "not trained", "2,000,000", "2,000,000", "1.0x", "2.0x", "-"),
     ]
 
@@ -84,6 +84,6 @@ def test_the_picture_shows_the_means(result):
     loss, accuracy, cost = figure.axes
     lines = {line.get_label().split(":")[0]: line for line in accuracy.lines}
     assert lines["dgc"].get_ydata().tolist() == pytest.approx([50.0, 92.0])
-    assert lines["dense-f32"].get_ydata().tolist() == pytest.approx([60.0, 97.0])
+    assert lines["dense"].get_ydata().tolist() == pytest.approx([60.0, 97.0])
     assert len(loss.lines) == 2
     assert [line.get_xdata().tolist() for line in cost.lines if line.get_marker() == "o"] == [[8_000], [4_000_000]]

@@ -48,7 +48,7 @@ def rows_of_owners(value: Any, workers: int) -> np.ndarray:
 
 
 def owners_of_leaf(mark: gc.PerDevice, size: int, workers: int, *, dealt: bool) -> np.ndarray:
-    """An owner's residual of a part with a single leaf, in the order of its entries."""
+    """An owner's residual of a group with a single leaf, in the order of its entries."""
     rows = rows_of_owners(mark.value, workers)[: mark.rows]
     return (rows.T if dealt else rows).reshape(-1)[:size]
 
@@ -67,9 +67,9 @@ def means_kept(state: gc.transforms.ExchangeState, workers: int) -> list[np.ndar
             each = np.asarray(server.value, np.float64).reshape(workers, server.shards, -1, block)
             for device in range(server.shards):
                 rows = rows_of_owners(each[:, device].reshape(-1, block), workers)[: server.rows]
-                pieces = np.split(rows, np.cumsum(server.returns.rows)[:-1])
-                for mean, piece in zip(means, pieces, strict=True):
-                    flat = (piece.T if server.returns.dealt else piece).reshape(-1)
+                segments = np.split(rows, np.cumsum(server.returns.rows)[:-1])
+                for mean, segment in zip(means, segments, strict=True):
+                    flat = (segment.T if server.returns.dealt else segment).reshape(-1)
                     mean[device] += server.returns.sign * flat[: mean.shape[1]]
         result += means
     return result

@@ -32,7 +32,8 @@ class Case:
             leaves. A registered method without a case of its own has none: its bytes are then those of its lowered program.
         rest: and of the others.
         view: how leaves are cut into rows.
-        selects: of a method without ``wire``: whether it deals entries out over blocks of 1024, as selections do by default.
+        is_sparsifier: of a method without ``wire``: whether it deals entries out over blocks of 1024, as sparsifiers do by
+            default.
     """
 
     make: Callable[[Any], optax.GradientTransformationExtraArgs]
@@ -45,7 +46,7 @@ class Case:
     decay: float = 1.0
     outruns: float = 1.0
     view: Literal["rows", "columns", "tree"] = "rows"
-    selects: bool = False
+    is_sparsifier: bool = False
 
     def code(self, shape: tuple[int, ...]) -> gc.compressors.Compressor:
         """The compressor of a compressed leaf."""
@@ -64,7 +65,7 @@ dense = gc.compressors.dense
 BF16 = (dense(jnp.bfloat16), "two_phase")
 
 METHODS: dict[str, Case] = {
-    "dense-f32": Case(lambda axis: gc.dense(axis_name=axis), "mean", (dense(), "all_reduce"), whole_tree=True),
+    "dense": Case(lambda axis: gc.dense(axis_name=axis), "mean", (dense(), "all_reduce"), whole_tree=True),
     "dense-bf16": Case(
         lambda axis: gc.dense(axis_name=axis, dtype=jnp.bfloat16), "mean", BF16, tolerance=2**-7, whole_tree=True
     ),
@@ -319,8 +320,8 @@ LAWS: dict[str, Law] = {"nothing": "unbiased", "residual": "residual", "momentum
 def plain_case(method: registry.Method) -> Case:
     """What must hold of a registered method about which nothing else is said."""
     law = {"sign": "vote", "direction": "adam"}.get(method.update, LAWS[method.kept])
-    selects = "density" in inspect.signature(method.make).parameters
-    return Case(lambda axis: method.build(axis_name=axis), law, None, outruns=math.inf, selects=selects)
+    is_sparsifier = "density" in inspect.signature(method.make).parameters
+    return Case(lambda axis: method.build(axis_name=axis), law, None, outruns=math.inf, is_sparsifier=is_sparsifier)
 
 
 METHODS |= {

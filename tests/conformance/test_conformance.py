@@ -166,10 +166,10 @@ def check_vote(gradient: Any, update: Any, case: Case) -> None:
 
 def check_estimate(case: Case, world: Environment, gradient: Any, update: Any, new: Any) -> None:
     """The update is the mean of the workers' estimates but for what owners have, and what is sent whole is exact."""
-    for part, members in enumerate(pieces_of(case)):
-        server, start = exchange_state(new).server[part], 0
+    for group, members in enumerate(segments_of(case)):
+        server, start = exchange_state(new).server[group], 0
         for number, leaves in enumerate(members):
-            kept = memories(new)[part][number]
+            kept = memories(new)[group][number]
             estimates = by_worker(kept, world).reshape(WORKERS, -1).astype(np.float64)
             mean = estimates.mean(axis=0)
             if isinstance(server, gc.PerDevice):
@@ -182,13 +182,13 @@ def check_estimate(case: Case, world: Environment, gradient: Any, update: Any, n
             )
             half = 2**-8 * np.abs(want).max(initial=0) if "half" in leaves else 0
             np.testing.assert_allclose(mean, want, atol=4e-6 * scale + half, rtol=0)
-            if part == len(pieces_of(case)) - 1:
+            if group == len(segments_of(case)) - 1:
                 seen = as_rows(case, gradient, leaves, kept)
                 np.testing.assert_allclose(estimates, seen, atol=4e-6 * scale, rtol=0)
 
 
 def as_rows(case: Case, leaves: Any, names: list[str], kept: Any) -> np.ndarray:
-    """Stacked leaves as the rows of one piece, laid end to end as its memory is: float64 ``[workers, rows * block]``."""
+    """Stacked leaves as the rows of one segment, laid end to end as its memory is: float64 ``[workers, rows * block]``."""
     stacked = [np.asarray(leaves[name], np.float64) for name in names]
     count, compressed = stacked[0].shape[0], names[0] in chosen_of(case)
     if compressed and case.view == "columns":
@@ -201,8 +201,8 @@ def as_rows(case: Case, leaves: Any, names: list[str], kept: Any) -> np.ndarray:
 
 
 def dealt_over(case: Case, names: list[str], size: int) -> int | None:
-    """Over how many rows the entries of a piece are dealt out, those of a selection; ``None`` where they are not."""
-    block = 1024 if case.selects else None
+    """Over how many rows the entries of a segment are dealt out, those of a selection; ``None`` where they are not."""
+    block = 1024 if case.is_sparsifier else None
     if names[0] not in chosen_of(case):
         block = None
     elif case.wire:
@@ -213,19 +213,19 @@ def dealt_over(case: Case, names: list[str], size: int) -> int | None:
 
 
 def owned(case: Case, names: list[str], server: gc.PerDevice, span: slice, size: int) -> np.ndarray:
-    """What owners have of a piece with these rows of its part, as its memory lies: ``[size]``."""
+    """What owners have of a segment with these rows of its group, as its memory lies: ``[size]``."""
     rows = rows_of_owners(server.value, WORKERS)[span]
     return (rows.T if dealt_over(case, names, size) else rows).reshape(-1)[:size]
 
 
 def check_conservation(case: Case, world: Environment, gradient: Any, update: Any, old: Any, new: Any) -> None:
     """mean of what was kept + gradient == update + mean of what is kept now, leaf by leaf."""
-    for part, members in enumerate(pieces_of(case)):
-        server_old, server_new = (exchange_state(s).server[part] for s in (old, new))
+    for group, members in enumerate(segments_of(case)):
+        server_old, server_new = (exchange_state(s).server[group] for s in (old, new))
         start = 0
-        assert len(memories(new)[part]) == len(members)
+        assert len(memories(new)[group]) == len(members)
         for number, leaves in enumerate(members):
-            kept_old, kept_new = (memories(s)[part][number] for s in (old, new))
+            kept_old, kept_new = (memories(s)[group][number] for s in (old, new))
             cut_as = kept_new.accumulated if case.law == "momentum" and kept_new else kept_new
             g = as_rows(case, gradient, leaves, cut_as)
             sent = as_rows(case, {name: update[name][None] for name in leaves}, leaves, cut_as)[0]
@@ -263,16 +263,16 @@ def chosen_of(case: Case) -> list[str]:
     return present if case.whole_tree else list(COMPRESSED)
 
 
-def pieces_of(case: Case) -> list[list[list[str]]]:
-    """The leaves of each piece of each part: a part for each compressor, and one piece for all that goes dense."""
+def segments_of(case: Case) -> list[list[list[str]]]:
+    """The leaves of each segment of each group: a group for each compressor, and one segment for all that goes dense."""
     chosen = chosen_of(case)
     rest = [name for name in sorted(SHAPES) if name != "empty" and name not in chosen]
-    parts: dict[Any, list[list[str]]] = {}
+    groups: dict[Any, list[list[str]]] = {}
     for name in chosen:
-        parts.setdefault(case.code(SHAPES[name][0]) if case.wire else None, []).append([name])
+        groups.setdefault(case.code(SHAPES[name][0]) if case.wire else None, []).append([name])
     listed = [
         [[name for leaves in members for name in leaves]] if case.view == "tree" else members
-        for members in parts.values()
+        for members in groups.values()
     ]
     return [*listed, [rest] if rest else []]
 

@@ -10,7 +10,7 @@ import gradcomp_jax as gc
 
 from .environments import AXIS, WORKERS, environment, exchange_state
 from .methods import METHODS, Case
-from .test_conformance import COMPRESSED, SHAPES, dealt_over, gradients, parameters, pieces_of
+from .test_conformance import COMPRESSED, SHAPES, dealt_over, gradients, parameters, segments_of
 
 N = WORKERS
 KINDS = ("all-to-all", "all-gather", "all-reduce", "collective-permute")
@@ -20,28 +20,28 @@ def all_reduce(size: int) -> int:
     return math.ceil(2 * (N - 1) * size / N)
 
 
-def parts_of(case: Case) -> list[tuple[gc.compressors.Compressor, str, list[int]]]:
-    """Compressor, collective and the rows of each piece, of every part."""
-    parts = []
-    for members in pieces_of(case)[:-1]:
+def groups_of(case: Case) -> list[tuple[gc.compressors.Compressor, str, list[int]]]:
+    """Compressor, collective and the rows of each segment, of every group."""
+    groups = []
+    for members in segments_of(case)[:-1]:
         code = case.code(SHAPES[members[0][0]][0])
         sizes = [sum(math.prod(SHAPES[name][0]) for name in leaves) for leaves in members]
         rows = [-(-size // code.block) for size in sizes]
         rows = [dealt_over(case, leaves, n * code.block) or n for leaves, n in zip(members, rows, strict=True)]
-        parts.append((code, case.wire[1], rows))
-    for members in pieces_of(case)[-1:]:
+        groups.append((code, case.wire[1], rows))
+    for members in segments_of(case)[-1:]:
         rest = sum(math.prod(SHAPES[name][0]) for leaves in members for name in leaves)
-        parts.append((*case.rest, [rest] if rest else []))
-    return parts
+        groups.append((*case.rest, [rest] if rest else []))
+    return groups
 
 
 def expected(case: Case) -> dict[str, int]:
-    """Bytes sent by kind of collective, from the payloads of each part."""
+    """Bytes sent by kind of collective, from the payloads of each group."""
     sent = dict.fromkeys(KINDS, 0)
     statistics, summed = 0, 0
-    parts = [(*part, rows) for *part, rows in parts_of(case) if rows]
-    phases = any(collective == "two_phase" for _, collective, _ in parts)
-    for compressor, collective, rows in parts:
+    groups = [(*group, rows) for *group, rows in groups_of(case) if rows]
+    phases = any(collective == "two_phase" for _, collective, _ in groups)
+    for compressor, collective, rows in groups:
         if phases and compressor == gc.compressors.dense() and compressor is case.rest[0]:
             # What auto would add up by itself rides along.
             collective = "two_phase"

@@ -93,7 +93,7 @@ def test_it_sends_what_the_page_says(method) -> None:
     row = registry._row(NAME, 8, (4096, 1024))
     # An index and 8 bits for each of ten entries of a block, and a scale for them.
     rows = 8 * -(-gc.kernels.dealt_rows(4096 * 1024, 1024, (1024,)) // 8)
-    assert row.up == pytest.approx((10 * (16 + 8) + 32) * rows / (4096 * 1024), rel=1e-3)
+    assert row.uplink == pytest.approx((10 * (16 + 8) + 32) * rows / (4096 * 1024), rel=1e-3)
     # A residual, and an eighth of one at the owners.
     assert row.state == pytest.approx(4 + 4 / 8, rel=1e-3)
 

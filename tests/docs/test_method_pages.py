@@ -27,7 +27,7 @@ HEADINGS = [
 PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem not in OTHERS)
 COMMAND = "JAX_PLATFORMS=cpu python -c \"from gradcomp_jax.methods import registry; print(registry.markdown_table(), end='')\""
 TABLE = re.compile(r"<!-- methods-table -->\n(.*?)<!-- /methods-table -->", re.DOTALL)
-BITS = re.compile(r"^Per value at N = 8(?: in (\w+))?: up ([\d.]+) bits, down ([\d.]+) bits\.$", re.MULTILINE)
+BITS = re.compile(r"^Per value at N = 8(?: in (\w+))?: uplink ([\d.]+) bits, downlink ([\d.]+) bits\.$", re.MULTILINE)
 
 
 def text_of(page: str) -> str:
@@ -115,15 +115,15 @@ def test_the_table_is_the_programs(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_bits_for_a_value(page: str) -> None:
-    stated = {dtype or None: (up, down) for dtype, up, down in BITS.findall(text_of(page))}
+    stated = {dtype or None: (uplink, downlink) for dtype, uplink, downlink in BITS.findall(text_of(page))}
     rows = {row.name: row for row in registry.table() if page_of(row.name) == page}
     # A page of several methods says which by the dtype.
     names = {None if len(rows) == 1 else registry.METHODS[name].options.get("dtype", "float32"): name for name in rows}
     assert stated.keys() == names.keys()
-    for key, (up, down) in stated.items():
+    for key, (uplink, downlink) in stated.items():
         row = rows[names[key]]
-        assert agrees(up, row.up), f"{row.name}: {row.up} bits up"
-        assert agrees(down, row.down), f"{row.name}: {row.down} bits down"
+        assert agrees(uplink, row.uplink), f"{row.name}: {row.uplink} bits uplink"
+        assert agrees(downlink, row.downlink), f"{row.name}: {row.downlink} bits downlink"
 
 
 @pytest.mark.parametrize("page", [*PAGES, *sorted(OTHERS)])

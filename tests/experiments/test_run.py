@@ -27,10 +27,10 @@ def dgc(digits_task, digits):
 
 @pytest.fixture(scope="module")
 def dense(digits_task, digits):
-    return Trainer("dense-f32", digits_task, digits, digits_task.settings)
+    return Trainer("dense", digits_task, digits, digits_task.settings)
 
 
-@pytest.mark.parametrize("method", ["dense-f32", "terngrad", "dgc"])
+@pytest.mark.parametrize("method", ["dense", "terngrad", "dgc"])
 def test_training_learns(method):
     result = train(method, "digits", workers=2, batch_per_worker=32, epochs=6, density=0.1)
     # Ten classes: chance is a tenth.
@@ -58,7 +58,7 @@ def test_all_workers_together_see_the_same_batch_however_many_they_are(digits_ta
     losses = []
     for workers in (1, 4):
         settings = dataclasses.replace(digits_task.settings, workers=workers, batch_per_worker=16 // workers)
-        losses.append(Trainer("dense-f32", digits_task, digits, settings).run(0).loss)
+        losses.append(Trainer("dense", digits_task, digits, settings).run(0).loss)
     # The same sums in another order.
     np.testing.assert_allclose(losses[0], losses[1], rtol=2e-3)
 
@@ -206,7 +206,7 @@ def test_a_negative_seed_is_refused(dense):
 def test_another_run_s_checkpoint_is_refused(dgc, dense, tmp_path):
     with pytest.raises(Stop):
         train_with_checkpoints(dense, 0, tmp_path, listener=StopAfter(1))
-    with pytest.raises(SettingError, match="a run with method dense-f32, not dgc"):
+    with pytest.raises(SettingError, match="a run with method dense, not dgc"):
         train_with_checkpoints(dgc, 0, tmp_path)
     with pytest.raises(SettingError, match="a run with seed 0, not 1"):
         train_with_checkpoints(dense, 1, tmp_path)
@@ -221,4 +221,4 @@ def test_a_folder_with_something_else_is_refused(dense, tmp_path):
 def test_more_workers_than_devices_is_refused(digits_task, digits):
     settings = dataclasses.replace(digits_task.settings, workers=128, batch_per_worker=1)
     with pytest.raises(SettingError, match="128 workers need 128 devices"):
-        Trainer("dense-f32", digits_task, digits, settings)
+        Trainer("dense", digits_task, digits, settings)

@@ -68,7 +68,7 @@ class Dgc:
         self.decay, self.clip, self.collective, self.dtype = weight_decay, clip_norm, collective, dtype
         compressed = [name for name in sorted(shapes) if len(shapes[name]) > 1]
         rest = [name for name in sorted(shapes) if len(shapes[name]) <= 1]
-        self.parts = [(compressed, block, k), (rest, 1, 1)]
+        self.groups = [(compressed, block, k), (rest, 1, 1)]
         self.u = {
             name: np.zeros((workers, *self.rows(name, np.zeros(s)).shape), np.float32) for name, s in shapes.items()
         }
@@ -93,7 +93,7 @@ class Dgc:
             bound = self.clip * self.n**-0.5 if self.clip else np.inf
             local.append({k: (x * np.float32(min(1.0, bound / norm))).astype(np.float32) for k, x in g.items()})
         update = {}
-        for names, block, k in self.parts:
+        for names, block, k in self.groups:
             # What goes dense crosses on its own collective: exactly in float32, in two phases in bfloat16.
             collective = self.collective if block > 1 else "two_phase" if self.dtype == "bfloat16" else "all_gather"
             pushed = {}

@@ -59,9 +59,9 @@ def test_replay_of_twenty_steps(options) -> None:
             np.testing.assert_allclose(got, want[name], rtol=2e-5, atol=2e-5, err_msg=f"step {step}, {name}")
             params[name] = params[name] - np.float32(0.05) * want[name]
     memory = exchange_state(state).memory
-    for name, piece in zip(("kernel", "matrix"), memory[0], strict=True):
-        np.testing.assert_allclose(piece.velocity.value, oracle.memory(oracle.u, name), rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(piece.accumulated.value, oracle.memory(oracle.v, name), rtol=1e-4, atol=1e-4)
+    for name, segment in zip(("kernel", "matrix"), memory[0], strict=True):
+        np.testing.assert_allclose(segment.velocity.value, oracle.memory(oracle.u, name), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(segment.accumulated.value, oracle.memory(oracle.v, name), rtol=1e-4, atol=1e-4)
 
 
 def test_dense_leaves_follow_ordinary_momentum() -> None:

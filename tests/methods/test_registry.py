@@ -46,10 +46,10 @@ def test_up_and_down_make_up_what_is_sent(name: str) -> None:
     row = registry._row(name, N, SHAPE)
     collective = row.collectives[0]
     if collective == "all_gather":
-        assert row.down == 0
-        np.testing.assert_allclose(row.sent, (N - 1) * row.up, rtol=1e-3)
+        assert row.downlink == 0
+        np.testing.assert_allclose(row.sent, (N - 1) * row.uplink, rtol=1e-3)
     else:
-        np.testing.assert_allclose(row.sent, (N - 1) / N * (row.up + row.down), rtol=0.01, atol=0.02)
+        np.testing.assert_allclose(row.sent, (N - 1) / N * (row.uplink + row.downlink), rtol=0.01, atol=0.02)
 
 
 @each_method

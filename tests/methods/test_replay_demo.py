@@ -31,7 +31,7 @@ def pair(sides, k, *, signed, collective="all_gather", dtype="float32", momentum
 
 
 def momentum_of(state) -> np.ndarray:
-    return np.concatenate([np.asarray(piece.value) for piece in exchange_state(state).memory[0]], axis=1)
+    return np.concatenate([np.asarray(segment.value) for segment in exchange_state(state).memory[0]], axis=1)
 
 
 def check_memory(state, oracle, tolerance=2e-5) -> None:

@@ -50,7 +50,7 @@ def test_replay(warm_up, constants) -> None:
         close(state.mean[name], oracle.m[name], message=f"m of {name}")
         close(state.variance[name], oracle.v[name], message=f"v of {name}")
     assert int(state.taken) == 22
-    worker = [np.asarray(piece.value) for piece in state.compressed.memory[0]]
+    worker = [np.asarray(segment.value) for segment in state.compressed.memory[0]]
     # Owner j has the j-th of N equal runs of rows.
     owners = rows_of_owners(state.compressed.server[0].value, N)
     assert not owners[len(oracle.server) :].any()

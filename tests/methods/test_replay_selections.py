@@ -27,7 +27,7 @@ def by_topk(k, dtype, collective, *, k_downlink=None, block=BLOCK, **options) ->
 
 
 def memory_of(state, oracle) -> np.ndarray:
-    return oracle.arranged([np.asarray(piece.value) for piece in exchange_state(state).memory[0]])
+    return oracle.arranged([np.asarray(segment.value) for segment in exchange_state(state).memory[0]])
 
 
 def owners_of(state) -> np.ndarray | None:

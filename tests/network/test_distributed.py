@@ -130,7 +130,7 @@ OPEN_MPI = {
 )
 def test_processes_find_each_other_without_options(variables: dict[str, str], tmp_path: pathlib.Path) -> None:
     port = free_port()
-    line = "gradcomp train --distributed --method dense-f32 --batch 718 --epochs 1 --out ."
+    line = "gradcomp train --distributed --method dense --batch 718 --epochs 1 --out ."
     command = [sys.executable, "-m", "gradcomp_jax.cli", *shlex.split(line)[1:]]
     told = [{name: text.format(port=port, index=index) for name, text in variables.items()} for index in range(2)]
     environments = [environment(**names, PYTHONPATH=os.pathsep.join(sys.path)) for names in told]
@@ -140,7 +140,7 @@ def test_processes_find_each_other_without_options(variables: dict[str, str], tm
 
     with started(tmp_path, [command] * 2, environments, popen) as running:
         assert wait(running, within_s=LIMIT_S) == [0, 0], running[0].stderr + running[1].stderr
-    fields = json.loads((tmp_path / "train-dense-f32-digits.json").read_text())
+    fields = json.loads((tmp_path / "train-dense-digits.json").read_text())
     assert fields["machine"]["processes"] == fields["settings"]["workers"] == 2
 
 
@@ -148,7 +148,7 @@ def test_processes_find_each_other_without_options(variables: dict[str, str], tm
 def test_a_folder_that_only_one_process_sees_is_refused(tmp_path: pathlib.Path) -> None:
     """Each machine its own disk: found out before anything is trained."""
     address = f"127.0.0.1:{free_port()}"
-    words = ("train", "--distributed", "--coordinator", address, "--processes", "2", "--method", "dense-f32")
+    words = ("train", "--distributed", "--coordinator", address, "--processes", "2", "--method", "dense")
     commands = [
         [
             *(sys.executable, "-m", "gradcomp_jax.cli", *words),

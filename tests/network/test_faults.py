@@ -179,7 +179,7 @@ def cut_off(tmp_path: pathlib.Path, *, heartbeat: int, epochs: int, seconds: flo
         def popen(index: int):
             return lambda argv, **options: net.popen(index, argv, **options)
 
-        line = words(tmp_path / "saved", epochs=epochs, heartbeat=heartbeat, method="dense-f32")
+        line = words(tmp_path / "saved", epochs=epochs, heartbeat=heartbeat, method="dense")
         # Small batches: the epoch has seconds of steps, and its save is short beside them.
         line = (*line, "--batch", "24")
         with training(tmp_path, 3, *line, coordinator=net.coordinator, popen=popen) as running:

@@ -93,7 +93,7 @@ METHODS = {
         gc.compressors.topk(1 / 8, block=16),
         axis_name="data",
         view="rows",
-        collective=gc.collectives.Auto(second_encoding=True),
+        collective=gc.collectives.Auto(lossy_downlink=True),
     ),
 }
 

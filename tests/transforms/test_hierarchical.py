@@ -76,7 +76,7 @@ class World:
 
 
 def shard(x, j):
-    """Device j's part of a tensor: rows of the matrix of its last dimension against all others."""
+    """Device j's shard of a tensor: rows of the matrix of its last dimension against all others."""
     rows = x.reshape(-1, x.shape[-1]) if x.ndim > 1 else x.reshape(-1)
     size = -(-rows.shape[0] // DEVICES)
     padded = np.pad(rows, [(0, size * DEVICES - rows.shape[0])] + [(0, 0)] * (rows.ndim - 1))
@@ -118,11 +118,11 @@ def test_each_share_is_an_exchange_of_the_workers_means(name: str) -> None:
     world, rng = World(name), np.random.default_rng(0)
     state = world.init()
     alone = gc.dgc(axis_name=OUTER, density=1 / 32, block=64, weight_decay=0.0) if name == "dgc" else METHODS[name]()
-    parts = {k: jnp.asarray(shard(np.ones(s, np.float32), 0)) for k, s in SHAPES.items()}
-    axes = gc.state_axes(jax.eval_shape(alone.init, parts))
+    own_params = {k: jnp.asarray(shard(np.ones(s, np.float32), 0)) for k, s in SHAPES.items()}
+    axes = gc.state_axes(jax.eval_shape(alone.init, own_params))
     init = jax.vmap(alone.init, axis_name=OUTER, in_axes=None, out_axes=axes, axis_size=N)
     reference = jax.jit(jax.vmap(alone.update, axis_name=OUTER, in_axes=(0, axes, None), out_axes=(0, axes)))
-    states = [init(parts) for _ in range(DEVICES)]
+    states = [init(own_params) for _ in range(DEVICES)]
     for _ in range(5):
         gradient = draw(rng)
         updates, state = world.update(gradient, state)
@@ -141,7 +141,7 @@ def test_each_share_is_an_exchange_of_the_workers_means(name: str) -> None:
                 shards = {
                     k: np.where(np.stack([shard(np.ones(SHAPES[k]), j)] * N) > 0, s, 0) for k, s in shards.items()
                 }
-            got, states[j] = reference(shards, states[j], parts)
+            got, states[j] = reference(shards, states[j], own_params)
             wanted.append(got)
         for k, shape in SHAPES.items():
             assert len({np.asarray(u).tobytes() for u in updates[k]}) == 1, "devices differ"
@@ -325,18 +325,18 @@ def test_a_sharded_parameter_gets_its_shard_of_the_update(name: str) -> None:
             return shard(x, j)
         return np.split(x, DEVICES, axis=SHARDED[k].index(INNER))[j]
 
-    parts = {k: jnp.asarray(mine(k, np.ones(s, np.float32), 0)) for k, s in SHAPES.items()}
-    axes = gc.state_axes(jax.eval_shape(method.init, parts))
+    own_params = {k: jnp.asarray(mine(k, np.ones(s, np.float32), 0)) for k, s in SHAPES.items()}
+    axes = gc.state_axes(jax.eval_shape(method.init, own_params))
     init = jax.vmap(method.init, axis_name=OUTER, in_axes=None, out_axes=axes, axis_size=N)
     reference = jax.jit(jax.vmap(method.update, axis_name=OUTER, in_axes=(0, axes, None), out_axes=(0, axes)))
-    states = [init(parts) for _ in range(DEVICES)]
+    states = [init(own_params) for _ in range(DEVICES)]
     for _ in range(4):
         gradient = draw(rng)
         updates, state = step(jax.device_put(gradient, jax.NamedSharding(mesh, P(AXES))), state)
         means = {k: g.reshape(N, DEVICES, *g.shape[1:]).mean(axis=1) for k, g in gradient.items()}
         for j in range(DEVICES):
             shards = {k: np.stack([mine(k, m[w], j) for w in range(N)]) for k, m in means.items()}
-            want, states[j] = reference(shards, states[j], parts)
+            want, states[j] = reference(shards, states[j], own_params)
             for k in ("kernel", "matrix"):
                 np.testing.assert_allclose(mine(k, np.asarray(updates[k]), j), want[k][0], atol=2e-4, rtol=2e-4)
     assert updates["matrix"].sharding.shard_shape((42, 64)) == (42, 16)

@@ -99,8 +99,8 @@ def test_updates_and_residuals_add_up_to_the_gradients(name: str) -> None:
         for k in SHAPES:
             seen[k] = seen.get(k, 0) + gradient[k].astype(np.float64).mean(axis=0)
             moved[k] = moved.get(k, 0) + np.asarray(updates[k], np.float64)
-    pieces = exchange_state(state).memory[0]
-    for leaf, k in zip([p for p in pieces if is_per_device(p)], ("kernel", "matrix", "table"), strict=True):
+    segments = exchange_state(state).memory[0]
+    for leaf, k in zip([p for p in segments if is_per_device(p)], ("kernel", "matrix", "table"), strict=True):
         dim = SPECS[k].index("data")
         kept = whole(leaf, SHAPES[k], dim).mean(axis=0)
         assert np.abs(kept).max() > 1e-3
@@ -188,8 +188,8 @@ def test_another_number_of_workers(old: int, new: int, tmp_path) -> None:
     restored = gc.restore_checkpoint(tmp_path / "saved", like)
     for a, b in zip(jax.tree.leaves(resized), jax.tree.leaves(restored), strict=True):
         np.testing.assert_array_equal(a, b)
-    pieces = [exchange_state(s).memory[0] for s in (state, resized)]
-    for before, after, k in zip(*pieces, ("kernel", "matrix", "table"), strict=True):
+    memories = [exchange_state(s).memory[0] for s in (state, resized)]
+    for before, after, k in zip(*memories, ("kernel", "matrix", "table"), strict=True):
         dim = SPECS[k].index("data")
         want = whole(before, SHAPES[k], dim, old).mean(axis=0)
         np.testing.assert_allclose(whole(after, SHAPES[k], dim, new).mean(axis=0), want, rtol=1e-6, atol=1e-9)

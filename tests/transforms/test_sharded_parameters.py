@@ -92,8 +92,8 @@ def sharded(name, **options):
     return World(tx, mesh_of(), **options)
 
 
-def part(name, x, j):
-    """Model device j's part of a tensor."""
+def shard(name, x, j):
+    """Model device j's shard of a tensor."""
     if name == "bias":
         flat = np.pad(x, (0, 8 - x.size))
         return flat.reshape(MODEL, 4)[j]
@@ -106,11 +106,11 @@ def test_each_shard_is_an_exchange_of_its_own(name: str) -> None:
     world, rng = sharded(name), np.random.default_rng(0)
     state = world.init()
     alone = gc.dgc(axis_name="data", density=1 / 32, block=64) if name == "dgc" else METHODS[name]("data")
-    parts = {k: jnp.asarray(part(k, np.ones(s, np.float32), 0)) for k, s in SHAPES.items()}
-    axes = gc.state_axes(jax.eval_shape(alone.init, parts))
+    own_params = {k: jnp.asarray(shard(k, np.ones(s, np.float32), 0)) for k, s in SHAPES.items()}
+    axes = gc.state_axes(jax.eval_shape(alone.init, own_params))
     init = jax.vmap(alone.init, axis_name="data", in_axes=None, out_axes=axes, axis_size=N)
     reference = jax.jit(jax.vmap(alone.update, axis_name="data", in_axes=(0, axes, None), out_axes=(0, axes)))
-    states = [init(parts) for _ in range(MODEL)]
+    states = [init(own_params) for _ in range(MODEL)]
     for _ in range(4):
         gradient = draw(rng)
         updates, state = world.update(gradient, state)
@@ -121,12 +121,12 @@ def test_each_shard_is_an_exchange_of_its_own(name: str) -> None:
                 for g in clipped.values():
                     g[worker] *= min(1.0, 3.0 * N**-0.5 / norm)
         for j in range(MODEL):
-            mine = {k: np.stack([part(k, g[w], j) for w in range(N)]) for k, g in clipped.items()}
-            want, states[j] = reference(mine, states[j], parts)
+            mine = {k: np.stack([shard(k, g[w], j) for w in range(N)]) for k, g in clipped.items()}
+            want, states[j] = reference(mine, states[j], own_params)
             for k in SHAPES:
-                got = np.stack([part(k, np.asarray(u), j) for u in updates[k]])
+                got = np.stack([shard(k, np.asarray(u), j) for u in updates[k]])
                 # What fills up the last shard is nobody's.
-                np.testing.assert_allclose(got, want[k] * part(k, np.ones(SHAPES[k]), j), atol=2e-4)
+                np.testing.assert_allclose(got, want[k] * shard(k, np.ones(SHAPES[k]), j), atol=2e-4)
                 assert len({g.tobytes() for g in got}) == 1, "workers differ"
 
 
@@ -271,7 +271,7 @@ def test_buckets_reach_through_the_nested_mapping() -> None:
     seen = []
 
     def update(updates, state, params=None, **extra):
-        seen.append({name: value for name, value in extra.items() if name in ("gradcomp_buckets", "value")})
+        seen.append({name: value for name, value in extra.items() if name in ("gradcomp_context", "value")})
         return inner.update(updates, state, params, **extra)
 
     inner = METHODS["int8"]("data")

@@ -45,9 +45,9 @@ class Layout:
 
 
 class Draws:
-    """Random numbers of one part: a worker's own, by (axis index, leaf, step), and of the owners' second encoding."""
+    """Random numbers of one group: a worker's own, by (axis index, leaf, step), and of the owners' second encoding."""
 
-    def __init__(self, kind: str | None, bits: int, leaves, part: int, workers: int, *, in_turn: bool, seed=0):
+    def __init__(self, kind: str | None, bits: int, leaves, group: int, workers: int, *, in_turn: bool, seed=0):
         self.kind, self.bits = kind, bits
         block = leaves[0][1].width
         total = sum(layout.rows for _, layout in leaves)
@@ -59,11 +59,11 @@ class Draws:
 
         def at(step: Any) -> tuple[Any, Any]:
             if kind == "turns":
-                seeds = jnp.concatenate([kernels.row_seeds(key(_LAST, i, step), piece.rows) for i, piece in leaves])
+                seeds = jnp.concatenate([kernels.row_seeds(key(_LAST, i, step), segment.rows) for i, segment in leaves])
                 own = [self.turns(kernels.fold_seeds(seeds, w), block) for w in range(workers)]
                 return jnp.stack(own), self.turns(jnp.pad(seeds, (0, shard * workers - total)), block)
-            own = [[self.draw(key(w, i, step), piece.rows, block) for i, piece in leaves] for w in range(workers)]
-            back = [self.draw(key(w, _LAST - part, step), shard, block) for w in range(workers)]
+            own = [[self.draw(key(w, i, step), segment.rows, block) for i, segment in leaves] for w in range(workers)]
+            back = [self.draw(key(w, _LAST - group, step), shard, block) for w in range(workers)]
             # Owners with a residual take rows in turn, others as many as follow one another.
             by_row = jnp.stack(back, axis=1).reshape(-1, *back[0].shape[1:]) if in_turn else jnp.concatenate(back)
             return jnp.stack([jnp.concatenate(o) for o in own]), by_row
@@ -99,10 +99,10 @@ class Kept:
     owners: np.ndarray
 
 
-class Part:
+class Group:
     """The tensors that go through one code together."""
 
-    def __init__(self, code, leaves, part, workers, *, collective, remainder, memory):
+    def __init__(self, code, leaves, group, workers, *, collective, remainder, memory):
         self.code, self.leaves, self.n = code, leaves, workers
         self.collective, self.remainder, self.memory = collective, remainder, memory
         self.layouts = [layout for _, _, layout in leaves]
@@ -110,7 +110,9 @@ class Part:
         self.shard = -(-self.rows // workers)
         self.valid = self.stack([np.ones(layout.shape) for layout in self.layouts]) > 0
         numbered = [(number, layout) for number, _, layout in leaves]
-        self.draws = Draws(code.draws, getattr(code, "bits", 0), numbered, part, workers, in_turn=remainder == "server")
+        self.draws = Draws(
+            code.draws, getattr(code, "bits", 0), numbered, group, workers, in_turn=remainder == "server"
+        )
 
     def stack(self, tensors: list[np.ndarray]) -> np.ndarray:
         return np.concatenate([layout.cut(t) for layout, t in zip(self.layouts, tensors, strict=True)])
@@ -118,7 +120,7 @@ class Part:
     def start(self) -> Kept:
         return Kept(np.zeros((self.n, self.rows, self.block)), np.zeros((self.shard * self.n, self.block)))
 
-    def pieces(self, rows: np.ndarray) -> list[np.ndarray]:
+    def segments(self, rows: np.ndarray) -> list[np.ndarray]:
         """Rows ``[..., rows, block]`` of each tensor."""
         return np.split(rows, np.cumsum([layout.rows for layout in self.layouts])[:-1], axis=-2)
 
@@ -146,8 +148,8 @@ class Part:
         return self.tree(mean), Kept(workers, owners), self.tree(np.broadcast_to(settled[:, None], mean.shape))
 
     def tree(self, rows: np.ndarray) -> Tree:
-        pieces = zip(self.leaves, self.pieces(rows), strict=True)
-        return {name: layout.join(piece) for (_, name, layout), piece in pieces}
+        segments = zip(self.leaves, self.segments(rows), strict=True)
+        return {name: layout.join(segment) for (_, name, layout), segment in segments}
 
 
 class Averaging:
@@ -161,20 +163,20 @@ class Averaging:
                 layout = Layout(shapes[name], block)
                 by_width.setdefault(layout.width, []).append((number, name, layout))
         options = {"collective": collective, "remainder": remainder, "memory": memory}
-        self.parts = [Part(code, leaves, i, workers, **options) for i, leaves in enumerate(by_width.values())]
-        self.kept = [part.start() for part in self.parts]
+        self.groups = [Group(code, leaves, i, workers, **options) for i, leaves in enumerate(by_width.values())]
+        self.kept = [group.start() for group in self.groups]
 
     def draws(self, step: int) -> list[tuple]:
         """Of one step, for all gradients that are tried."""
-        return [jax.tree.map(np.asarray, part.draws.at(np.int32(step))) for part in self.parts]
+        return [jax.tree.map(np.asarray, group.draws.at(np.int32(step))) for group in self.groups]
 
     def step(self, gradients: Tree, draws: list[tuple]) -> tuple[Tree, list[Kept], Tree]:
         """The averaged update, the memory after it (not taken over yet), and where every decision was clear."""
         update = {k: g.astype(np.float64).mean(axis=0) for k, g in gradients.items()}
         settled = {k: np.ones(s, bool) for k, s in self.shapes.items()}
         after = []
-        for part, kept, drawn in zip(self.parts, self.kept, draws, strict=True):
-            mean, new, clear = part.step(gradients, kept, drawn)
+        for group, kept, drawn in zip(self.groups, self.kept, draws, strict=True):
+            mean, new, clear = group.step(gradients, kept, drawn)
             update |= mean
             settled |= clear
             after.append(new)

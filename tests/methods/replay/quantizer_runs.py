@@ -91,17 +91,17 @@ def replay(method: optax.GradientTransformation, oracle: Averaging, draw=normal,
             close(updates[name], want, f"update of {name}, step {step}")
     found = exchange_state(state)
     assert int(found.skipped) == 1
-    parts = zip(oracle.parts, oracle.kept, found.memory[:-1], found.server[:-1], strict=True)
-    for part, kept, memory, server in parts:
-        if part.memory:
-            for mark, want in zip(memory, part.pieces(kept.workers), strict=True):
+    groups = zip(oracle.groups, oracle.kept, found.memory[:-1], found.server[:-1], strict=True)
+    for group, kept, memory, server in groups:
+        if group.memory:
+            for mark, want in zip(memory, group.segments(kept.workers), strict=True):
                 assert want.any()
                 close(mark.value, want, "memory")
         else:
             assert not jax.tree.leaves(memory)
-        if part.remainder == "server":
+        if group.remainder == "server":
             assert kept.owners.any()
-            close(rows_of_owners(server.value, part.n), kept.owners, "owners")
+            close(rows_of_owners(server.value, group.n), kept.owners, "owners")
         else:
             assert not jax.tree.leaves(server)
 

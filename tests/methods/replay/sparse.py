@@ -69,8 +69,8 @@ class Sparse:
         block: entries of a row.
         choose: what a worker sends; one rule for each compressed tensor by name, or the same for all.
         wire: what becomes of the chosen values on the way.
-        back: what the owner of a row makes of its exact mean; ``None`` where the mean arrives as it is.
-        server: whether owners add what ``back`` loses to their next mean; else it goes into their own memory, for all N.
+        downlink: what the owner of a row makes of its exact mean; ``None`` where the mean arrives as it is.
+        server: whether owners add what ``downlink`` loses to their next mean; else it goes into their own memory, for all N.
         memory: ``residual``, ``estimate`` or ``none``.
         together: all tensors end to end, dealt out; else each tensor by itself.
         dealt: row j of R has entries j, j + R, ... of a tensor; else rows are stretches.
@@ -83,7 +83,7 @@ class Sparse:
         block,
         choose,
         wire,
-        back=None,
+        downlink=None,
         *,
         server=False,
         memory="residual",
@@ -91,7 +91,7 @@ class Sparse:
         dealt=True,
     ) -> None:
         self.shapes, self.n, self.block, self.memory = shapes, workers, block, memory
-        self.choose, self.wire, self.back, self.together, self.dealt = choose, wire, back, together, dealt
+        self.choose, self.wire, self.downlink, self.together, self.dealt = choose, wire, downlink, together, dealt
         self.server = server
         self.names = [name for name in sorted(shapes) if len(shapes[name]) > 1]
         self.size = {name: int(np.prod(s)) for name, s in shapes.items()}
@@ -131,13 +131,13 @@ class Sparse:
             }
         return {name: x.reshape(self.shapes[name]) for name, x in flat.items()}
 
-    def arranged(self, pieces: list[np.ndarray]) -> np.ndarray:
+    def arranged(self, segments: list[np.ndarray]) -> np.ndarray:
         """Memories ``[workers, rows, block]``, which lie as tensors do, as rows of this oracle."""
         if self.together:
             sizes = np.cumsum([self.size[name] for name in self.names])
-            parts = np.split(pieces[0].reshape(self.n, -1), sizes, axis=1)[:-1]
+            parts = np.split(segments[0].reshape(self.n, -1), sizes, axis=1)[:-1]
         else:
-            parts = [p.reshape(self.n, -1)[:, : self.size[name]] for name, p in zip(self.names, pieces, strict=True)]
+            parts = [p.reshape(self.n, -1)[:, : self.size[name]] for name, p in zip(self.names, segments, strict=True)]
         trees = [dict(zip(self.names, worker, strict=True)) for worker in zip(*parts, strict=True)]
         return np.stack([self.join(tree) for tree in trees])
 
@@ -169,14 +169,14 @@ class Sparse:
         for other in sent[1:]:
             exact = exact + other
         exact = exact / np.float32(self.n)
-        if self.back is None:
+        if self.downlink is None:
             return exact, sent
         if self.server:
             exact = exact + self.owners
-            mean = self.back(exact, self.steps)
+            mean = self.downlink(exact, self.steps)
             self.owners = exact - mean
             return mean, sent
-        mean, counted = self.back(exact, self.steps), sent.copy()
+        mean, counted = self.downlink(exact, self.steps), sent.copy()
         shard = -(-exact.shape[0] // self.n)
         for row in range(exact.shape[0]):
             # Encoding the mean took this from all N; its owner answers for it.
