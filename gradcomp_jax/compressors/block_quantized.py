@@ -1,9 +1,7 @@
 """Block-scaled integers of 8, 4 or 2 bits: a float32 scale for each block and packed values."""
 
 import dataclasses
-from typing import Literal, get_args
-
-import jax
+from typing import Literal, NamedTuple, get_args
 
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
@@ -13,9 +11,7 @@ from gradcomp_jax.kernels.random import GENERATORS, Generator
 Norm = Literal["max", "l2"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class QuantizedPayload:
+class QuantizedPayload(NamedTuple):
     """``words``: int8 ``[rows, block]`` or packed uint8; ``scale``: float32 ``[rows, 1]``. Decodes to their product."""
 
     words: Array

@@ -1,18 +1,15 @@
 """Plain numbers: float32 as it is, or rounded to bfloat16."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import Compressor, RowInfo
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class DensePayload:
+class DensePayload(NamedTuple):
     """Values ``[rows, 1]`` in the compressor's dtype; decoding is a cast."""
 
     values: Array

@@ -1,8 +1,8 @@
 """Fixed-point numbers by stochastic rounding: a grid that is the same for every tensor, worker and step."""
 
 import dataclasses
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from gradcomp_jax import _checks, kernels
@@ -11,9 +11,7 @@ from gradcomp_jax.compressors.base import Compressor, RowInfo
 from gradcomp_jax.kernels.random import GENERATORS, Generator
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class FixedPointPayload:
+class FixedPointPayload(NamedTuple):
     """``words``: int8 or int16 ``[rows, block]``, in units of ``2**-fraction_bits``."""
 
     words: Array

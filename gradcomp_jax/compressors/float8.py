@@ -1,9 +1,7 @@
 """Floating point of eight bits, as bytes on the wire."""
 
 import dataclasses
-from typing import Literal, get_args
-
-import jax
+from typing import Literal, NamedTuple, get_args
 
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
@@ -12,9 +10,7 @@ from gradcomp_jax.compressors.base import Compressor, RowInfo
 Format = Literal["e4m3", "e5m2"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Float8Payload:
+class Float8Payload(NamedTuple):
     """``words``: uint8 ``[rows, block]``; ``scale``: float32 ``[rows, 1]``, or ``None`` for plain casts."""
 
     words: Array

@@ -1,9 +1,8 @@
 """DRIVE and EDEN: a random rotation makes any block look Gaussian, and a Gaussian has known best levels."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from gradcomp_jax import _checks, kernels
@@ -15,9 +14,7 @@ _LEAST = 32  # the shortest block whose rotations are near enough to uniformly r
 _LONG = 256  # from which on two of them are
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class RotatedPayload:
+class RotatedPayload(NamedTuple):
     """``words``: packed level numbers, see :func:`~gradcomp_jax.kernels.encode_normal`; ``scale``: float32 ``[rows, 1]``."""
 
     words: Array

@@ -1,9 +1,8 @@
 """One bit a value: signs, with what they stand for in each block."""
 
 import dataclasses
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
-import jax
 import jax.numpy as jnp
 
 from gradcomp_jax import _checks, kernels
@@ -13,9 +12,7 @@ from gradcomp_jax.compressors.base import Compressor, RowInfo
 Scaling = Literal["means", "l1", "unit"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class SignPayload:
+class SignPayload(NamedTuple):
     """Signs and their values.
 
     Attributes:

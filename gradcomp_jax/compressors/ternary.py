@@ -4,9 +4,8 @@ Wen et al., 2017, TernGrad, https://arxiv.org/abs/1705.07878.
 """
 
 import dataclasses
-from typing import Literal
+from typing import Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from gradcomp_jax import _checks, kernels
@@ -15,9 +14,7 @@ from gradcomp_jax.compressors.base import Compressor, RowInfo, SideInformation
 from gradcomp_jax.kernels.random import GENERATORS, Generator
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class TernaryPayload:
+class TernaryPayload(NamedTuple):
     """Values in {-1, 0, 1} and, unless the workers share it, their scale.
 
     Attributes:
@@ -93,9 +90,7 @@ class Ternary(Compressor):
         return self.downlink_code == "exact"
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class LevelsPayload:
+class LevelsPayload(NamedTuple):
     """``words``: uint32 ``[rows, ceil(block / d)]``, d digits in base 2N + 1 each."""
 
     words: Array
