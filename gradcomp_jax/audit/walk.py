@@ -21,11 +21,10 @@ _CALLS = ("calls", "to_apply", "called_computations")
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class Found(WireReport):
     """What one run of a part of the program moves."""
 
     rows: tuple[CollectiveRow, ...] = ()
-    conditionals: tuple[Conditional, ...] = ()
 
     def __add__(self, other: "Found") -> "Found":
         return Found(self.rows + other.rows, self.conditionals + other.conditionals)
@@ -38,16 +37,6 @@ class Found:
             tuple(_scaled(row, n) for row in self.rows),
             tuple(dataclasses.replace(c, count=c.count * n) for c in self.conditionals),
         )
-
-    @property
-    def sent(self) -> int:
-        """Returns the bytes that one device sends."""
-        return sum(row.sent_bytes for row in self.rows)
-
-    @property
-    def received(self) -> int:
-        """Returns the bytes that one device receives."""
-        return sum(row.received_bytes for row in self.rows)
 
 
 class Walker:
