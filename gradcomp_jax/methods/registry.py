@@ -1,4 +1,4 @@
-"""Every method, a line each; and the table of what they cost, read from their programs."""
+"""Every method, a line each; and the table of what they cost, as their exchanges describe it."""
 
 import dataclasses
 import functools
@@ -19,7 +19,6 @@ from gradcomp_jax.methods.ef21 import ef21
 from gradcomp_jax.methods.ef_sign_sgd import ef_sign_sgd
 from gradcomp_jax.methods.fp8 import fp8
 from gradcomp_jax.methods.gradient_dropping import gradient_dropping
-from gradcomp_jax.methods.lowered import lowered_bytes, state_bytes
 from gradcomp_jax.methods.one_bit_adam import one_bit_adam
 from gradcomp_jax.methods.one_bit_sgd import one_bit_sgd
 from gradcomp_jax.methods.powersgd import powersgd
@@ -30,6 +29,7 @@ from gradcomp_jax.methods.sparcml import sparcml
 from gradcomp_jax.methods.stochastic_rounding import stochastic_rounding
 from gradcomp_jax.methods.terngrad import terngrad
 from gradcomp_jax.methods.topk_sgd import topk_sgd
+from gradcomp_jax.methods.traffic import traffic_of
 
 Kept = Literal["nothing", "residual", "momentum", "estimate"]
 Update = Literal["mean", "sign", "direction"]
@@ -133,9 +133,7 @@ class Row:
 
 
 def table(*, workers: int = 8, shape: tuple[int, int] = (4096, 1024)) -> list[Row]:
-    """What every method sends and keeps, read from its program for one matrix.
-
-    The programs are lowered for an abstract mesh: no devices are needed, and nothing is compiled or run.
+    """What every method sends and keeps of one matrix, as its exchange describes it: no devices, nothing compiled or run.
 
     Args:
         workers: N.
@@ -152,10 +150,8 @@ def table(*, workers: int = 8, shape: tuple[int, int] = (4096, 1024)) -> list[Ro
 @functools.cache
 def _row(name: str, workers: int, shape: tuple[int, int]) -> Row:
     method, size, axis = METHODS[name], shape[0] * shape[1], "workers"
-    tx = method.build(axis_name=axis)
-    one = jax.ShapeDtypeStruct(shape, jnp.float32)
-    report = lowered_bytes(tx, one, workers, axis_name=axis)
-    put_in = {kind: total.operand for kind, total in report.by("kind").items()}
+    traffic = traffic_of(method.build(axis_name=axis), jax.ShapeDtypeStruct(shape, jnp.float32), {axis: workers})
+    put_in = {crossing.kind: crossing.operand for crossing in traffic.crossings}
     summed, gathered = put_in.get("all-reduce", 0), put_in.get("all-gather", 0)
     up = put_in.get("all-to-all", 0) + put_in.get("collective-permute", 0)
     down = gathered * workers if up else 0
@@ -164,8 +160,8 @@ def _row(name: str, workers: int, shape: tuple[int, int]) -> Row:
         name,
         up=8 * (up + summed) / size,
         down=8 * (down + summed) / size,
-        sent=8 * report.sent / size,
-        state=state_bytes(tx, one, workers, axis_name=axis) / size,
+        sent=8 * traffic.sent / size,
+        state=traffic.state / size,
         biased=method.biased,
         momentum=method.momentum,
         collectives=method.collectives,

@@ -16,7 +16,6 @@ from gradcomp_jax.planning.predict import (
     should_compress,
     speed_up,
 )
-from gradcomp_jax.planning.traffic import COUNTS
 from gradcomp_jax.planning.workload import Device, Workload
 
 _SHOWN = 3  # methods in a picture, beside the baselines
@@ -83,7 +82,7 @@ def outlook(
     device: Device | None = None,
     calibration: Calibration | None = None,
 ) -> Outlook:
-    """Everything that :class:`Outlook` has, from the record of traffic.
+    """Everything that :class:`Outlook` has.
 
     Break-even rates and curves are by the formulas, because a calibration knows one link and one number of workers.
 
@@ -140,7 +139,7 @@ def _by_rate(
 
 def _sizes(cluster: Cluster) -> list[int]:
     """Powers of two to a few times the cluster, and the cluster's own size."""
-    most = min(COUNTS[-1], max(64, 4 * cluster.workers))
+    most = min(1024, max(64, 4 * cluster.workers))
     sizes = {2**k for k in range(1, 11) if 2**k <= most} | {cluster.workers}
     return sorted(n for n in sizes if n <= cluster.per_node or n % cluster.per_node == 0)
 

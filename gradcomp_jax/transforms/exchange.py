@@ -15,6 +15,7 @@ from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.compressors import Compressor, dense
 from gradcomp_jax.per_device import PerDevice, Return
 from gradcomp_jax.transforms.context import Context, context_of
+from gradcomp_jax.transforms.description import describe
 from gradcomp_jax.transforms.inbound import take_in
 from gradcomp_jax.transforms.layout import Group, Layout, LayoutRules, Segment, View
 from gradcomp_jax.transforms.memory_ratio import ratio_of
@@ -135,6 +136,9 @@ def exchange(
         leaves, treedef = jax.tree.flatten(updates)
         if not leaves:
             return updates, state._replace(step=state.step + 1)
+        if context.describes:
+            _together(describe(layout, context.buckets, workers), context)
+            return updates, state
         keys = StepKeys.of(key, state.step, workers.index, context.inner_axis_name)
         crossed: list[Transported] = []
         for number, bucket in enumerate(layout.buckets(context.buckets)):

@@ -87,6 +87,10 @@ class OutboundMessage:
         """Of the group."""
         return self.group.compressor
 
+    def steps(self, workers: co.Workers) -> co.Steps:
+        """Takes it across the axis."""
+        return self.collective.steps(self, workers)
+
 
 def outbound(
     layout: Layout,
@@ -131,7 +135,7 @@ def outbound(
         for (group, segments), *of_group in zip(groups, memories, counts, states, strict=True)
     ]
     sides = _side_information(groups, statistics, counts, keys, workers)
-    collectives = _resolved(groups, workers)
+    collectives = resolved(groups, workers)
     result = []
     for g, (n, (group, segments)) in enumerate(zip(numbers, groups, strict=True)):
         payloads, infos, after = [], [], []
@@ -252,10 +256,10 @@ def _side_information(
     return result
 
 
-def _resolved(
+def resolved(
     groups: Sequence[tuple[Group, Sequence[Segment]]], workers: co.Workers
 ) -> list[tuple[co.Collective, co.Remainder | None]]:
-    """The collective of each group; a small dense one takes two phases where another group does: a collective less."""
+    """Returns the collective of each group; a small dense one takes two phases where another group does: a collective less."""
     rows = [sum(group.rows(s) for s in segments) for group, segments in groups]
     chosen = [g.collective.resolve(g.compressor, n, workers.count) for (g, _), n in zip(groups, rows, strict=True)]
     remainders = [
