@@ -39,7 +39,7 @@ class Crossing(NamedTuple):
     kind: str
     launches: int
     sent: float
-    operand: float
+    operand: float = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,9 @@ def traffic_of(
     for names, crossing in _crossings(traced.jaxpr, workers):
         if between is None or between in names:
             so_far = kinds.get(crossing.kind, Crossing(crossing.kind, 0, 0, 0))
-            kinds[crossing.kind] = Crossing(crossing.kind, *(a + b for a, b in zip(so_far[1:], crossing[1:], strict=True)))
+            kinds[crossing.kind] = Crossing(
+                crossing.kind, *(a + b for a, b in zip(so_far[1:], crossing[1:], strict=True))
+            )
     return Traffic(tuple(kinds.values()), nbytes(state))
 
 

@@ -18,7 +18,7 @@ from gradcomp_jax.methods.traffic import traffic_of
 
 # Equal tensors that are described one by one, and the entries of each from which more of them add what the last ones did:
 # these are segments of their own also where they go dense.
-_MOST, _LARGE = 256, 2**18
+_MOST, _LARGE = 128, 2**18
 
 
 def read(make: Callable[..., optax.GradientTransformation], params: PyTree, workers: int) -> Traffic:
@@ -38,7 +38,7 @@ def read(make: Callable[..., optax.GradientTransformation], params: PyTree, work
 def read_method(method: str, shapes: tuple[tuple[int, ...], ...], workers: int) -> Traffic:
     """Reads what a method sends with its defaults, each question once in a process.
 
-    Of more than 256 large tensors of one shape, those beyond add what the last 128 did: as many bytes but for the filling of
+    Of more than 128 large tensors of one shape, those beyond add what the last 64 did: as many bytes but for the filling of
     the owners' rows.
 
     Args:

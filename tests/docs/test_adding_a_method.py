@@ -84,7 +84,7 @@ def test_it_can_be_compared(method) -> None:
 
 
 def test_it_can_be_planned_with(method, tmp_path, monkeypatch) -> None:
-    """Though no record has it: its programs are read, and its arithmetic is timed."""
+    """Its exchange describes itself, and its arithmetic is timed."""
     testing = pytest.importorskip("typer.testing")
     from gradcomp_jax.cli.app import app
 
@@ -94,7 +94,7 @@ def test_it_can_be_planned_with(method, tmp_path, monkeypatch) -> None:
     assert found.exit_code == 0, found.output
     (row,) = (line.split() for line in found.stdout.splitlines() if line.split()[:1] == [NAME])
     assert row[-1] in ("always", "never") or row[-1].endswith("bit/s")
-    assert traffic.look_up(NAME, ((4096, 1024),), 8).sent == pytest.approx(
+    assert traffic.read_method(NAME, ((4096, 1024),), 8).sent == pytest.approx(
         traffic.read(method.build, [jax.ShapeDtypeStruct((4096, 1024), jnp.float32)], 8).sent, rel=0.01
     )
 
