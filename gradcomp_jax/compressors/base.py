@@ -218,7 +218,7 @@ class Compressor(abc.ABC):
         """The state after the exchange, from the mean payload of all workers; of summable payloads only."""
         return state
 
-    @functools.lru_cache(maxsize=None)  # noqa: B019  # static, and few
+    @functools.cache  # noqa: B019  # static, and few
     def statistic_spec(self, rows: int) -> jax.ShapeDtypeStruct | None:
         """Shape and dtype of the statistic of ``rows`` rows, if it crosses in an all-reduce for all workers to know."""
         if self.side_information not in ("max", "mean"):
@@ -233,7 +233,7 @@ class Compressor(abc.ABC):
         """Shapes and dtypes of the payload of ``rows`` rows."""
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), self._payload_of_a_row())
 
-    @functools.lru_cache(maxsize=None)  # noqa: B019  # static, and few
+    @functools.cache  # noqa: B019  # static, and few
     def _payload_of_a_row(self) -> Payload:
 
         def encode(rows: Array, count: Array, side: Array | None) -> Payload:

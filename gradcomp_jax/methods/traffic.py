@@ -89,9 +89,12 @@ def traffic_of(
     kinds: dict[str, Crossing] = {}
     for names, crossing in _crossings(traced.jaxpr, workers):
         if between is None or between in names:
-            so_far = kinds.get(crossing.kind, Crossing(crossing.kind, 0, 0, 0))
+            before = kinds.get(crossing.kind, Crossing(crossing.kind, 0, 0))
             kinds[crossing.kind] = Crossing(
-                crossing.kind, *(a + b for a, b in zip(so_far[1:], crossing[1:], strict=True))
+                crossing.kind,
+                before.launches + crossing.launches,
+                before.sent + crossing.sent,
+                before.operand + crossing.operand,
             )
     return Traffic(tuple(kinds.values()), nbytes(state))
 
