@@ -4,7 +4,7 @@
 
 The links are those of benchmarks/network.py, emulated between real processes (root on Linux); --calibrate runs a few
 collectives over each that planner.json has not, with pauses as long as the measured models compute. Without it nothing is
-run. --record reads all methods' programs anew, and times their arithmetic on this machine.
+run. --copies times the methods' arithmetic on this machine.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from benchmarks.planning import claims, links, report
 from benchmarks.planning.validate import compute_times, held_out
 from benchmarks.sweep.links import DELAYS, RATES, parse_delay, parse_rate
 from benchmarks.sweep.report import insert
-from gradcomp_jax.planning import profile_compression, traffic
+from gradcomp_jax.planning import profile_compression
 
 RESULTS = Path("docs/results")
 START, END = "<!-- planner-tables -->", "<!-- /planner-tables -->"
@@ -38,11 +38,13 @@ def main() -> None:
     add(
         "--json", type=Path, default=RESULTS / "planner.json", help="where calibrations are kept (default: %(default)s)"
     )
-    add("--record", action="store_true", help="write gradcomp_jax/planning/record.json")
+    add("--copies", action="store_true", help="print the table of gradcomp_jax/planning/workload.py, timed here")
     add("--markdown", type=Path, help=f"a document with the lines {START}, {END}, {CLAIMS_START} and {CLAIMS_END}")
     options = parser.parse_args()
-    if options.record:
-        write_record()
+    if options.copies:
+        device = profile_compression()
+        print(json.dumps(device.copies, indent=4))
+        print(f"a copy takes {8 / device.copy_rate * 1e9:.2f} ns for each value")
         return
     if options.calibrate:
         missing = lab.available()
@@ -75,18 +77,6 @@ def validation(calibrations: Path, network: Path, command: str) -> str:
         for claim, holds, numbers in report.checks(held):
             print(f"{title}: {claim}: {'pass' if holds else 'FAIL'}, {numbers}")
     return report.markdown(results, calibrated, by_formula, command)
-
-
-def write_record() -> None:
-    """Programs of all methods, and copies that their arithmetic takes here."""
-    methods = traffic.make_record()
-    device = profile_compression()
-    for name, one in methods.items():
-        one["copies"] = device.copies[name]
-    path = Path(traffic.__file__).with_name(traffic.RECORD)
-    lines = ",\n".join(f'  "{name}": {json.dumps(one)}' for name, one in methods.items())
-    path.write_text(f'{{"methods": {{\n{lines}\n}}}}\n')
-    print(f"wrote {path}: {len(methods)} methods; a copy takes {8 / device.copy_rate * 1e9:.2f} ns for each value")
 
 
 if __name__ == "__main__":

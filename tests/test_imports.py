@@ -24,6 +24,7 @@ LAYERS = {
     "_compat": 0,
     "_checks": 0,
     "_errors": 0,
+    "_costs": 0,
     "_markdown": 0,
     "_mapped": 0,
     "_specs": 0,

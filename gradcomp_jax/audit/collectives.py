@@ -7,8 +7,8 @@ something out is worse than none.
 import dataclasses
 import re
 
+from gradcomp_jax._costs import KINDS
 from gradcomp_jax.audit import megascale
-from gradcomp_jax.audit.costs import KINDS
 from gradcomp_jax.audit.groups import Groups, connected, device_groups
 from gradcomp_jax.audit.hlo import Computation, Instruction, Module
 from gradcomp_jax.audit.shapes import ArrayShape

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal
 
+from gradcomp_jax._costs import bytes_moved
 from gradcomp_jax.audit.axes import MeshAxes
 from gradcomp_jax.audit.collectives import (
     Transfer,
@@ -10,7 +11,6 @@ from gradcomp_jax.audit.collectives import (
     is_later_half,
     transfer_of,
 )
-from gradcomp_jax.audit.costs import bytes_moved
 from gradcomp_jax.audit.hlo import Computation, Instruction, Module
 from gradcomp_jax.audit.loops import trip_count
 from gradcomp_jax.audit.report import CollectiveRow, Conditional, WireReport

@@ -78,7 +78,7 @@ def sentence(found: Outlook) -> str:
 def notes(found: Outlook, calibration: Calibration | None, *, matrices: bool) -> list[str]:
     """What a reader has to know of the figures."""
     lines = [
-        "modelled: collectives by latency and bandwidth, bytes as the methods' programs send them, defaults throughout."
+        "modelled: collectives by latency and bandwidth, bytes as the methods' exchanges send them, defaults throughout."
     ]
     if calibration is None:
         lines.append(

@@ -14,9 +14,10 @@ class AllGather(Collective):
     For few workers.
     """
 
-    def bytes_sent(self, compressor: Compressor, rows: int, workers: int) -> int:
-        """Returns N - 1 payloads."""
-        return (workers - 1) * compressor.payload_bytes(1) * rows
+    def sends(self, compressor: Compressor, rows: int, workers: int) -> list[Send]:
+        """Returns the payloads, to everybody."""
+        del workers
+        return [Send("all_gather", compressor.payload_spec(rows))]
 
     def steps(self, message: Message, workers: Workers) -> Steps:
         """Gathers the payloads of all workers."""

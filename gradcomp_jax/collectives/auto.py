@@ -5,7 +5,7 @@ import dataclasses
 from gradcomp_jax import _checks
 from gradcomp_jax.collectives.all_gather import AllGather
 from gradcomp_jax.collectives.all_reduce import AllReduce, fits
-from gradcomp_jax.collectives.base import Collective, Message, Steps, Workers
+from gradcomp_jax.collectives.base import Collective, Message, Send, Steps, Workers
 from gradcomp_jax.collectives.recursive_doubling import RecursiveDoubling
 from gradcomp_jax.collectives.two_phase import TwoPhase
 from gradcomp_jax.compressors import Compressor
@@ -58,9 +58,9 @@ class Auto(Collective):
         keeps = chosen.remainder_of(compressor, memory, many) in ("split", "server")
         return many if keeps else None
 
-    def bytes_sent(self, compressor: Compressor, rows: int, workers: int) -> int:
-        """Returns the fewest bytes."""
-        return self.resolve(compressor, rows, workers).bytes_sent(compressor, rows, workers)
+    def sends(self, compressor: Compressor, rows: int, workers: int) -> list[Send]:
+        """Returns what the cheapest collective sends."""
+        return self.resolve(compressor, rows, workers).sends(compressor, rows, workers)
 
     def steps(self, message: Message, workers: Workers) -> Steps:
         """Refuses: only what it resolves to crosses."""

@@ -5,10 +5,10 @@ import dataclasses
 from collections.abc import Generator
 from typing import Any, Literal, NamedTuple, Protocol
 
-from gradcomp_jax import _compat
+from gradcomp_jax import _compat, _costs
 from gradcomp_jax._typing import Array, AxisName
 from gradcomp_jax.collectives.inbound_message import InboundMessage
-from gradcomp_jax.compressors import Compressor, RowInfo
+from gradcomp_jax.compressors import Compressor, RowInfo, nbytes
 from gradcomp_jax.memory import Memory
 
 Remainder = Literal["split", "put_back", "server", "drop"]
@@ -85,6 +85,13 @@ class Message(Protocol):
         """Returns the owner's residual, see above."""
 
 
+_KINDS = {
+    "permute": "collective-permute",
+    "all_to_all": "all-to-all",
+    "all_gather": "all-gather",
+    "psum": "all-reduce",
+}
+
 Steps = Generator[Send, Any, InboundMessage]
 """The operations of a collective: yields what it sends, is given what came, and returns the message that came of it."""
 
@@ -125,8 +132,14 @@ class Collective(abc.ABC):
         return None
 
     @abc.abstractmethod
+    def sends(self, compressor: Compressor, rows: int, workers: int) -> list[Send]:
+        """Returns what :meth:`steps` yields for a message of ``rows`` rows, with shapes in the place of arrays."""
+
     def bytes_sent(self, compressor: Compressor, rows: int, workers: int) -> int:
         """Returns the bytes that one of ``workers`` sends for ``rows`` rows, padding to their number left out."""
+        # N times as many rows need no padding.
+        every = self.sends(compressor, rows * workers, workers)
+        return sum(_costs.bytes_moved(_KINDS[s.by], nbytes(s.payload), workers) for s in every) // workers
 
     @abc.abstractmethod
     def steps(self, message: Message, workers: Workers) -> Steps:

@@ -42,10 +42,17 @@ class RecursiveDoubling(Collective):
             )
         return self
 
-    def bytes_sent(self, compressor: Compressor, rows: int, workers: int) -> int:
-        """Returns the bytes of all rounds."""
-        dense, payload = rows * compressor.block * 4, rows * compressor.payload_bytes(1)
-        return sum(dense if dense_is_less(compressor, have) else have * payload for have in rounds(workers))
+    def sends(self, compressor: Compressor, rows: int, workers: int) -> list[Send]:
+        """Returns what each has before each round, to its partner."""
+        dense = jax.ShapeDtypeStruct((rows, compressor.block), jnp.float32)
+
+        def held(have: int) -> Any:
+            if dense_is_less(compressor, have):
+                return dense
+            payload = compressor.payload_spec(rows)
+            return jax.tree.map(lambda a: jax.ShapeDtypeStruct((have, *a.shape), a.dtype), payload)
+
+        return [Send("permute", held(have), _partners(have, workers)) for have in rounds(workers)]
 
     def steps(self, message: Message, workers: Workers) -> Steps:
         """Exchanges payloads, then sums, with another partner in each round.
@@ -59,7 +66,7 @@ class RecursiveDoubling(Collective):
         for have in rounds(workers.count):
             if not whole and dense_is_less(code, have):
                 held, whole = code.reduce(held, info), True
-            theirs = yield Send("permute", held, tuple(i ^ have for i in range(workers.count)))
+            theirs = yield Send("permute", held, _partners(have, workers.count))
             upper = (workers.index & have) != 0
             held = held + theirs if whole else _in_order(held, theirs, upper)
         total = held if whole else code.reduce(held, info)
@@ -74,6 +81,10 @@ def rounds(workers: int) -> list[int]:
 def dense_is_less(compressor: Compressor, payloads: int) -> bool:
     """Returns whether a row's float32 sum is no more bytes than so many workers' payloads of it."""
     return payloads * compressor.payload_bytes(1) >= compressor.block * 4
+
+
+def _partners(have: int, workers: int) -> tuple[int, ...]:
+    return tuple(i ^ have for i in range(workers))
 
 
 def _in_order(mine: Any, theirs: Any, upper: jax.Array) -> Any:

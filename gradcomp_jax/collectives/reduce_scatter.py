@@ -5,7 +5,7 @@ import dataclasses
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.collectives.base import Collective, Message, Send, Steps, Workers
 from gradcomp_jax.collectives.inbound_message import InboundMessage
-from gradcomp_jax.collectives.two_phase import owned_mean, owners_of
+from gradcomp_jax.collectives.two_phase import owned_mean, owners_of, to_owners
 from gradcomp_jax.compressors import Compressor
 
 
@@ -26,9 +26,9 @@ class ReduceScatter(Collective):
 
     param_specs: PyTree = dataclasses.field(hash=False)
 
-    def bytes_sent(self, compressor: Compressor, rows: int, workers: int) -> int:
-        """Returns (N-1)/N of a payload."""
-        return (workers - 1) * compressor.payload_bytes(1) * rows // workers
+    def sends(self, compressor: Compressor, rows: int, workers: int) -> list[Send]:
+        """Returns the payloads of every owner's rows, to their owners."""
+        return [to_owners(compressor, rows, workers)]
 
     def steps(self, message: Message, workers: Workers) -> Steps:
         """Sends rows to their owners."""

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import get_args
 
+import jax
 import jax.numpy as jnp
 
 from gradcomp_jax import _checks, kernels
@@ -79,10 +80,10 @@ class TwoPhase(Collective):
         """Returns 1 where owners have a residual: one worker is its own owner."""
         return 1 if self.remainder_of(compressor, memory, 2) in ("split", "server") else None
 
-    def bytes_sent(self, compressor: Compressor, rows: int, workers: int) -> int:
-        """Returns the bytes of both phases."""
-        both = compressor.payload_bytes(1) + compressor.downlink(workers).payload_bytes(1)
-        return (workers - 1) * both * rows // workers
+    def sends(self, compressor: Compressor, rows: int, workers: int) -> list[Send]:
+        """Returns the payloads of every owner's rows, to their owners; then an owner's mean, to everybody."""
+        mean = compressor.downlink(workers).payload_spec(Owners(rows, workers, in_turn=False).each)
+        return [to_owners(compressor, rows, workers), Send("all_gather", mean)]
 
     def steps(self, message: Message, workers: Workers) -> Steps:
         """Sends rows to their owners, and every owner's mean to everybody."""
@@ -113,6 +114,12 @@ class TwoPhase(Collective):
             lost = owners.place(lost, workers.index)
             return dataclasses.replace(inbound, rounding=lost, rounding_factor=workers.count)
         return inbound
+
+
+def to_owners(compressor: Compressor, rows: int, workers: int) -> Send:
+    """Returns the shapes of what goes to the owners of so many rows."""
+    each = compressor.payload_spec(Owners(rows, workers, in_turn=False).each)
+    return Send("all_to_all", jax.tree.map(lambda a: jax.ShapeDtypeStruct((workers, *a.shape), a.dtype), each))
 
 
 def owners_of(message: Message, workers: Workers) -> Owners:

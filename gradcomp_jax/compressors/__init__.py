@@ -2,6 +2,7 @@
 
 from gradcomp_jax.compressors.base import Compressor as Compressor
 from gradcomp_jax.compressors.base import RowInfo as RowInfo
+from gradcomp_jax.compressors.base import nbytes as nbytes
 from gradcomp_jax.compressors.block_quantized import block_quantized as block_quantized
 from gradcomp_jax.compressors.dense import dense as dense
 from gradcomp_jax.compressors.fixed_point import fixed_point as fixed_point

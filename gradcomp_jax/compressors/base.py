@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple, final
 
@@ -34,6 +35,11 @@ def add_up(one: Callable[[Any, Array | int], Array], payloads: Any) -> Array:
 
     workers = jax.tree.leaves(payloads)[0].shape[0]
     return of(0) if workers == 1 else lax.fori_loop(1, workers, lambda i, total: total + of(i), of(0))
+
+
+def nbytes(tree: PyTree) -> int:
+    """Returns the bytes of a tree of arrays or shapes."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 Payload = Any
@@ -212,6 +218,7 @@ class Compressor(abc.ABC):
         """The state after the exchange, from the mean payload of all workers; of summable payloads only."""
         return state
 
+    @functools.cache  # noqa: B019  # static, and few
     def statistic_spec(self, rows: int) -> jax.ShapeDtypeStruct | None:
         """Shape and dtype of the statistic of ``rows`` rows, if it crosses in an all-reduce for all workers to know."""
         if self.side_information not in ("max", "mean"):
@@ -220,15 +227,22 @@ class Compressor(abc.ABC):
 
     def payload_bytes(self, rows: int) -> int:
         """Bytes of the payload of ``rows`` rows."""
+        return nbytes(self.payload_spec(rows))
+
+    def payload_spec(self, rows: int) -> Payload:
+        """Shapes and dtypes of the payload of ``rows`` rows."""
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), self._payload_of_a_row())
+
+    @functools.cache  # noqa: B019  # static, and few
+    def _payload_of_a_row(self) -> Payload:
 
         def encode(rows: Array, count: Array, side: Array | None) -> Payload:
             state, info = self.init(rows.shape), RowInfo(count, jax.random.key(0), side=side)
             return self.encode(rows, state, info._replace(statistic=self.measure(rows, info, state)))[0]
 
         seeded = self.side_information in ("seeds", "worker_seeds")
-        side = jax.ShapeDtypeStruct((rows,), jnp.uint32) if seeded else self.statistic_spec(rows)
-        spec = jax.eval_shape(encode, *self._specs(rows), side)
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(spec))
+        side = jax.ShapeDtypeStruct((1,), jnp.uint32) if seeded else self.statistic_spec(1)
+        return jax.eval_shape(encode, *self._specs(1), side)
 
     def _specs(self, rows: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
         return jax.ShapeDtypeStruct((rows, self.block), jnp.float32), jax.ShapeDtypeStruct((rows,), jnp.int32)

@@ -1,4 +1,4 @@
-"""What is known of every method, and the table of what they cost, read from their programs."""
+"""What is known of every method, and the table of what they cost, as their exchanges describe it."""
 
 import dataclasses
 import functools
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from gradcomp_jax import _checks, _markdown
-from gradcomp_jax.methods.lowered import lowered_bytes, state_bytes
+from gradcomp_jax.methods.traffic import traffic_of
 
 Kept = Literal["nothing", "residual", "momentum", "estimate"]
 Make = TypeVar("Make", bound=Callable[..., optax.GradientTransformationExtraArgs])
@@ -113,9 +113,7 @@ class Row:
 
 
 def table(*, workers: int = 8, shape: tuple[int, int] = (4096, 1024)) -> list[Row]:
-    """What every method sends and keeps, read from its program for one matrix.
-
-    The programs are lowered for an abstract mesh: no devices are needed, and nothing is compiled or run.
+    """What every method sends and keeps of one matrix, as its exchange describes it: no devices, nothing compiled or run.
 
     Args:
         workers: N.
@@ -132,10 +130,8 @@ def table(*, workers: int = 8, shape: tuple[int, int] = (4096, 1024)) -> list[Ro
 @functools.cache
 def _row(name: str, workers: int, shape: tuple[int, int]) -> Row:
     method, size, axis = METHODS[name], shape[0] * shape[1], "workers"
-    tx = method.build(axis_name=axis)
-    one = jax.ShapeDtypeStruct(shape, jnp.float32)
-    report = lowered_bytes(tx, one, workers, axis_name=axis)
-    put_in = {kind: total.operand for kind, total in report.by("kind").items()}
+    traffic = traffic_of(method.build(axis_name=axis), jax.ShapeDtypeStruct(shape, jnp.float32), {axis: workers})
+    put_in = {crossing.kind: crossing.operand for crossing in traffic.crossings}
     summed, gathered = put_in.get("all-reduce", 0), put_in.get("all-gather", 0)
     uplink = put_in.get("all-to-all", 0) + put_in.get("collective-permute", 0)
     downlink = gathered * workers if uplink else 0
@@ -144,8 +140,8 @@ def _row(name: str, workers: int, shape: tuple[int, int]) -> Row:
         name,
         uplink=8 * (uplink + summed) / size,
         downlink=8 * (downlink + summed) / size,
-        sent=8 * report.sent / size,
-        state=state_bytes(tx, one, workers, axis_name=axis) / size,
+        sent=8 * traffic.sent / size,
+        state=traffic.state / size,
         biased=method.biased,
         momentum=method.momentum,
         collectives=method.collectives,

@@ -1,6 +1,7 @@
 """A plan as a whole: the verdict in words, break-even rates, and how it changes with workers and with the link."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,8 +17,9 @@ from gradcomp_jax.planning.predict import (
     should_compress,
     speed_up,
 )
-from gradcomp_jax.planning.traffic import COUNTS
 from gradcomp_jax.planning.workload import Device, Workload
+
+Curves = tuple[tuple[Any, ...], dict[str, tuple[float, ...]]]
 
 _SHOWN = 3  # methods in a picture, beside the baselines
 _DECADES = 2  # of rates on each side of the link's own
@@ -32,16 +34,40 @@ class Outlook:
         cluster: likewise.
         verdict: on this cluster.
         break_even: bytes a second of the outer link above which the better dense baseline beats a method, by method.
-        by_workers: numbers of workers, and by method the speed-up over one worker (weak scaling).
-        by_rate: rates of the outer link in bytes a second, and by method the same speed-up.
+        device: whose arithmetic counts in the curves, ``None`` for the default.
     """
 
     workload: Workload
     cluster: Cluster
     verdict: Verdict
     break_even: dict[str, float]
-    by_workers: tuple[tuple[int, ...], dict[str, tuple[float, ...]]]
-    by_rate: tuple[tuple[float, ...], dict[str, tuple[float, ...]]]
+    device: Device | None = None
+
+    @functools.cached_property
+    def by_workers(self) -> Curves:
+        """Numbers of workers, and by method the speed-up over one worker (weak scaling)."""
+        sizes = _sizes(self.cluster)
+        clusters = [dataclasses.replace(self.cluster, workers=n, per_node=min(self.cluster.per_node, n)) for n in sizes]
+        return self._curves(clusters, sizes)
+
+    @functools.cached_property
+    def by_rate(self) -> Curves:
+        """Rates of the outer link in bytes a second, and by method the same speed-up."""
+        outer = self.cluster.outer
+        own = outer.rate if math.isfinite(outer.rate) else 1.25e9
+        rates = [own * 10 ** (k / 8) for k in range(-8 * _DECADES, 8 * _DECADES + 1)]
+        clusters = [dataclasses.replace(self.cluster, outer=Link(rate, outer.latency)) for rate in rates]
+        return self._curves(clusters, rates)
+
+    def _curves(self, clusters: Sequence[Cluster], at: Sequence[Any]) -> Curves:
+        others = [p.method for p in self.verdict.ranking if p.method not in BASELINES]
+        found = {
+            name: tuple(
+                speed_up(predict(self.workload, one, name, device=self.device), one.workers) for one in clusters
+            )
+            for name in [*BASELINES, *others[:_SHOWN]]
+        }
+        return tuple(at), found
 
     @property
     def dense(self) -> Prediction:
@@ -83,7 +109,7 @@ def outlook(
     device: Device | None = None,
     calibration: Calibration | None = None,
 ) -> Outlook:
-    """Everything that :class:`Outlook` has, from the record of traffic.
+    """Everything that :class:`Outlook` has.
 
     Break-even rates and curves are by the formulas, because a calibration knows one link and one number of workers.
 
@@ -108,45 +134,14 @@ def outlook(
     speed = device or (calibration.device if calibration else None)
     others = [p.method for p in verdict.ranking if p.method not in BASELINES]
     even = break_evens(workload, cluster, others, device=speed)
-    shown = [*BASELINES, *others[:_SHOWN]]
-    return Outlook(
-        workload,
-        cluster,
-        verdict,
-        even,
-        _curves(workload, [_of_size(cluster, n) for n in _sizes(cluster)], shown, speed, [*_sizes(cluster)]),
-        _by_rate(workload, cluster, shown, speed),
-    )
-
-
-def _curves(
-    workload: Workload, clusters: Sequence[Cluster], names: Sequence[str], device: Device | None, at: Sequence[Any]
-) -> tuple[tuple[Any, ...], dict[str, tuple[float, ...]]]:
-    found = {
-        name: tuple(speed_up(predict(workload, one, name, device=device), one.workers) for one in clusters)
-        for name in names
-    }
-    return tuple(at), found
-
-
-def _by_rate(
-    workload: Workload, cluster: Cluster, names: Sequence[str], device: Device | None
-) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:
-    own = cluster.outer.rate if math.isfinite(cluster.outer.rate) else 1.25e9
-    rates = [own * 10 ** (k / 8) for k in range(-8 * _DECADES, 8 * _DECADES + 1)]
-    there = [dataclasses.replace(cluster, outer=Link(rate, cluster.outer.latency)) for rate in rates]
-    return _curves(workload, there, names, device, rates)
+    return Outlook(workload, cluster, verdict, even, speed)
 
 
 def _sizes(cluster: Cluster) -> list[int]:
     """Powers of two to a few times the cluster, and the cluster's own size."""
-    most = min(COUNTS[-1], max(64, 4 * cluster.workers))
+    most = min(1024, max(64, 4 * cluster.workers))
     sizes = {2**k for k in range(1, 11) if 2**k <= most} | {cluster.workers}
     return sorted(n for n in sizes if n <= cluster.per_node or n % cluster.per_node == 0)
-
-
-def _of_size(cluster: Cluster, workers: int) -> Cluster:
-    return dataclasses.replace(cluster, workers=workers, per_node=min(cluster.per_node, workers))
 
 
 def _lists(curves: dict[str, tuple[float, ...]]) -> dict[str, list[float]]:

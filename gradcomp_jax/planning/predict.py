@@ -11,7 +11,7 @@ from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.planning import costs
 from gradcomp_jax.planning.calibrate import Calibration
 from gradcomp_jax.planning.links import Cluster, Link
-from gradcomp_jax.planning.traffic import Crossing, Traffic, look_up
+from gradcomp_jax.planning.traffic import Crossing, Traffic, read_method
 from gradcomp_jax.planning.workload import Device, Workload
 
 Layout = Literal["flat", "hierarchical"]
@@ -90,7 +90,7 @@ def predict(
     device: Device | None = None,
     calibration: Calibration | None = None,
     layout: Layout | None = None,
-    traffic: TrafficOf = look_up,
+    traffic: TrafficOf = read_method,
 ) -> Prediction:
     r"""Predicts a step: computation, compression, and communication as far as computation does not hide it.
 
@@ -106,7 +106,7 @@ def predict(
             workers as exchange, or, made along the axis of the nodes of a mesh with another for the devices of each, between
             nodes. Then devices of a node shared the link while it was made, as they do in the exchange.
         layout: by default the faster one, where a node has several workers.
-        traffic: ``traffic(method, shapes, workers)``; the record by default.
+        traffic: ``traffic(method, shapes, workers)``; by default what the method says of itself.
 
     Raises:
         ValueError: for an unknown method or layout, or a calibration for another number of workers.
@@ -155,7 +155,7 @@ def should_compress(
     methods: Iterable[str] | None = None,
     device: Device | None = None,
     calibration: Calibration | None = None,
-    traffic: TrafficOf = look_up,
+    traffic: TrafficOf = read_method,
 ) -> Verdict:
     """Predicts all methods, and says whether one is worth it.
 
@@ -189,7 +189,7 @@ def break_even(
     *,
     baselines: Sequence[str] = BASELINES,
     device: Device | None = None,
-    traffic: TrafficOf = look_up,
+    traffic: TrafficOf = read_method,
 ) -> float:
     """The rate of the outer link, bytes a second, above which the better baseline is faster than the method.
 
@@ -213,7 +213,7 @@ def break_evens(
     *,
     baselines: Sequence[str] = BASELINES,
     device: Device | None = None,
-    traffic: TrafficOf = look_up,
+    traffic: TrafficOf = read_method,
 ) -> dict[str, float]:
     """:func:`break_even` of several methods."""
 

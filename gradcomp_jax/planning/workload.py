@@ -15,7 +15,30 @@ import numpy as np
 from gradcomp_jax import _checks
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.methods.registry import METHODS
-from gradcomp_jax.planning.traffic import recorded
+
+COPIES: dict[str, float] = {
+    "dense": 2.489,
+    "dense_bf16": 5.14,
+    "terngrad": 2.771,
+    "dgc": 3.159,
+    "gradient_dropping": 11.596,
+    "topk_sgd": 3.549,
+    "random_k": 3.127,
+    "one_bit_sgd": 16.083,
+    "qsgd": 2.082,
+    "stochastic_rounding": 1.735,
+    "fp8": 4.36,
+    "block_quantized": 4.524,
+    "sign_sgd": 5.698,
+    "ef_sign_sgd": 8.921,
+    "one_bit_adam": 4.844,
+    "powersgd": 3.631,
+    "eden": 17.138,
+    "ef21": 5.393,
+    "demo": 6.966,
+    "sparcml": 8.605,
+}
+"""What one worker's round trip takes on a CPU, in copies of the gradient: written by ``benchmarks/planner.py --copies``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +87,8 @@ class Device:
 
     Attributes:
         copy_rate: bytes a second that a copy reads and writes, together.
-        copies: by method, the time of its arithmetic in copies of the gradient; of methods that are not in it, what the
-            record has, from a CPU, or what this machine takes for one that the record lacks.
+        copies: by method, the time of its arithmetic in copies of the gradient; of methods that are not in it,
+            :data:`COPIES`, or what this machine takes for one that is in neither.
     """
 
     copy_rate: float = 1e12
@@ -80,7 +103,7 @@ class Device:
         """Seconds to encode and decode as many float32 values."""
         copies = self.copies.get(method)
         if copies is None:
-            copies = recorded()[method]["copies"] if method in recorded() else _timed(method)
+            copies = COPIES[method] if method in COPIES else _timed(method)
         return copies * 8 * values / self.copy_rate
 
 

@@ -19,12 +19,15 @@ class Context:
         forward_order: returns the parameters' paths in the order of their first use; ``None`` where nobody has read it.
         not_gradients: what is exchanged in the place of gradients, such as ``"differences from the centre"``; empty for
             gradients.
+        describes: whether an exchange is to send zeros of the shapes that it sends, and nothing else, for its bytes to be read
+            from the traced program.
     """
 
     inner_axis_name: AxisName | None = None
     buckets: Sequence[Sequence[int]] | None = None
     forward_order: Callable[[], Sequence[str]] | None = None
     not_gradients: str = ""
+    describes: bool = False
 
 
 def context_of(extra: Mapping[str, Any]) -> Context:

@@ -14,6 +14,7 @@ from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.per_device import PerDevice, Return
 from gradcomp_jax.transforms.context import Context, context_of
+from gradcomp_jax.transforms.description import describe
 from gradcomp_jax.transforms.inbound import take_in
 from gradcomp_jax.transforms.layout import Group, Layout, Segment, View
 from gradcomp_jax.transforms.layout_rules import LayoutRules, layout_rules
@@ -139,6 +140,9 @@ def exchange(
         leaves, treedef = jax.tree.flatten(updates)
         if not leaves:
             return updates, state._replace(step=state.step + 1)
+        if context.describes:
+            _together(describe(layout, context.buckets, workers), context)
+            return updates, state
         keys = StepKeys.of(key, state.step, workers.index, context.inner_axis_name)
         crossed: list[Transported] = []
         for number, bucket in enumerate(layout.buckets(context.buckets)):

@@ -8,6 +8,7 @@ import optax
 
 from gradcomp_jax import _checks
 from gradcomp_jax._typing import Array, PyTree
+from gradcomp_jax.transforms.context import context_of
 from gradcomp_jax.transforms.skipping import keep_if, took_place
 
 _LARGEST = 2.0**50
@@ -78,6 +79,8 @@ def frozen_adam(
         return FrozenAdamState(zero, mean, variance, dense.init(params), compressed.init(params))
 
     def update(updates: PyTree, state: FrozenAdamState, params: PyTree | None = None, **extra: Any) -> Any:
+        if context_of(extra).describes:
+            return compressed.update(updates, state.compressed, params, **extra)[0], state
         gradient = jax.tree.map(lambda g: _seen(g.astype(jnp.float32)), updates)
 
         def warming(gradient: PyTree, state: FrozenAdamState) -> tuple[Array, FrozenAdamState]:

@@ -59,6 +59,10 @@ class OutboundMessage:
         """Returns the compressor of the group."""
         return self.group.compressor
 
+    def steps(self, workers: co.Workers) -> co.Steps:
+        """Takes it across the axis."""
+        return self.collective.steps(self, workers)
+
 
 def outbound(
     layout: Layout,
@@ -103,7 +107,7 @@ def outbound(
         for (group, segments), *of_group in zip(groups, memories, counts, states, strict=True)
     ]
     sides = side_information(groups, statistics, keys, workers)
-    collectives = _resolved(groups, workers)
+    collectives = resolved(groups, workers)
     result = []
     for g, (n, (group, segments)) in enumerate(zip(numbers, groups, strict=True)):
         payloads, infos, after = [], [], []
@@ -190,10 +194,10 @@ def all_finite(messages: Sequence[OutboundMessage], also: Sequence[Array], worke
     return jnp.stack([*found, *(kernels.all_finite(x) for x in also)] or [jnp.array(True)]).all()
 
 
-def _resolved(
+def resolved(
     groups: Sequence[tuple[Group, Sequence[Segment]]], workers: co.Workers
 ) -> list[tuple[co.Collective, co.Remainder | None]]:
-    """The collective of each group; a small dense one takes two phases where another group does: a collective less."""
+    """Returns the collective of each group; a small dense one takes two phases where another group does: a collective less."""
     rows = [sum(group.rows(s) for s in segments) for group, segments in groups]
     chosen = [g.collective.resolve(g.compressor, n, workers.count) for (g, _), n in zip(groups, rows, strict=True)]
     remainders = [

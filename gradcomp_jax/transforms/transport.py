@@ -50,7 +50,7 @@ def transport(
             combines collectives would make one of both, which waits for what the later one is made of.
     """
     after, axis_name = after or Arrived(), workers.axis_name
-    crossing = [_Crossing(m.collective.steps(m, workers)) for m in messages]
+    crossing = [_Crossing(m.steps(workers)) for m in messages]
     while meeting := _waiting(crossing, "permute"):
         partners = meeting[0].send.partners
         _go_on(meeting, functools.partial(fused.permute, to=partners, axis_name=axis_name))

@@ -29,7 +29,7 @@ class Case:
         outruns: how far an unbiased code may exceed the largest gradient, as a factor.
         whole_tree: whether every leaf is compressed, not only those with two or more dimensions.
         wire: what crosses between 8 workers: compressor (or what makes one for a shape) and collective of the compressed
-            leaves. A registered method without a case of its own has none: its bytes are then those of its lowered program.
+            leaves. A registered method without a case of its own has none: its bytes are then what its exchange says of itself.
         rest: and of the others.
         view: how leaves are cut into rows.
         is_sparsifier: of a method without ``wire``: whether it deals entries out over blocks of 1024, as sparsifiers do by

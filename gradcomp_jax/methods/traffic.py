@@ -1,0 +1,118 @@
+"""What a transformation sends and keeps: traced as a description, for any number of workers, nothing compiled."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradcomp_jax._costs import bytes_moved
+from gradcomp_jax._specs import names_of
+from gradcomp_jax._typing import PyTree
+from gradcomp_jax.compressors import nbytes
+from gradcomp_jax.transforms.context import with_context
+
+_KINDS = {
+    "psum": "all-reduce",
+    "pmax": "all-reduce",
+    "pmin": "all-reduce",
+    "all_gather": "all-gather",
+    "all_to_all": "all-to-all",
+    "ppermute": "collective-permute",
+    "reduce_scatter": "reduce-scatter",
+}
+
+
+class Crossing(NamedTuple):
+    """Collectives of one kind in a step.
+
+    Attributes:
+        kind: as :func:`gradcomp_jax.wire_bytes` names it.
+        launches: how many.
+        sent: bytes that one device sends in all of them.
+        operand: bytes that one device puts into all of them.
+    """
+
+    kind: str
+    launches: int
+    sent: float
+    operand: float = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """What one worker sends in a step, and what it keeps.
+
+    Attributes:
+        crossings: one after the other.
+        state: bytes that stay on each worker.
+    """
+
+    crossings: tuple[Crossing, ...]
+    state: float
+
+    @property
+    def sent(self) -> float:
+        """Bytes of all crossings."""
+        return sum(c.sent for c in self.crossings)
+
+
+def traffic_of(
+    tx: optax.GradientTransformation, params: PyTree, workers: Mapping[str, int], *, between: str | None = None
+) -> Traffic:
+    """Describes one step of a transformation: its collectives as :func:`gradcomp_jax.wire_bytes` counts them, and its state.
+
+    Of a choice the last branch counts, which is the one after a warm-up and that of any platform but TPU. Every exchange in
+    it describes itself instead of compressing, so the time does not grow with its arithmetic.
+
+    Args:
+        tx: averages over the axes.
+        params: arrays or ``ShapeDtypeStruct``.
+        workers: sizes of the axes.
+        between: counts the collectives over this axis alone; all by default.
+
+    Raises:
+        ValueError: if a collective runs an unknown number of times.
+    """
+    tx = optax.with_extra_args_support(tx)
+
+    def step(params: PyTree) -> PyTree:
+        state = tx.init(params)
+        tx.update(params, state, params, **with_context({}, describes=True))
+        return state
+
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.result_type(a)), params)
+    traced, state = jax.make_jaxpr(step, axis_env=list(workers.items()), return_shape=True)(shapes)
+    kinds: dict[str, Crossing] = {}
+    for names, crossing in _crossings(traced.jaxpr, workers):
+        if between is None or between in names:
+            before = kinds.get(crossing.kind, Crossing(crossing.kind, 0, 0))
+            kinds[crossing.kind] = Crossing(
+                crossing.kind,
+                before.launches + crossing.launches,
+                before.sent + crossing.sent,
+                before.operand + crossing.operand,
+            )
+    return Traffic(tuple(kinds.values()), nbytes(state))
+
+
+def _crossings(jaxpr: Any, sizes: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], Crossing]]:
+    """The axes and the collectives of a traced program, one by one."""
+    for equation in jaxpr.eqns:
+        name, params = equation.primitive.name, equation.params
+        if name in _KINDS:
+            names = names_of(params["axes"] if "axes" in params else params["axis_name"])
+            for operand in equation.invars:
+                size = operand.aval.size * operand.aval.dtype.itemsize
+                sent = bytes_moved(_KINDS[name], size, math.prod(sizes[n] for n in names))
+                yield names, Crossing(_KINDS[name], 1, sent, size)
+            continue
+        inside = params["branches"][-1:] if name == "cond" else params.values()
+        bodies = [getattr(p, "jaxpr", p) for p in inside]
+        found = [c for body in bodies if hasattr(body, "eqns") for c in _crossings(body, sizes)]
+        if found and name == "while":
+            raise ValueError("a loop communicates, and the program does not tell how often it runs")
+        yield from found * (params["length"] if name == "scan" else 1)

@@ -1,0 +1,65 @@
+"""What an exchange sends, from its layout and its collectives alone: its operations, with zeros in the place of payloads."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradcomp_jax import collectives as co
+from gradcomp_jax._typing import Array
+from gradcomp_jax.collectives import owners
+from gradcomp_jax.compressors import Compressor
+from gradcomp_jax.transforms.layout import Layout
+from gradcomp_jax.transforms.outbound import resolved
+from gradcomp_jax.transforms.transport import transport
+
+
+class _Blank(NamedTuple):
+    """A message without content."""
+
+    compressor: Compressor
+    rows: int
+    collective: co.Collective
+
+    def steps(self, workers: co.Workers) -> co.Steps:
+        """Sends as many zeros as the collective sends of a message."""
+        for send in self.collective.sends(self.compressor, self.rows, workers.count):
+            yield send._replace(payload=_zeros(send.payload))
+        return co.InboundMessage(None, None)
+
+
+def describe(layout: Layout, buckets: Sequence[Sequence[int]] | None, workers: co.Workers) -> Array:
+    """Puts zeros through every operation of an exchange, without a pass over any tensor; returns the common decision.
+
+    Args:
+        layout: of all leaves.
+        buckets: the leaves of each bucket; ``None`` for one bucket.
+        workers: along the axis.
+    """
+    ok = []
+    for bucket in layout.buckets(buckets):
+        numbers = [n for n, members in enumerate(bucket) if members]
+        groups = [(layout.groups[n][0], [layout.groups[n][1][j] for j in bucket[n]]) for n in numbers]
+        for kind, operation in (("max", co.pmax), ("mean", co.psum)):
+            agreeing = [(g.compressor, g.rows(s)) for g, segments in groups for s in segments]
+            specs = [c.statistic_spec(rows) for c, rows in agreeing if c.side_information == kind]
+            size = sum(spec.size for spec in specs if spec is not None)
+            operation([jnp.zeros(size)] if size else [], workers.axis_name)
+        messages = []
+        for n, (group, segments), (collective, remainder) in zip(
+            numbers, groups, resolved(groups, workers), strict=True
+        ):
+            rows = [group.rows(s) for s in segments]
+            places = [sum(rows[:-1])]
+            if remainder in ("split", "server"):
+                starts = layout.starts(n)
+                places = owners.places([starts[j] for j in bucket[n]], rows, workers.count)
+            messages.append(_Blank(group.compressor, places[-1] + rows[-1], collective))
+        # All that transport reads of a message is its steps.
+        ok.append(transport(messages, jnp.array(False), workers).ok)  # type: ignore[arg-type]
+    return jnp.stack(ok).all()
+
+
+def _zeros(spec: Any) -> Any:
+    return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), spec)
