@@ -22,7 +22,7 @@ class Owners:
     Attributes:
         rows: of the message.
         workers: N, each an owner.
-        in_turn: whether row r belongs to worker r modulo N; otherwise each owns as many that follow one another.
+        in_turn: whether row r belongs to worker r modulo N; otherwise each owns consecutive rows, equally many.
     """
 
     rows: int
@@ -111,14 +111,9 @@ def spread(arrays: Sequence[Array], at: Sequence[int]) -> Array:
 
 
 def take(residual: Array, chosen: Sequence[Run], rows: int, worker: Array, workers: int) -> Array:
-    """Returns what this owner has of some runs of rows, one run after the other, zeros for rows of other runs.
+    """Returns what this owner has of the chosen runs of rows, one run after the other, zeros for rows of other runs.
 
-    Args:
-        residual: ``[ceil(rows / N), block]`` of all rows of a group; entry s belongs to row ``s * N + worker``.
-        chosen: runs of rows.
-        rows: how many the group has in all.
-        worker: this worker's number.
-        workers: N.
+    The residual is ``[ceil(rows / N), block]``, of all the rows of a group; its entry s belongs to row ``s * N + worker``.
     """
     if chosen == [(0, rows)]:
         # An owner has zeros beyond the last row, before and after.

@@ -132,12 +132,7 @@ def owned_mean(
 ) -> tuple[Array, RowInfo]:
     """Reduces what came of the rows that this worker owns: their mean with its residual, and their info.
 
-    Args:
-        message: this worker's.
-        received: every worker's payload of these rows, stacked.
-        owners: of the message's rows.
-        workers: all.
-        clears: whether padding must be zeros for what follows.
+    ``received`` is every worker's payload of these rows, stacked; ``clears`` says that padding must be zeros for what follows.
     """
     counts = owners.mine(message.info.count, workers.index)
     info = RowInfo(counts, message.info.key, side=owners.mine(message.info.side, workers.index))

@@ -50,7 +50,10 @@ class LowRank(Compressor):
         return LowRankPayload(_product("bij,bir->bjr", self._matrices(rows), info.need("side"))), state
 
     def finite(self, payload: LowRankPayload, statistic: Any, largest: float = LARGEST) -> Array:
-        """Holds entries to a matrix's share of the limit: products add up its entries, and an entry shows in part."""
+        """Holds entries to a matrix's part of the limit: products add up its entries, and an entry shows in part.
+
+        An entry that the factors do not show, in a row and a column that are zero otherwise, stays in the memory, finite.
+        """
         return super().finite(payload, statistic, largest / self.block)
 
     def decode(self, payload: LowRankPayload, info: RowInfo = RowInfo()) -> Array:

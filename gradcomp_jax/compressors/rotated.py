@@ -1,4 +1,9 @@
-"""DRIVE and EDEN: a random rotation makes any block look Gaussian, and a Gaussian has known best levels."""
+"""DRIVE and EDEN: a random rotation makes any block look Gaussian, and a Gaussian has known best levels.
+
+Rotations differ by worker. With one rotation for all, the sum could be rotated back once; but equal gradients would have equal
+errors, which do not average out. In two phases each owner rotates N payloads of 1/N of the rows back, as much work as for one
+gradient.
+"""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -27,7 +32,7 @@ class Rotated(Compressor):
 
     bits: int
     corrected: bool
-    side_information = "worker_seeds"  # with one rotation for all workers, their errors would not average out
+    side_information = "worker_seeds"
     pads_nonzero = True  # a rotation knows no padding
 
     @property

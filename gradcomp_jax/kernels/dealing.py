@@ -1,4 +1,7 @@
-"""A tensor's entries dealt out over blocks in turn, so that each block is a sample of the whole tensor."""
+"""A tensor's entries dealt out over blocks in turn, so that each block is a sample of the whole tensor.
+
+An embedding's hot rows, a layer's hot columns and a kernel's hot tap then fall to all blocks alike.
+"""
 
 import dataclasses
 import functools

@@ -1,4 +1,8 @@
-"""Row-wise reductions in the shapes that compilers vectorise."""
+"""Row-wise reductions in the shapes that compilers vectorise.
+
+XLA's CPU backend needs runs of neighbours or lanes; TPU and GPU want the plain reduction. ``lax.platform_dependent`` keeps both
+in one function.
+"""
 
 import jax.numpy as jnp
 from jax import lax

@@ -57,7 +57,10 @@ def _tensor_bound(rows: Array, count: Array, clip: float) -> Array:
 
 
 def _row_bounds(rows: Array, count: Array, clip: float) -> Array:
-    """A bound for each row, from deviations around its first entry: a constant row's variance is then exactly 0."""
+    """A bound for each row, from deviations around its first entry: a constant row's variance is then exactly 0.
+
+    Around zero, the difference of the sums would leave a rounding error, which looks like a tiny sigma.
+    """
     top = largest_of_rows(rows)
     # In units of the largest's power of two, which divides exactly: no square over- or underflows.
     unit = lax.bitcast_convert_type(lax.bitcast_convert_type(top, jnp.uint32) & _EXPONENT, jnp.float32)

@@ -1,4 +1,8 @@
-"""Methods whose replicas differ: delayed averages, elastic bands, local steps, gossip; and fewer exchanges."""
+"""Methods whose replicas differ: delayed averages, elastic bands, local steps, gossip; and fewer exchanges.
+
+Each goes around an exchange: it decides what crosses and when, and the exchange decides how. So every method, collective and
+residual serves it, and conservation is the exchange's own law.
+"""
 
 from gradcomp_jax.replicas.accumulate import AccumulateState as AccumulateState
 from gradcomp_jax.replicas.accumulate import accumulate as accumulate

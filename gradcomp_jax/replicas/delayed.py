@@ -143,7 +143,10 @@ def delayed_average(
 
 
 def of_sums(method: optax.GradientTransformation, every: int) -> optax.GradientTransformationExtraArgs:
-    """The method for sums of ``every`` gradients: it sees their mean, as weight decay and clipping expect it."""
+    """The method for sums of ``every`` gradients: it sees their mean, as weight decay and clipping expect it.
+
+    A linear method gives the same either way; fixed ranges, too, are made for the gradient of one step.
+    """
     exchange = optax.with_extra_args_support(method)
     if every == 1:
         return exchange
@@ -156,12 +159,15 @@ def of_sums(method: optax.GradientTransformation, every: int) -> optax.GradientT
 
 
 def mean_of(sums: PyTree, every: int) -> PyTree:
-    """A step's share of sums."""
+    """Returns the mean step of a sum of ``every`` of them."""
     return sums if every == 1 else jax.tree.map(lambda s: s / every, sums)
 
 
 def need_wide(params: PyTree) -> None:
-    """Refuses parameters that round what is added now and taken back later."""
+    """Refuses parameters that round what is added now and taken back later.
+
+    Methods that pull by differences of parameters see such rounding, and need no refusal.
+    """
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         dtype = jnp.result_type(leaf)
         if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4:

@@ -100,6 +100,8 @@ def elastic_average(
             mean, inner = exchange.update(
                 apart, inner, None, **with_context(extra, not_gradients="elastic_average, a distance")
             )
+            # Taken off the replica at once: what a compressor keeps back is on its way to the centre and in the residual,
+            # and nothing is counted twice.
             pulled = jax.tree.map(lambda u, d: u - band * d, own, apart)
             return pulled, jax.tree.map(lambda c, m: c + beta * m, centre, mean), inner
 

@@ -1,4 +1,8 @@
-"""What is not finite stays out: of a replica, and of what the others hear of it."""
+"""What is not finite stays out: of a replica, and of what the others hear of it.
+
+Where replicas differ, a bad gradient is the worker's own affair. In a synchronous exchange all workers skip together, because
+all must stay equal.
+"""
 
 from typing import Any
 

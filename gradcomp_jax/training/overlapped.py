@@ -123,8 +123,8 @@ def make_overlapped_step(
     A compiler with asynchronous collectives overlaps the exchange within :func:`make_train_step`'s one program. On CPU a
     program does one thing after the other; here the exchange is a program of its own, and a thread runs it while the
     next steps compute. What comes out is what the one program computes, and so is the state: it can be saved, restored and
-    resized, and go on with either. Exchanges take their turns, each after the one before, so a step waits once they
-    take longer than ``every`` steps.
+    resized, and go on with either. What is in flight is in the state, so nothing is lost with the thread. Exchanges
+    run one after the other, so a step waits once they take longer than ``every`` steps.
 
     XLA:CPU has as many threads for programs as a process may use cores. On one core an exchange that waits for the network
     holds the only one, and nothing overlaps: set the environment variable ``PJRT_NPROC=4`` before JAX starts.

@@ -140,7 +140,11 @@ def init_state(
 
 
 def lift_replicas(state: TrainState) -> TrainState:
-    """Marks parameters and optimizer state of one worker as its own."""
+    """Marks parameters and optimizer state of one worker as its own.
+
+    The train step takes the mark off before an update and puts it on again after it. So any optax chain runs on replicas, and
+    specs, checkpoints and a change of the number of workers follow from the mark, as they do for residuals.
+    """
     return state._replace(
         params=per_device.lift(state.params),
         opt_state=per_device.lift(state.opt_state, marked=(ExchangeState, *MARKED)),

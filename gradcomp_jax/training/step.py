@@ -51,7 +51,8 @@ def make_train_step(
     Returns:
         A jitted function. ``batch`` is a tree whose leaves lead with the global batch, a multiple of the number of
         workers. ``metrics["loss"]`` is the mean loss, float32. ``step.lower(state, batch).compile()`` is what
-        :func:`gradcomp_jax.wire_bytes` reads.
+        :func:`gradcomp_jax.wire_bytes` reads. On simulated CPU devices, read the loss or block in every step: XLA's CPU
+        collectives wait in threads of one small pool, steps that queue up can starve it, and the process ends after 40 s.
 
     Raises:
         ValueError: if the mesh has no such axis.

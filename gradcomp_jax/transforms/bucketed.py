@@ -1,4 +1,8 @@
-"""An exchange in buckets, so that it can begin before the backward pass ends."""
+"""An exchange in buckets, so that it can begin before the backward pass ends.
+
+The context tells the exchange which leaves cross together. So no method has an argument for it, and the seeds and the state are
+those without buckets.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,12 +21,12 @@ from gradcomp_jax.transforms.policies import path_name
 def bucketed(
     exchange: optax.GradientTransformation, *, bucket_bytes: int, forward_order: Sequence[str] | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Cuts the exchange into buckets in the order in which the backward pass finishes gradients.
+    r"""Divides the exchange into buckets in the order in which the backward pass finishes gradients.
 
     Everything of an exchange crosses in one buffer, which waits for the last gradient. In buckets each has collectives of
     its own, which need nothing but their gradients: a compiler that hides latency starts them while the backward pass
     goes on. Results are those without buckets, but for which worker keeps what rounding takes on the downlink, and for
-    the random numbers of a second encoding. A step with a non-finite gradient in any bucket is skipped in all of them.
+    the random numbers of the downlink. A step with a non-finite gradient in any bucket is skipped in all of them.
     Each bucket costs the latency of its collectives, so buckets pay where bytes take longer than that: some megabytes of
     gradient each.
 

@@ -92,9 +92,9 @@ def exchange(
         mask: which leaves to compress, as for ``optax.masked``: a tree of booleans, the parameters' or a prefix of it, or a
             function of the parameters' shapes that returns one; :mod:`gradcomp_jax.masks` makes some. The others go dense. By
             default leaves with two or more dimensions whose payload is smaller than the dense leaf. A policy decides alone.
-        view: how leaves are cut into the compressor's blocks: ``rows``, stretches of a leaf; ``dealt``, a leaf's entries dealt
-            out over the blocks in turn, so that each is a sample of all of it; ``columns``, a leaf's columns (its last
-            dimension); ``tree``, all leaves together, dealt. By default ``dealt`` for
+        view: how leaves are divided into the compressor's blocks: ``rows``, stretches of a leaf; ``dealt``, a leaf's entries
+            dealt out in turn, so that block j of R has the entries j, j + R, ..., a sample of all of it; ``columns``, each of
+            a leaf's columns (its last dimension) by itself; ``tree``, all leaves together, dealt. By default ``dealt`` for
             :func:`~gradcomp_jax.compressors.topk` and ``rows`` for all others.
         dense_compressor: for the leaves left out, which cross joined together; float32 by default.
         key: seed (int) or typed JAX key of all randomness. The same key gives the same bits on every run.

@@ -29,13 +29,16 @@ def hierarchical(
     an all-gather inside the worker puts the update together. So 1/n of the payload leaves each device, n links carry it
     at once, and memories are of the shard alone.
 
-    What is exchanged is the mean gradient of a worker: local clipping, momentum and error feedback in ``exchange`` are
-    those of workers, not of devices. A tensor is cut along the rows of the matrix of its last dimension against all
-    others, so the shard of a matrix is a matrix; where the devices do not divide the rows, zeros fill them up. What the
-    exchange says of a tensor (a scale, a size, a selection) it says of the shard.
+    The mean gradient of a worker is exchanged: local clipping, momentum and error feedback in ``exchange`` are those of
+    workers, not of devices. The exchange is told only that the norm of a worker's gradient and the decision to skip a step
+    are those of all its devices. So every method works here as it is, with Adam's moments and low-rank starts.
+
+    A tensor is divided along the rows of the matrix of its last dimension against all others, so the shard of a matrix is a
+    matrix; where the devices do not divide the rows, zeros fill them up. What the exchange says of a tensor (a scale, a
+    size, a selection) it says of the shard.
 
     **Sharded parameters (FSDP, ZeRO).** Tensors whose spec in ``param_specs`` lays a dimension along ``inner_axis_name`` are
-    cut along that dimension, and their updates stay where they are: whole gradients in, the device's shard of the update
+    divided along that dimension, and their updates stay where they are: whole gradients in, the device's shard of the update
     out, and no all-gather. The parameters that ``init`` and ``update`` see are then the device's shards.
 
     State: that of ``exchange``, every array of it per device. Use both axes wherever the axis of the workers is asked

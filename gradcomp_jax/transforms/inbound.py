@@ -1,4 +1,4 @@
-"""The way in: the mean is decoded, every memory keeps what did not go out, owners keep theirs."""
+"""Takes in messages: the mean is decoded, every memory keeps what did not go out, owners keep theirs."""
 
 import dataclasses
 import itertools

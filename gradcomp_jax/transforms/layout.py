@@ -44,15 +44,14 @@ class Segment:
 class Group:
     """A compressor with its memory and collective.
 
-    Rows that are encoded are float32 ``[rows, block]``. Memories lie as the leaves do, in stretches, whatever the view.
+    Rows that are encoded are float32 ``[rows, block]``. Memories lie as the leaves do, whatever the view, so partition specs,
+    checkpoints and a change of the number of workers know nothing of dealing.
 
     Attributes:
         compressor: encodes rows.
         memory: what stays behind.
         collective: how payloads cross.
-        view: which entries make a row: ``rows``, stretches of a leaf; ``columns``, a leaf's columns (its last dimension),
-            each by itself; ``dealt``, a leaf's entries dealt out in turn, so that row j of R has the entries j, j + R, ...;
-            ``tree``, those of all leaves together.
+        view: which entries make a row, see :func:`~gradcomp_jax.exchange`.
     """
 
     compressor: Compressor
@@ -204,10 +203,9 @@ class Layout(NamedTuple):
         return list(itertools.accumulate((group.received_rows(s) for s in segments), initial=0))[:-1]
 
     def buckets(self, leaves: Sequence[Sequence[int]] | None) -> list[list[list[int]]]:
-        """Returns for each bucket and group the numbers of its segments; a segment goes with the last of its leaves.
+        """Returns for each bucket of leaves (``None``: one bucket) and group the numbers of its segments.
 
-        Args:
-            leaves: the leaves of each bucket, by their numbers in the tree; ``None`` for one bucket.
+        A segment goes with the last of its leaves.
         """
         if leaves is None:
             return [[list(range(len(segments))) for _, segments in self.groups]]

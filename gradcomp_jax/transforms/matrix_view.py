@@ -26,7 +26,8 @@ def even_split(shape: tuple[int, ...]) -> int:
     A low-rank factor pair is ``rank * (rows + columns)`` numbers, so the fewest sides are the fewest bytes. A dense layer
     over several dimensions is split where its inputs end and its outputs begin: ``[embed, heads, head_dim]`` after the
     first and ``[heads, head_dim, embed]`` before the last. A convolution kernel ``[height, width, in, out]`` is split before
-    the last, as long as it has at least as many output channels as its window has entries.
+    the last, which is the paper's fold, as long as it has at least as many output channels as its window has entries. With
+    fewer, both folds keep about as much of the gradient and the paper's sends more.
 
     Args:
         shape: two or more dimensions.

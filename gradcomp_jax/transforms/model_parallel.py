@@ -19,7 +19,7 @@ def model_parallel(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Exchanges each device's shard of a model whose parameters lie along a model axis.
 
-    Cutting a sharded tensor into rows would make the compiler gather it. Here rows are cut from the shard that a device
+    Making rows of a sharded tensor would make the compiler gather it. Here rows are made of the shard that a device
     has: the devices along ``model_axis_name`` are one worker, each with its shard of a tensor and its shard of the
     exchange. Tensors that the axis does not divide are equal on all these devices; each sends 1/n of them, and an
     all-gather along the model axis puts the update together.

@@ -1,4 +1,4 @@
-"""The way out: gradient and memory make a target, the target is encoded, and payloads join into messages."""
+"""Makes outbound messages: gradient and memory make a target, the target is encoded, and payloads are joined."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -34,9 +34,9 @@ class OutboundMessage:
         infos: of each segment, as this worker encoded it.
         states: of the compressor, after it has encoded.
         collective: resolved, not ``auto``.
-        remainder: what becomes of what a second encoding loses; ``None`` where nothing is lost.
+        remainder: what becomes of what the downlink loses; ``None`` where nothing is lost.
         payload: all segments' rows.
-        info: of those rows, with a key for the second encoding and the side information of all workers.
+        info: of those rows, with a key for the downlink and the side information of all workers.
         residual: of the rows that this worker owns; ``None`` where owners keep nothing.
     """
 
@@ -76,17 +76,9 @@ def outbound(
 ) -> list[OutboundMessage]:
     """Encodes one bucket of a layout: a message for each group that has segments in it.
 
-    Args:
-        layout: of all leaves.
-        bucket: of each group, the numbers of its segments in this bucket.
-        number: of the bucket.
-        leaves: of the gradient.
-        state: of the exchange.
-        keys: of this step.
-        workers: along the axis.
-        before: the messages of the bucket before. A compiler that makes one kernel of the passes of several buckets (XLA:TPU)
-            would make all of them wait for the last gradient; so each entry waits for the payloads before it, at no pass's
-            cost.
+    ``bucket`` has for each group the numbers of its segments, and ``before`` the messages of the previous bucket. A compiler
+    that makes one kernel of several buckets' passes (XLA:TPU) would make all of them wait for the last gradient; so each
+    entry waits for the payloads before it, at no pass's cost.
     """
     numbers = [n for n, members in enumerate(bucket) if members]
     groups = [(layout.groups[n][0], [layout.groups[n][1][j] for j in bucket[n]]) for n in numbers]
@@ -178,13 +170,7 @@ def compensated(
 
 
 def all_finite(messages: Sequence[OutboundMessage], also: Sequence[Array], workers: co.Workers) -> Array:
-    """Returns whether all that was encoded is finite and no sum of it can overflow: boolean scalar.
-
-    Args:
-        messages: of one bucket.
-        also: what does not cross and must be finite as well.
-        workers: along the axis.
-    """
+    """Returns whether all messages, and ``also`` what does not cross, are finite and no sum can overflow: boolean scalar."""
     largest = largest_of(workers.count)
     found = [
         m.compressor.finite(payload, info.statistic, largest)

@@ -1,4 +1,8 @@
-"""Residuals in units of parameters: the learning rate is applied before the compression, as the papers have it."""
+"""Residuals in units of parameters: the learning rate is applied before the compression, as the papers have it.
+
+The rate goes around the exchange and is no argument of the memory. So momenta, owners' residuals and every method have it at
+once, and a skipped step needs no rescaling.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -17,7 +17,7 @@ class StepKeys(NamedTuple):
     Attributes:
         own: of this worker.
         common: the same on every worker.
-        step: int32 scalar.
+        step: int32 scalar. Skipped exchanges count, so every worker agrees on it and random streams go on.
     """
 
     own: Array
