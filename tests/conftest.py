@@ -88,8 +88,13 @@ def _is_readme_line(config: pytest.Config) -> bool:
     return config.option.markexpr == "not slow" and config.args_source != pytest.Config.ArgsSource.ARGS
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+HAS_QUICK = pytest.StashKey[dict[str, bool]]()
+"""Of each test that was collected, whether any of its parameters are quick."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks as slow what the README's line leaves out, and lets one process run what shares a program."""
+    has_quick = config.stash.setdefault(HAS_QUICK, {})
     for item in items:
         name, _, rest = item.nodeid.partition("[")
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
@@ -102,6 +107,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             values = {str(value) for value in parameters.values()} | {rest.rstrip("]")}
             if not values & set(chosen):
                 item.add_marker("slow")
+        has_quick[name] = has_quick.get(name, False) or item.get_closest_marker("slow") is None
 
 
 _MOST_MAPS = 15_000

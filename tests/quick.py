@@ -71,7 +71,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "tests/transforms/test_hierarchical.py::test_a_bad_entry_skips_the_exchange_on_every_device": ("dgc",),
     "tests/transforms/test_hierarchical.py::test_a_sharded_parameter_gets_its_shard_of_the_update": ("dgc", "powersgd"),
     "tests/transforms/test_hierarchical.py::test_another_number_of_workers": ("topk", "server"),
-    "tests/transforms/test_hierarchical.py::test_each_shard_is_an_exchange_of_the_workers_means": ("dgc", "powersgd"),
+    "tests/transforms/test_hierarchical.py::test_each_share_is_an_exchange_of_the_workers_means": ("dgc", "powersgd"),
     "tests/transforms/test_rate_weighted.py::test_rates_times_updates_and_what_is_kept_are_rates_times_gradients": (
         "dgc",
     ),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gradcomp_jax import compressors
-from gradcomp_jax.compressors.topk import block_for
+from gradcomp_jax.compressors.topk import _MOST_COMPARED, TopKPayload, block_for
 
 KS = (1, 3, 5)
 
@@ -91,6 +91,48 @@ def test_the_mask_marks_what_decodes_to_something(k: int) -> None:
     compressor = compressors.topk(k / 13, block=13)
     payload = encode(compressor, rows_of(13))
     np.testing.assert_array_equal(compressor.sent_mask(payload), np.asarray(compressor.decode(payload)) != 0)
+
+
+def naively_left(index, value, mean_index, mean_value) -> np.ndarray:
+    """What of one worker's entries stays with the owner, entry by entry.
+
+    All of an entry that the mean has. Of the others what exceeds the smallest magnitude of the row's mean, which is zero
+    where the mean has fewer entries than places.
+    """
+    left = np.zeros(value.shape, np.float32)
+    for row, place in np.ndindex(value.shape):
+        smallest = np.abs(mean_value[row]).min()
+        entry, number = index[row, place], value[row, place]
+        found = any(i == entry and v != 0 for i, v in zip(mean_index[row], mean_value[row], strict=True))
+        left[row, place] = number if found else np.sign(number) * max(abs(number) - smallest, 0)
+    return left
+
+
+@pytest.mark.parametrize(("k", "kept"), [(2, 3), (8, 16), (8, 17), (20, 30)])
+def test_what_a_worker_leaves_with_the_owner(k: int, kept: int) -> None:
+    """Few pairs of positions are compared and more are looked up; of one payload, and of several stacked ones."""
+    assert (k * kept <= _MOST_COMPARED) == (kept <= 16)
+    block, rows, workers = 64, 6, 3
+    compressor, rng = compressors.topk(k / block, block=block), np.random.default_rng(k * kept)
+
+    def drawn(count: int, *leading: int) -> TopKPayload:
+        index = np.argsort(rng.random((*leading, rows, block)), axis=-1)[..., :count]
+        return TopKPayload(index.astype(np.uint8), rng.normal(size=index.shape).astype(ml_dtypes.bfloat16))
+
+    sent, mean = drawn(k, workers), drawn(kept)
+    # Nothing of a row is sent, a row has only what the mean has, and the mean of a row has an entry less than it could.
+    sent.value[:, 1] = 0
+    sent.index[:, 2] = mean.index[2, :k]
+    mean.value[3, 0] = 0
+    numbers = [p.value.astype(np.float32) for p in (sent, mean)]
+    want = np.stack([naively_left(i, v, mean.index, numbers[1]) for i, v in zip(sent.index, numbers[0], strict=True)])
+    assert (want != numbers[0]).any()
+    left = jax.jit(compressor.left_with_owner)
+    for payload, expected in ((sent, want), (jax.tree.map(lambda a: a[0], sent), want[0])):
+        got = left(payload, mean)
+        np.testing.assert_array_equal(got.index, payload.index)
+        assert got.value.dtype == np.float32
+        np.testing.assert_array_equal(got.value, expected)
 
 
 def test_the_downlink_keeps_what_was_asked_for() -> None:
