@@ -39,7 +39,7 @@ def matrix(value) -> dict:
 
 def steps(name: str, gradient: dict, count: int) -> tuple[list[np.ndarray], object]:
     """The updates of ``w`` in ``count`` steps of one gradient, and the state after them."""
-    world, params = world_of(name), {"w": jnp.zeros(gradient["w"].shape[1:])}
+    world, params = world_of(name), {"w": np.zeros(gradient["w"].shape[1:], np.float32)}
     state, updates = world.init(params), []
     for _ in range(count):
         update, state = world.update(gradient, state, params)
@@ -75,7 +75,11 @@ def test_the_warm_start_is_kept() -> None:
     target = (left * spectrum) @ right
     best = np.linalg.norm(spectrum[4:]) / np.linalg.norm(spectrum)
     code = codes.low_rank(4, (64, 64))
-    state, row, count = code.init((64, 64)), jnp.asarray(target.reshape(1, -1), jnp.float32), jnp.full((1,), 64 * 64)
+    state, row, count = (
+        code.init((64, 64)),
+        jnp.asarray(target.reshape(1, -1), jnp.float32),
+        np.full((1,), 64 * 64, np.float32),
+    )
     errors = []
     for _ in range(20):
         info = codes.RowInfo(count)
@@ -117,8 +121,8 @@ def test_a_constant_gradient_gets_through(name: str) -> None:
 def test_a_single_entry_is_not_clipped_away(shape: tuple[int, ...]) -> None:
     """Its standard deviation is zero."""
     tx = gc.terngrad(axis_name=AXIS, select=everything)
-    world, params = environment("vmap", tx), {"w": jnp.zeros(shape)}
-    updates, _ = world.update({"w": jnp.full((N, *shape), -3.0)}, world.init(params), params)
+    world, params = environment("vmap", tx), {"w": np.zeros(shape, np.float32)}
+    updates, _ = world.update({"w": np.full((N, *shape), -3.0, np.float32)}, world.init(params), params)
     np.testing.assert_allclose(np.asarray(updates["w"][0]), np.full(shape, -3.0))
 
 
@@ -137,15 +141,15 @@ def test_the_error_does_not_grow_with_the_tensor(norm: str) -> None:
 def test_integer_sums_have_room() -> None:
     """int8 sums wrap silently: 128 ones are -128."""
     tx = gc.terngrad(axis_name=AXIS, collective="all_reduce")
-    params = {"w": jnp.ones((20, 80))}
+    params = {"w": np.ones((20, 80), np.float32)}
     with pytest.raises(ValueError, match=r"128 ternaries can wrap.*two_phase"):
         jax.eval_shape(
-            jax.vmap(lambda g: tx.update(g, tx.init(params)), axis_name=AXIS), {"w": jnp.ones((128, 20, 80))}
+            jax.vmap(lambda g: tx.update(g, tx.init(params)), axis_name=AXIS), {"w": np.ones((128, 20, 80), np.float32)}
         )
     # A majority of more workers than a byte can count.
     many = gc.sign_sgd(axis_name=AXIS, block=16)
     update = jax.vmap(lambda g: many.update(g, many.init(params))[0], axis_name=AXIS)
-    ones = jax.jit(update)({"w": jnp.ones((300, 20, 80))})
+    ones = jax.jit(update)({"w": np.ones((300, 20, 80), np.float32)})
     assert (np.asarray(ones["w"]) == 1).all()
 
 
@@ -177,7 +181,7 @@ def test_the_end_of_a_tensor_is_sent_too(name: str) -> None:
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_one_bad_entry_is_seen_wherever_it_is(name: str, poison: float) -> None:
     """One NaN made every worker's gradient NaN; one inf made it zero, and the memories with it, without a word."""
-    world, params = world_of(name), {"w": jnp.zeros((48, 64))}
+    world, params = world_of(name), {"w": np.zeros((48, 64), np.float32)}
     good = matrix(np.random.default_rng(4).standard_normal((N, 48, 64)))
     _, state = world.update(good, world.init(params), params)
     for place in ((0, 0), (17, 31), (47, 63)):
@@ -213,8 +217,8 @@ def test_a_checkpoint_holds_all_there_is(name: str, tmp_path) -> None:
 def test_claimed_bits_are_payload_bits(name: str) -> None:
     """Claims of 1 or 2 bits while bytes cross: the compiled program is what counts."""
     world = environment("shard_map-auto-vma", METHODS[name].build(axis_name=AXIS, **OPTIONS.get(name, {})))
-    params = {"w": jnp.zeros((256, 512))}
-    gradient = {"w": jnp.zeros((N, 256, 512))}
+    params = {"w": np.zeros((256, 512), np.float32)}
+    gradient = {"w": np.zeros((N, 256, 512), np.float32)}
     compiled = world.jitted.lower(gradient, world.init(params), params).compile()
     sent = 8 * gc.wire_bytes(compiled, branch=-1).sent / (256 * 512)
     claimed = {"one_bit_sgd": 1.25, "sign_sgd": 1, "ef_sign_sgd": 1, "one_bit_adam": 1, "qsgd": 4, "eden": 4, "fp8": 8}
@@ -236,7 +240,7 @@ def test_indices_have_room(block: int) -> None:
 def test_weight_decay_comes_before_the_exchange() -> None:
     """Added after it, it is missing from the momentum and the residual: 2% of ImageNet accuracy in one implementation."""
     tx = gc.dgc(axis_name=AXIS, density=1 / 64, block=64, weight_decay=0.5, momentum=0.0)
-    world, params = environment("vmap", tx), {"w": jnp.ones((40, 64))}
+    world, params = environment("vmap", tx), {"w": np.ones((40, 64), np.float32)}
     updates, state = world.update(matrix(np.zeros((N, 40, 64))), world.init(params), params)
     kept = np.asarray(exchange_state(state).memory[0][0].accumulated.value).mean(axis=0)
     np.testing.assert_allclose(np.asarray(updates["w"][0]) + kept.reshape(40, 64), 0.5, rtol=1e-6)
@@ -247,7 +251,7 @@ def test_momentum_is_applied_once() -> None:
     """Everything is sent in every step: DGC and plain SGD after it are heavy-ball momentum, not momentum of momentum."""
     tx = optax.chain(gc.dgc(axis_name=AXIS, density=1.0, block=64, momentum=0.9, masking=False), optax.sgd(1.0))
     reference = optax.sgd(1.0, momentum=0.9)
-    world, params = environment("vmap", tx), {"w": jnp.zeros((40, 64))}
+    world, params = environment("vmap", tx), {"w": np.zeros((40, 64), np.float32)}
     state, wanted = world.init(params), reference.init(params)
     rng, got, want = np.random.default_rng(5), 0.0, 0.0
     for _ in range(10):
@@ -278,7 +282,7 @@ def test_only_gradients_are_compressed() -> None:
 def test_a_gradient_that_somebody_reduced_is_refused() -> None:
     """Summed once by automatic differentiation and once more by the exchange: N times too large, or compressed for nothing."""
     tx, mesh = gc.qsgd(axis_name=AXIS), mesh_of(N)
-    params = {"w": jnp.ones((48, 64))}
+    params = {"w": np.ones((48, 64), np.float32)}
 
     def step(x):
         gradient = jax.grad(lambda p: jnp.mean(x @ p["w"]))(params)
@@ -287,4 +291,4 @@ def test_a_gradient_that_somebody_reduced_is_refused() -> None:
     spec = jax.sharding.PartitionSpec(AXIS)
     mapped = jax.shard_map(step, mesh=mesh, in_specs=spec, out_specs=jax.sharding.PartitionSpec())
     with pytest.raises(ValueError, match=re.escape("'w' is already reduced over 'data'")):
-        jax.eval_shape(mapped, jnp.ones((16, 48)))
+        jax.eval_shape(mapped, np.ones((16, 48), np.float32))

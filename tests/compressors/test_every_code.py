@@ -233,7 +233,7 @@ def test_what_is_sent_and_what_is_kept_make_the_target(name: str) -> None:
     compressor = NEW[name].compressor
     shape = compressor.shape if name == "low-rank" else (3, compressor.block - 2)
     tx = gc.exchange(compressor, axis_name=None, select=everything)
-    state, update = tx.init({"w": jnp.zeros(shape)}), jax.jit(tx.update)
+    state, update = tx.init({"w": np.zeros(shape, np.float32)}), jax.jit(tx.update)
     rng, total, arrived = np.random.default_rng(0), np.zeros(shape), np.zeros(shape)
     for _ in range(4):
         g = rng.normal(size=shape).astype(np.float32)

@@ -5,7 +5,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradcomp_jax import kernels
+from tests.programs import kernels
 
 EVERY_16 = np.arange(2**16, dtype=np.uint16)
 SOME_32 = np.concatenate(

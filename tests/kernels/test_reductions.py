@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gradcomp_jax import kernels
+from tests.programs import kernels
 
 norm = jax.jit(kernels.norm_of_rows)
 TINY = float(np.finfo(np.float32).tiny)

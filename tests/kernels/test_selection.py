@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gradcomp_jax import kernels
 from gradcomp_jax.kernels import selection
+from tests.programs import kernels
 
 # Below, at and above the width at which the reduction becomes a two-stage one, and multiples of it that are not powers.
 BLOCKS = (1, 2, 5, 63, 64, 65, 128, 192, 1024)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradcomp_jax import kernels
+from tests.programs import kernels
 
 BLOCK = 7
 SIZES = (1, 7, 8, 20)

@@ -16,7 +16,7 @@ SHAPES = {"embed": (50, 64), "head": (64, 10), "norm": (64,), "tail": (7,)}
 
 
 def params():
-    return {name: jnp.ones(shape, jnp.float32) for name, shape in SHAPES.items()}
+    return {name: np.ones(shape, np.float32) for name, shape in SHAPES.items()}
 
 
 def gradients(seed=0):
@@ -26,7 +26,7 @@ def gradients(seed=0):
 
 def run(tx, gradient=None):
     axes = gc.state_axes(jax.eval_shape(tx.init, params()))
-    state = jax.vmap(tx.init, axis_name=AXIS, in_axes=None, out_axes=axes, axis_size=N)(params())
+    state = jax.jit(jax.vmap(tx.init, axis_name=AXIS, in_axes=None, out_axes=axes, axis_size=N))(params())
     update = jax.jit(jax.vmap(tx.update, axis_name=AXIS, in_axes=(0, axes, None), out_axes=(0, axes)))
     return update(gradients() if gradient is None else gradient, state, params())
 

@@ -23,9 +23,9 @@ def rate(step: Any) -> Any:
 
 
 def mapped(tx: Any, dtype: Any = jnp.float32) -> Any:
-    params = {"w": jnp.zeros(SHAPE, dtype)}
+    params = {"w": np.zeros(SHAPE, dtype)}
     axes = gc.state_axes(jax.eval_shape(jax.vmap(tx.init, axis_name=AXIS, in_axes=None, axis_size=N), params))
-    state = jax.vmap(tx.init, axis_name=AXIS, in_axes=None, out_axes=axes, axis_size=N)(params)
+    state = jax.jit(jax.vmap(tx.init, axis_name=AXIS, in_axes=None, out_axes=axes, axis_size=N))(params)
     return state, jax.jit(jax.vmap(tx.update, axis_name=AXIS, in_axes=(0, axes), out_axes=(0, axes)))
 
 
@@ -164,7 +164,7 @@ def test_updates_are_rounded_to_the_gradients_dtype_last() -> None:
 
 
 def test_what_it_cannot_serve_is_refused() -> None:
-    params = {"w": jnp.zeros(SHAPE)}
+    params = {"w": np.zeros(SHAPE, np.float32)}
     local = {"axis_name": None}
     for method, match in (
         (gc.ef21(**local), "EF21 adds no errors up"),
@@ -192,7 +192,7 @@ def test_in_a_chain_with_the_optimizer_of_that_rate() -> None:
     )
     tx = optax.chain(gc.rate_weighted(everything, rate), optax.sgd(rate))
     plain = optax.sgd(rate)
-    params = {"w": jnp.zeros(SHAPE)}
+    params = {"w": np.zeros(SHAPE, np.float32)}
     state, want, other = tx.init(params), params, plain.init(params)
     for step in range(8):
         g = {"w": jnp.asarray(gradients(step)[0])}
