@@ -12,6 +12,7 @@ from gradcomp_jax import compressors
 from gradcomp_jax.compressors import Compressor, RowInfo
 from gradcomp_jax.compressors.union import Union
 from gradcomp_jax.transforms import everything
+from tests.programs import compiled
 
 from .test_laws import CASES, Case, full, gradient
 
@@ -212,7 +213,7 @@ def test_reduce_is_the_sum_of_what_is_decoded(name: str) -> None:
     if compressor.side_information in SEEDED:
         side = gc.kernels.row_seeds(jax.random.key(5), ROWS)
     elif compressor.side_information:
-        side = compressor.from_mean(compressor.measure(jnp.asarray(xs[0]), RowInfo(full(xs[0])), state))
+        side = compiled(compressor.from_mean)(compiled(compressor.measure)(xs[0], RowInfo(full(xs[0])), state))
 
     @jax.jit
     def encode(worker, x):
@@ -233,7 +234,7 @@ def test_what_is_sent_and_what_is_kept_make_the_target(name: str) -> None:
     compressor = NEW[name].compressor
     shape = compressor.shape if name == "low-rank" else (3, compressor.block - 2)
     tx = gc.exchange(compressor, axis_name=None, select=everything)
-    state, update = tx.init({"w": np.zeros(shape, np.float32)}), jax.jit(tx.update)
+    state, update = jax.jit(tx.init)({"w": np.zeros(shape, np.float32)}), jax.jit(tx.update)
     rng, total, arrived = np.random.default_rng(0), np.zeros(shape), np.zeros(shape)
     for _ in range(4):
         g = rng.normal(size=shape).astype(np.float32)

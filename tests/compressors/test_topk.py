@@ -10,6 +10,7 @@ import pytest
 
 from gradcomp_jax import compressors
 from gradcomp_jax.compressors.topk import _MOST_COMPARED, TopKPayload, block_for
+from tests.programs import compiled
 
 KS = (1, 3, 5)
 
@@ -35,7 +36,7 @@ def test_the_largest_arrive_and_nothing_else(k: int, dtype: type) -> None:
     rows = rows_of(13)
     payload = encode(compressor, rows)
     assert payload.value.dtype == dtype
-    decoded = np.asarray(compressor.decode(payload))
+    decoded = np.asarray(compiled(compressor.decode)(payload))
     for row, got in zip(rows, decoded, strict=True):
         sent = np.flatnonzero(got)
         assert len(sent) <= k
@@ -53,10 +54,10 @@ def test_rounding_and_what_is_decoded_make_the_rows(k: int, dtype: type) -> None
     compressor = compressors.topk(k / 13, block=13, dtype=dtype)
     rows = rows_of(13)
     payload = encode(compressor, rows)
-    rounding = compressor.rounding(jnp.asarray(rows), payload)
+    rounding = compiled(compressor.rounding)(rows, payload)
     np.testing.assert_array_equal(rounding.index, payload.index)
     assert rounding.value.dtype == np.float32
-    decoded, lost = np.asarray(compressor.decode(payload)), np.asarray(compressor.decode(rounding))
+    decoded, lost = np.asarray(compiled(compressor.decode)(payload)), np.asarray(compiled(compressor.decode)(rounding))
     kept = np.zeros(rows.shape, bool)
     np.put_along_axis(kept, np.asarray(payload.index).astype(int), True, axis=1)
     # The rounding to bfloat16 is exact in float32, so the two add up to the bit.
@@ -74,8 +75,8 @@ def test_int8_values_keep_the_laws(k: int) -> None:
     payload = encode(compressor, rows)
     assert payload.value.dtype == np.int8
     assert payload.scale.shape == (rows.shape[0], 1)
-    decoded = np.asarray(compressor.decode(payload))
-    lost = np.asarray(compressor.decode(compressor.rounding(jnp.asarray(rows), payload)))
+    decoded = np.asarray(compiled(compressor.decode)(payload))
+    lost = np.asarray(compiled(compressor.decode)(compiled(compressor.rounding)(rows, payload)))
     chosen = np.zeros(rows.shape, bool)
     np.put_along_axis(chosen, np.asarray(payload.index).astype(int), True, axis=1)
     np.testing.assert_array_equal((decoded + lost)[chosen], rows[chosen])
@@ -83,14 +84,16 @@ def test_int8_values_keep_the_laws(k: int) -> None:
     assert (np.abs(lost) <= np.abs(rows).max(axis=1, keepdims=True) / 127 * 0.5001).all()
     for bad in (np.nan, np.inf):
         rows[1, 5] = bad
-        assert not compressor.finite(encode(compressor, rows), None)
+        assert not compiled(compressor.finite)(encode(compressor, rows), None)
 
 
 @pytest.mark.parametrize("k", (1, 5, 13))
 def test_the_mask_marks_what_decodes_to_something(k: int) -> None:
     compressor = compressors.topk(k / 13, block=13)
     payload = encode(compressor, rows_of(13))
-    np.testing.assert_array_equal(compressor.sent_mask(payload), np.asarray(compressor.decode(payload)) != 0)
+    np.testing.assert_array_equal(
+        compiled(compressor.sent_mask)(payload), np.asarray(compiled(compressor.decode)(payload)) != 0
+    )
 
 
 def naively_left(index, value, mean_index, mean_value) -> np.ndarray:
@@ -158,7 +161,7 @@ def test_indices_are_as_narrow_as_the_block_allows(block: int, dtype: type) -> N
     payload = encode(compressor, rows)
     assert payload.index.dtype == dtype
     np.testing.assert_array_equal(payload.index, [[block - 1], [0]])
-    np.testing.assert_array_equal(compressor.decode(payload), rows)
+    np.testing.assert_array_equal(compiled(compressor.decode)(payload), rows)
 
 
 @pytest.mark.parametrize("density", (1.0, 0.25, 1e-3, 4e-4, 1e-4, 2e-5))

@@ -59,7 +59,7 @@ def energy_kept(matrix, tensor: np.ndarray) -> float:
     gradients = {"w": (tensor + noise - noise.mean(axis=0)).astype(np.float32)}
     for _ in range(10):
         updates, state = update(gradients, state)
-    lost = np.asarray(updates["w"][0], np.float64) - tensor
+    lost = np.asarray(updates["w"], np.float64)[0] - tensor
     return 1 - float((lost**2).sum() / (tensor**2).sum())
 
 
@@ -234,7 +234,7 @@ def test_momentum_is_that_of_the_paper() -> None:
         updates, state = update(gradients, state)
         delta, bare = averages(gradients, bare)
         for k in shapes:
-            mean = np.asarray(delta[k][0], np.float64)
+            mean = np.asarray(delta[k], np.float64)[0]
             m[k] = 0.8 * m[k] + mean
             close(updates[k][0], -0.1 * (mean + m[k]), 1e-5, f"step {step}, {k}")
     with pytest.raises(ValueError, match=r"momentum must be in \[0, 1\), got 1"):

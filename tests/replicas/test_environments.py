@@ -55,7 +55,7 @@ each_method = pytest.mark.parametrize("method", METHODS)
 def parameters(method: str) -> Any:
     """Of a delayed average float32 masters, whatever the gradients' dtype."""
     rng, wide = np.random.default_rng(1), method.startswith("delayed")
-    return {k: jnp.asarray(rng.normal(size=s), jnp.float32 if wide else dtype) for k, (s, dtype) in SHAPES.items()}
+    return {k: np.asarray(rng.normal(size=s), jnp.float32 if wide else dtype) for k, (s, dtype) in SHAPES.items()}
 
 
 def gradients(seed: int, kind: str = "normal") -> Any:

@@ -27,7 +27,7 @@ def block64(density, *, block):
 def draw(rng, alike=0.0):
     """Workers' gradients that have ``alike`` in common."""
     common = rng.standard_normal(SHAPE)
-    return {"w": jnp.asarray(alike * common + (1 - alike) * rng.standard_normal((N, *SHAPE)), jnp.float32)}
+    return {"w": np.asarray(alike * common + (1 - alike) * rng.standard_normal((N, *SHAPE)), np.float32)}
 
 
 def in_blocks(x):
@@ -115,7 +115,7 @@ def test_nothing_is_lost_as_the_density_moves() -> None:
         gradient = draw(rng, alike=step / 12)
         updates, state = world.update(gradient, state, params)
         seen += np.asarray(gradient["w"], np.float64).mean(axis=0)
-        got += np.asarray(updates["w"][0], np.float64)
+        got += np.asarray(updates["w"], np.float64)[0]
     kept = np.asarray(state.exchange.memory[0][0].value, np.float64).mean(axis=0).reshape(SHAPE)
     np.testing.assert_allclose(got + kept, seen, atol=1e-4)
 

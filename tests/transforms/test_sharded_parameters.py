@@ -230,8 +230,8 @@ def test_it_trains_with_the_model_axis_left_to_the_compiler(name: str) -> None:
         rng = np.random.default_rng(seed)
         start = {
             "bias": np.zeros((7,), np.float32),
-            "down": jnp.asarray(rng.standard_normal((32, 24)), jnp.float32) * 0.2,
-            "up": jnp.asarray(rng.standard_normal((24, 32)), jnp.float32) * 0.2,
+            "down": np.asarray(rng.standard_normal((32, 24)), np.float32) * 0.2,
+            "up": np.asarray(rng.standard_normal((24, 32)), np.float32) * 0.2,
         }
         target = rng.standard_normal((24, 24)).astype(np.float32) * 0.3
         state = gc.init_state(start, tx, mesh, axis_name="data", param_specs=SPECS)

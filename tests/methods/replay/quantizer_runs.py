@@ -50,7 +50,7 @@ def nothing_is_lost(method: optax.GradientTransformation, shapes: dict[str, tupl
         updates, state = update(gradients, state)
         memory = dict(zip(names, exchange_state(state).memory[0], strict=True))
         for k, shape in shapes.items():
-            missing[k] += gradients[k].astype(np.float64).mean(axis=0) - np.asarray(updates[k][0], np.float64)
+            missing[k] += gradients[k].astype(np.float64).mean(axis=0) - np.asarray(updates[k], np.float64)[0]
             held = np.zeros(shape)
             if k in memory:
                 flat = np.asarray(memory[k].value, np.float64).mean(axis=0).reshape(-1)
