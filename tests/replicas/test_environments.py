@@ -127,7 +127,7 @@ def trajectory(method: str, env: str) -> list[dict[str, np.ndarray]]:
     for n in range(7):
         params, state = update(place(gradients(n, "zero" if n == 3 else "normal")), params, state)
         assert jax.tree.map(lambda a: (a.shape, a.dtype), (params, state)) == structure
-        values = {k: np.asarray(mark.value.astype(jnp.float32)) for k, mark in params.items()}
+        values = {k: np.asarray(mark.value).astype(np.float32) for k, mark in params.items()}
         result.append({k: v.reshape(WORKERS, *SHAPES[k][0]) for k, v in values.items()})
     return result
 
