@@ -88,13 +88,17 @@ def _is_readme_line(config: pytest.Config) -> bool:
     return config.option.markexpr == "not slow" and config.args_source != pytest.Config.ArgsSource.ARGS
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks as slow what the README's line leaves out, and lets one process run what shares a program."""
+HAS_QUICK = pytest.StashKey[dict[str, bool]]()
+"""Of each test that was collected, whether any of its parameters are quick."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks as slow what the README's line leaves out, and lets one process run what shares programs."""
+    has_quick = config.stash.setdefault(HAS_QUICK, {})
     for item in items:
         name, _, rest = item.nodeid.partition("[")
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        if name.startswith("tests/conformance/") and "method" in parameters:
-            item.add_marker(pytest.mark.xdist_group(f"conformance of {parameters['method']}"))
+        item.add_marker(pytest.mark.xdist_group(_shares_programs_with(item)))
         chosen = quick.QUICK.get(name)
         if name in quick.SLOW:
             item.add_marker("slow")
@@ -102,6 +106,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             values = {str(value) for value in parameters.values()} | {rest.rstrip("]")}
             if not values & set(chosen):
                 item.add_marker("slow")
+        has_quick[name] = has_quick.get(name, False) or item.get_closest_marker("slow") is None
+
+
+def _shares_programs_with(item: pytest.Item) -> str:
+    """Names the tests that a test shares compiled programs with: those of its file, or of its method's conformance."""
+    file = item.nodeid.partition("::")[0]
+    method = item.callspec.params.get("method") if hasattr(item, "callspec") else None
+    return f"conformance of {method}" if method and file.startswith("tests/conformance/") else file
 
 
 _MOST_MAPS = 15_000
@@ -111,9 +123,9 @@ crashes the process."""
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Lets go of compiled programs before there are too many; what is needed again comes from the cache on disk."""
-    del item, nextitem
     maps = pathlib.Path("/proc/self/maps")
-    if not maps.exists() or maps.read_bytes().count(b"\n") < _MOST_MAPS:
+    goes_on = nextitem is not None and _shares_programs_with(item) == _shares_programs_with(nextitem)
+    if not maps.exists() or maps.read_bytes().count(b"\n") < _MOST_MAPS * (1 + goes_on):
         return
     for name, module in list(sys.modules.items()):
         if name.startswith("tests."):

@@ -1,6 +1,7 @@
 """Faults seen in other gradient-compression libraries: a test for each that would catch it here.
 
-Each test is of all registered methods where the fault could be in any of them.
+Each test is of all registered methods where the fault could be in any of them. One NaN that makes every worker's gradient
+NaN, and one inf that empties it and the memories without a word: test_conformance.py, with a bad gradient.
 """
 
 import functools
@@ -14,13 +15,15 @@ import optax
 import pytest
 
 import gradcomp_jax as gc
-from gradcomp_jax import kernels
 from gradcomp_jax.methods.registry import METHODS
 from tests.conformance.environments import environment, exchange_state
+from tests.programs import compiled, kernels
 from tests.training.problem import batch, loss, mesh_of, on
 from tests.training.problem import params as small_params
 
 AXIS, N = "data", 8
+SHAPE = (33, 37)
+"""Does not fill its last block; one for all, so that a method has one program."""
 codes = gc.compressors
 each_method = pytest.mark.parametrize("name", METHODS)
 OPTIONS = {"one_bit_adam": {"warm_up_steps": 1}}
@@ -33,27 +36,27 @@ def world_of(name: str):
 
 
 def matrix(value) -> dict:
-    return {"w": jnp.asarray(value, jnp.float32)}
+    return {"w": np.asarray(value, np.float32)}
 
 
 def steps(name: str, gradient: dict, count: int) -> tuple[list[np.ndarray], object]:
     """The updates of ``w`` in ``count`` steps of one gradient, and the state after them."""
-    world, params = world_of(name), {"w": jnp.zeros(gradient["w"].shape[1:])}
+    world, params = world_of(name), {"w": np.zeros(gradient["w"].shape[1:], np.float32)}
     state, updates = world.init(params), []
     for _ in range(count):
         update, state = world.update(gradient, state, params)
-        updates.append(np.asarray(update["w"][0], np.float64))
+        updates.append(np.asarray(update["w"], np.float64)[0])
     return updates, state
 
 
 def round_trip(code: codes.Compressor, x: np.ndarray) -> np.ndarray:
-    rows = kernels.as_rows(jnp.asarray(x, jnp.float32), code.block)
+    rows = kernels.as_rows(np.asarray(x, np.float32), code.block)
     count = kernels.valid_counts(x.size, code.block)
     state = code.init(x.shape)
     seeds = kernels.row_seeds(jax.random.key(0), rows.shape[0]) if code.side_information else None
     info = codes.RowInfo(count, jax.random.key(1), side=seeds)
-    payload, _ = code.encode(rows, state, info)
-    return np.asarray(code.decode(payload, info), np.float64).reshape(-1)[: x.size]
+    payload, _ = compiled(code.encode)(rows, state, info)
+    return np.asarray(compiled(code.decode)(payload, info), np.float64).reshape(-1)[: x.size]
 
 
 SIGNS = {"means": codes.sign("means"), "l1": codes.sign("l1"), "drive": codes.rotated(1, unbiased=False)}
@@ -74,14 +77,18 @@ def test_the_warm_start_is_kept() -> None:
     target = (left * spectrum) @ right
     best = np.linalg.norm(spectrum[4:]) / np.linalg.norm(spectrum)
     code = codes.low_rank(4, (64, 64))
-    state, row, count = code.init((64, 64)), jnp.asarray(target.reshape(1, -1), jnp.float32), jnp.full((1,), 64 * 64)
+    state, row, count = (
+        code.init((64, 64)),
+        np.asarray(target.reshape(1, -1), np.float32),
+        np.full((1,), 64 * 64, np.float32),
+    )
     errors = []
     for _ in range(20):
         info = codes.RowInfo(count)
-        info = info._replace(side=code.from_mean(code.measure(row, info, state)))
-        payload, _ = code.encode(row, state, info)
-        errors.append(np.linalg.norm(code.decode(payload, info) - row) / np.linalg.norm(row))
-        state = code.next_state(state, payload)
+        info = info._replace(side=compiled(code.from_mean)(compiled(code.measure)(row, info, state)))
+        payload, _ = compiled(code.encode)(row, state, info)
+        errors.append(np.linalg.norm(np.asarray(compiled(code.decode)(payload, info)) - row) / np.linalg.norm(row))
+        state = compiled(code.next_state)(state, payload)
     assert errors[0] > 1.05 * best
     assert errors[-1] < 1.001 * best
 
@@ -89,7 +96,7 @@ def test_the_warm_start_is_kept() -> None:
 @each_method
 def test_nothing_comes_of_nothing(name: str) -> None:
     """All zeros: some send everything, some give NaN (a norm of zero, an orthogonalization of zeros)."""
-    updates, state = steps(name, matrix(np.zeros((N, 48, 64))), 3)
+    updates, state = steps(name, matrix(np.zeros((N, *SHAPE))), 3)
     for update in updates:
         assert np.isfinite(update).all()
         assert not update.any()
@@ -103,7 +110,7 @@ def test_a_constant_gradient_gets_through(name: str) -> None:
     In the sum over the steps a method with a memory sends all of it but what it holds, one without all of it.
     """
     count = 12
-    updates, _ = steps(name, matrix(np.full((N, 48, 64), 0.25)), count)
+    updates, _ = steps(name, matrix(np.full((N, *SHAPE), 0.25)), count)
     total = np.sum(updates, axis=0)
     if METHODS[name].kept == "nothing":
         np.testing.assert_allclose(total.mean(), 0.25 * count, rtol=0.02)
@@ -116,9 +123,9 @@ def test_a_constant_gradient_gets_through(name: str) -> None:
 def test_a_single_entry_is_not_clipped_away(shape: tuple[int, ...]) -> None:
     """Its standard deviation is zero."""
     tx = gc.terngrad(axis_name=AXIS, mask=True)
-    world, params = environment("vmap", tx), {"w": jnp.zeros(shape)}
-    updates, _ = world.update({"w": jnp.full((N, *shape), -3.0)}, world.init(params), params)
-    np.testing.assert_allclose(np.asarray(updates["w"][0]), np.full(shape, -3.0))
+    world, params = environment("vmap", tx), {"w": np.zeros(shape, np.float32)}
+    updates, _ = world.update({"w": np.full((N, *shape), -3.0, np.float32)}, world.init(params), params)
+    np.testing.assert_allclose(np.asarray(updates["w"])[0], np.full(shape, -3.0))
 
 
 @pytest.mark.parametrize("norm", ["max", "l2"])
@@ -136,15 +143,15 @@ def test_the_error_does_not_grow_with_the_tensor(norm: str) -> None:
 def test_integer_sums_have_room() -> None:
     """int8 sums wrap silently: 128 ones are -128."""
     tx = gc.terngrad(axis_name=AXIS, collective="all_reduce")
-    params = {"w": jnp.ones((20, 80))}
+    params = {"w": np.ones((20, 80), np.float32)}
     with pytest.raises(ValueError, match=r"128 ternaries can wrap.*two_phase"):
         jax.eval_shape(
-            jax.vmap(lambda g: tx.update(g, tx.init(params)), axis_name=AXIS), {"w": jnp.ones((128, 20, 80))}
+            jax.vmap(lambda g: tx.update(g, tx.init(params)), axis_name=AXIS), {"w": np.ones((128, 20, 80), np.float32)}
         )
     # A majority of more workers than a byte can count.
     many = gc.sign_sgd(axis_name=AXIS, block=16)
     update = jax.vmap(lambda g: many.update(g, many.init(params))[0], axis_name=AXIS)
-    ones = jax.jit(update)({"w": jnp.ones((300, 20, 80))})
+    ones = jax.jit(update)({"w": np.ones((300, 20, 80), np.float32)})
     assert (np.asarray(ones["w"]) == 1).all()
 
 
@@ -155,7 +162,7 @@ def test_padding_is_in_no_statistic(name: str) -> None:
     Of a constant every scale, mean and level is the constant, whatever the block has besides. (Rotations and projections
     have no such number of a block.)
     """
-    updates, _ = steps(name, matrix(np.full((N, 33, 37), 0.5)), 1)
+    updates, _ = steps(name, matrix(np.full((N, *SHAPE), 0.5)), 1)
     sent = updates[0][updates[0] != 0]
     assert sent.size
     np.testing.assert_allclose(sent, 0.5, rtol=0.15)
@@ -165,28 +172,11 @@ def test_padding_is_in_no_statistic(name: str) -> None:
 def test_the_end_of_a_tensor_is_sent_too(name: str) -> None:
     """A selection cut off in index order never sends the tail: the memory of its last entries grows without end."""
     rng = np.random.default_rng(3)
-    gradient = np.broadcast_to(rng.uniform(0.9, 1.1, (40, 64)), (N, 40, 64))
+    gradient = np.broadcast_to(rng.uniform(0.9, 1.1, SHAPE), (N, *SHAPE))
     updates, _ = steps(name, matrix(gradient), 150)
     reached = np.sum(updates, axis=0).reshape(-1) != 0
     assert reached[: reached.size // 2].mean() > 0.5
-    assert abs(reached[-64 * 4 :].mean() - reached[: 64 * 4].mean()) < 0.35
-
-
-@each_method
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_one_bad_entry_is_seen_wherever_it_is(name: str, poison: float) -> None:
-    """One NaN made every worker's gradient NaN; one inf made it zero, and the memories with it, without a word."""
-    world, params = world_of(name), {"w": jnp.zeros((48, 64))}
-    good = matrix(np.random.default_rng(4).standard_normal((N, 48, 64)))
-    _, state = world.update(good, world.init(params), params)
-    for place in ((0, 0), (17, 31), (47, 63)):
-        bad = {"w": good["w"].at[(5, *place)].set(poison)}
-        updates, after = world.update(bad, state, params)
-        assert not np.asarray(updates["w"]).any()
-        assert int(exchange_state(after).skipped) == 1
-        chex.assert_trees_all_equal(*(exchange_state(s).memory for s in (state, after)))
-    updates, _ = world.update(good, state, params)
-    assert np.asarray(updates["w"]).any()
+    assert abs(reached[-256:].mean() - reached[:256].mean()) < 0.35
 
 
 @each_method
@@ -212,8 +202,8 @@ def test_a_checkpoint_holds_all_there_is(name: str, tmp_path) -> None:
 def test_claimed_bits_are_payload_bits(name: str) -> None:
     """Claims of 1 or 2 bits while bytes cross: the compiled program is what counts."""
     world = environment("shard_map-auto-vma", METHODS[name].build(axis_name=AXIS, **OPTIONS.get(name, {})))
-    params = {"w": jnp.zeros((256, 512))}
-    gradient = {"w": jnp.zeros((N, 256, 512))}
+    params = {"w": np.zeros((256, 512), np.float32)}
+    gradient = {"w": np.zeros((N, 256, 512), np.float32)}
     compiled = world.jitted.lower(gradient, world.init(params), params).compile()
     sent = 8 * gc.wire_bytes(compiled, branch=-1).sent / (256 * 512)
     claimed = {"one_bit_sgd": 1.25, "sign_sgd": 1, "ef_sign_sgd": 1, "one_bit_adam": 1, "qsgd": 4, "eden": 4, "fp8": 8}
@@ -235,25 +225,25 @@ def test_indices_have_room(block: int) -> None:
 def test_weight_decay_comes_before_the_exchange() -> None:
     """Added after it, it is missing from the momentum and the residual: 2% of ImageNet accuracy in one implementation."""
     tx = gc.dgc(axis_name=AXIS, density=1 / 64, block=64, weight_decay=0.5, momentum=0.0)
-    world, params = environment("vmap", tx), {"w": jnp.ones((40, 64))}
+    world, params = environment("vmap", tx), {"w": np.ones((40, 64), np.float32)}
     updates, state = world.update(matrix(np.zeros((N, 40, 64))), world.init(params), params)
     kept = np.asarray(exchange_state(state).memory[0][0].accumulated.value).mean(axis=0)
-    np.testing.assert_allclose(np.asarray(updates["w"][0]) + kept.reshape(40, 64), 0.5, rtol=1e-6)
-    assert (np.asarray(updates["w"][0]) != 0).mean() < 0.05
+    np.testing.assert_allclose(np.asarray(updates["w"])[0] + kept.reshape(40, 64), 0.5, rtol=1e-6)
+    assert (np.asarray(updates["w"])[0] != 0).mean() < 0.05
 
 
 def test_momentum_is_applied_once() -> None:
     """Everything is sent in every step: DGC and plain SGD after it are heavy-ball momentum, not momentum of momentum."""
     tx = optax.chain(gc.dgc(axis_name=AXIS, density=1.0, block=64, momentum=0.9, masking=False), optax.sgd(1.0))
     reference = optax.sgd(1.0, momentum=0.9)
-    world, params = environment("vmap", tx), {"w": jnp.zeros((40, 64))}
-    state, wanted = world.init(params), reference.init(params)
+    world, params = environment("vmap", tx), {"w": np.zeros((40, 64), np.float32)}
+    state, wanted, plain = world.init(params), reference.init(params), jax.jit(reference.update)
     rng, got, want = np.random.default_rng(5), 0.0, 0.0
     for _ in range(10):
         gradient = matrix(rng.standard_normal((N, 40, 64)))
         updates, state = world.update(gradient, state, params)
-        dense, wanted = reference.update({"w": jnp.mean(gradient["w"], axis=0)}, wanted)
-        got, want = got + np.asarray(updates["w"][0]), want + np.asarray(dense["w"])
+        dense, wanted = plain({"w": np.mean(gradient["w"], axis=0)}, wanted)
+        got, want = got + np.asarray(updates["w"])[0], want + np.asarray(dense["w"])
     # What rounding to bfloat16 holds back goes out in the next step.
     np.testing.assert_allclose(got, want, atol=0.02)
 
@@ -267,7 +257,7 @@ def test_only_gradients_are_compressed() -> None:
         return updates, jax.lax.pmean(metric, AXIS), jax.lax.psum(metric.astype(jnp.int32), AXIS)
 
     rng = np.random.default_rng(6)
-    metric = jnp.asarray(rng.standard_normal((N, 1000)) * 100, jnp.float32)
+    metric = np.asarray(rng.standard_normal((N, 1000)) * 100, np.float32)
     mapped = jax.jit(jax.vmap(step, axis_name=AXIS))
     _, mean, total = mapped(matrix(rng.standard_normal((N, 48, 64))), metric)
     np.testing.assert_allclose(mean[0], np.mean(np.asarray(metric, np.float64), axis=0), rtol=1e-4, atol=1e-4)
@@ -277,7 +267,7 @@ def test_only_gradients_are_compressed() -> None:
 def test_a_gradient_that_somebody_reduced_is_refused() -> None:
     """Summed once by automatic differentiation and once more by the exchange: N times too large, or compressed for nothing."""
     tx, mesh = gc.qsgd(axis_name=AXIS), mesh_of(N)
-    params = {"w": jnp.ones((48, 64))}
+    params = {"w": np.ones((48, 64), np.float32)}
 
     def step(x):
         gradient = jax.grad(lambda p: jnp.mean(x @ p["w"]))(params)
@@ -286,4 +276,4 @@ def test_a_gradient_that_somebody_reduced_is_refused() -> None:
     spec = jax.sharding.PartitionSpec(AXIS)
     mapped = jax.shard_map(step, mesh=mesh, in_specs=spec, out_specs=jax.sharding.PartitionSpec())
     with pytest.raises(ValueError, match=re.escape("'w' is already reduced over 'data'")):
-        jax.eval_shape(mapped, jnp.ones((16, 48)))
+        jax.eval_shape(mapped, np.ones((16, 48), np.float32))

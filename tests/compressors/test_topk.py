@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from gradcomp_jax import compressors
-from gradcomp_jax.compressors.topk import block_for
+from gradcomp_jax.compressors.topk import _MOST_COMPARED, TopKPayload, block_for
+from tests.programs import compiled
 
 KS = (1, 3, 5)
 
@@ -35,7 +36,7 @@ def test_the_largest_arrive_and_nothing_else(k: int, dtype: type) -> None:
     rows = rows_of(13)
     payload = encode(compressor, rows)
     assert payload.value.dtype == dtype
-    decoded = np.asarray(compressor.decode(payload))
+    decoded = np.asarray(compiled(compressor.decode)(payload))
     for row, got in zip(rows, decoded, strict=True):
         sent = np.flatnonzero(got)
         assert len(sent) <= k
@@ -53,10 +54,10 @@ def test_rounding_and_what_is_decoded_make_the_rows(k: int, dtype: type) -> None
     compressor = compressors.topk(k / 13, block=13, dtype=dtype)
     rows = rows_of(13)
     payload = encode(compressor, rows)
-    rounding = compressor.rounding(jnp.asarray(rows), payload)
+    rounding = compiled(compressor.rounding)(rows, payload)
     np.testing.assert_array_equal(rounding.index, payload.index)
     assert rounding.value.dtype == np.float32
-    decoded, lost = np.asarray(compressor.decode(payload)), np.asarray(compressor.decode(rounding))
+    decoded, lost = np.asarray(compiled(compressor.decode)(payload)), np.asarray(compiled(compressor.decode)(rounding))
     kept = np.zeros(rows.shape, bool)
     np.put_along_axis(kept, np.asarray(payload.index).astype(int), True, axis=1)
     # The rounding to bfloat16 is exact in float32, so the two add up to the bit.
@@ -74,8 +75,8 @@ def test_int8_values_keep_the_laws(k: int) -> None:
     payload = encode(compressor, rows)
     assert payload.value.dtype == np.int8
     assert payload.scale.shape == (rows.shape[0], 1)
-    decoded = np.asarray(compressor.decode(payload))
-    lost = np.asarray(compressor.decode(compressor.rounding(jnp.asarray(rows), payload)))
+    decoded = np.asarray(compiled(compressor.decode)(payload))
+    lost = np.asarray(compiled(compressor.decode)(compiled(compressor.rounding)(rows, payload)))
     chosen = np.zeros(rows.shape, bool)
     np.put_along_axis(chosen, np.asarray(payload.index).astype(int), True, axis=1)
     np.testing.assert_array_equal((decoded + lost)[chosen], rows[chosen])
@@ -83,14 +84,58 @@ def test_int8_values_keep_the_laws(k: int) -> None:
     assert (np.abs(lost) <= np.abs(rows).max(axis=1, keepdims=True) / 127 * 0.5001).all()
     for bad in (np.nan, np.inf):
         rows[1, 5] = bad
-        assert not compressor.finite(encode(compressor, rows), None)
+        assert not compiled(compressor.finite)(encode(compressor, rows), None)
 
 
 @pytest.mark.parametrize("k", (1, 5, 13))
 def test_the_mask_marks_what_decodes_to_something(k: int) -> None:
     compressor = compressors.topk(k / 13, block=13)
     payload = encode(compressor, rows_of(13))
-    np.testing.assert_array_equal(compressor.sent_mask(payload), np.asarray(compressor.decode(payload)) != 0)
+    np.testing.assert_array_equal(
+        compiled(compressor.sent_mask)(payload), np.asarray(compiled(compressor.decode)(payload)) != 0
+    )
+
+
+def naively_left(index, value, mean_index, mean_value) -> np.ndarray:
+    """What of one worker's entries stays with the owner, entry by entry.
+
+    All of an entry that the mean has. Of the others what exceeds the smallest magnitude of the row's mean, which is zero
+    where the mean has fewer entries than places.
+    """
+    left = np.zeros(value.shape, np.float32)
+    for row, place in np.ndindex(value.shape):
+        smallest = np.abs(mean_value[row]).min()
+        entry, number = index[row, place], value[row, place]
+        found = any(i == entry and v != 0 for i, v in zip(mean_index[row], mean_value[row], strict=True))
+        left[row, place] = number if found else np.sign(number) * max(abs(number) - smallest, 0)
+    return left
+
+
+@pytest.mark.parametrize(("k", "kept"), [(2, 3), (8, 16), (8, 17), (20, 30)])
+def test_what_a_worker_leaves_with_the_owner(k: int, kept: int) -> None:
+    """Few pairs of positions are compared and more are looked up; of one payload, and of several stacked ones."""
+    assert (k * kept <= _MOST_COMPARED) == (kept <= 16)
+    block, rows, workers = 64, 6, 3
+    compressor, rng = compressors.topk(k / block, block=block), np.random.default_rng(k * kept)
+
+    def drawn(count: int, *leading: int) -> TopKPayload:
+        index = np.argsort(rng.random((*leading, rows, block)), axis=-1)[..., :count]
+        return TopKPayload(index.astype(np.uint8), rng.normal(size=index.shape).astype(ml_dtypes.bfloat16))
+
+    sent, mean = drawn(k, workers), drawn(kept)
+    # Nothing of a row is sent, a row has only what the mean has, and the mean of a row has an entry less than it could.
+    sent.value[:, 1] = 0
+    sent.index[:, 2] = mean.index[2, :k]
+    mean.value[3, 0] = 0
+    numbers = [p.value.astype(np.float32) for p in (sent, mean)]
+    want = np.stack([naively_left(i, v, mean.index, numbers[1]) for i, v in zip(sent.index, numbers[0], strict=True)])
+    assert (want != numbers[0]).any()
+    left = jax.jit(compressor.left_with_owner)
+    for payload, expected in ((sent, want), (jax.tree.map(lambda a: a[0], sent), want[0])):
+        got = left(payload, mean)
+        np.testing.assert_array_equal(got.index, payload.index)
+        assert got.value.dtype == np.float32
+        np.testing.assert_array_equal(got.value, expected)
 
 
 def test_the_downlink_keeps_what_was_asked_for() -> None:
@@ -116,7 +161,7 @@ def test_indices_are_as_narrow_as_the_block_allows(block: int, dtype: type) -> N
     payload = encode(compressor, rows)
     assert payload.index.dtype == dtype
     np.testing.assert_array_equal(payload.index, [[block - 1], [0]])
-    np.testing.assert_array_equal(compressor.decode(payload), rows)
+    np.testing.assert_array_equal(compiled(compressor.decode)(payload), rows)
 
 
 @pytest.mark.parametrize("density", (1.0, 0.25, 1e-3, 4e-4, 1e-4, 2e-5))

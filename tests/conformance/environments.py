@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
@@ -109,13 +108,19 @@ def _shard_map(tx: Any, kind: AxisType, check_vma: bool) -> Environment:
     return Environment(init, call, update, True)
 
 
+def vmapped_init(tx: Any, params: Any, workers: int = WORKERS) -> Any:
+    """The state of all workers, initialised inside the axis, in one program."""
+    axes = gc.state_axes(jax.eval_shape(tx.init, params))
+    return jax.jit(jax.vmap(tx.init, in_axes=None, out_axes=axes, axis_name=AXIS, axis_size=workers))(params)
+
+
 def _mapped(tx: Any, name: str) -> Environment:
     def init(params: Any) -> Any:
-        axes = gc.state_axes(jax.eval_shape(tx.init, params))
         if name == "pmap":
+            axes = gc.state_axes(jax.eval_shape(tx.init, params))
             # pmap needs a mapped argument; init has none but the parameters, which are replicated.
             return jax.pmap(lambda p, _: tx.init(p), AXIS, in_axes=(None, 0), out_axes=axes)(params, np.zeros(WORKERS))
-        return jax.vmap(tx.init, in_axes=None, out_axes=axes, axis_name=AXIS, axis_size=WORKERS)(params)
+        return vmapped_init(tx, params)
 
     @functools.cache
     def mapped(structure: Any, axes: Any) -> Any:
@@ -156,7 +161,8 @@ def exchange_state(state: Any) -> gc.ExchangeState:
     assert found
     if len(found) == 1:
         return found[0]
-    return found[-1]._replace(step=sum(s.step for s in found), skipped=sum(s.skipped for s in found))
+    step, skipped = (sum(np.asarray(getattr(s, name)) for s in found) for name in ("step", "skipped"))
+    return found[-1]._replace(step=step, skipped=skipped)
 
 
 def found_in(state: Any, kind: type) -> Any:
@@ -168,4 +174,4 @@ def found_in(state: Any, kind: type) -> Any:
 
 def as_float32(tree: Any) -> Any:
     """NumPy float32 leaves."""
-    return jax.tree.map(lambda a: np.asarray(jnp.asarray(a).astype(jnp.float32)), tree)
+    return jax.tree.map(lambda a: np.asarray(a).astype(np.float32), tree)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gradcomp_jax import kernels
+from tests.programs import kernels
 
 BITS = (1, 2, 3, 4)
 GRID = np.linspace(-10, 10, 2_000_001)

@@ -8,8 +8,8 @@ import scipy.fft
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcomp_jax import kernels
 from gradcomp_jax.kernels.dct import sides
+from tests.programs import kernels
 
 dct = jax.jit(kernels.dct)
 inverse = jax.jit(kernels.inverse_dct)

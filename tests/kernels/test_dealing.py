@@ -1,11 +1,10 @@
 """Entries dealt out over blocks: which block has what, the largest of each, and their places in the tensor."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradcomp_jax import kernels
+from tests.programs import compiled, kernels
 
 RNG = np.random.default_rng(0)
 DEALS = [
@@ -27,8 +26,9 @@ def blocks_of(x: np.ndarray, block: int, rows: int) -> np.ndarray:
 def test_blocks_and_back(size: int, block: int, rows: int, width: int) -> None:
     x = RNG.standard_normal(size).astype(np.float32)
     deal = kernels.Deal(size, block, rows)
-    np.testing.assert_array_equal(deal.blocks(jnp.asarray(x)), blocks_of(x, block, rows))
-    np.testing.assert_array_equal(deal.flat(deal.blocks(jnp.asarray(x))), x)
+    blocks = compiled(deal.blocks)(x)
+    np.testing.assert_array_equal(blocks, blocks_of(x, block, rows))
+    np.testing.assert_array_equal(compiled(deal.flat)(blocks), x)
 
 
 @pytest.mark.parametrize("k", [1, 3, 10, 32])
@@ -38,7 +38,7 @@ def test_the_largest_and_their_places(size: int, block: int, rows: int, width: i
     k = min(k, block // 4)
     x = RNG.standard_normal(size).astype(np.float32)
     deal, blocks = kernels.Deal(size, block, rows), blocks_of(x, block, rows)
-    index, value = map(np.asarray, jax.jit(lambda x: kernels.top_of_dealt(x, deal, k))(x))
+    index, value = map(np.asarray, kernels.top_of_dealt(x, deal, k))
     assert index.shape == value.shape == (rows, k)
     assert all(len(set(row)) == k for row in index)
     found = np.take_along_axis(blocks, index, axis=1)
@@ -48,10 +48,10 @@ def test_the_largest_and_their_places(size: int, block: int, rows: int, width: i
         np.testing.assert_allclose(np.abs(found), best, rtol=2**-12)
     assert np.square(found).sum() >= 0.97 * np.square(best).sum()
     for dtype, place in ((jnp.float32, kernels.place_dealt), (jnp.bfloat16, kernels.place_packed)):
-        sent = np.asarray(jnp.asarray(value).astype(dtype).astype(jnp.float32))
+        sent = value.astype(dtype)
         wanted = np.zeros((block, rows), np.float32)
-        np.put_along_axis(wanted.T, index, sent, axis=1)
-        got = jax.jit(lambda i, v: place(i, v, deal, width))(index, jnp.asarray(value).astype(dtype))  # noqa: B023
+        np.put_along_axis(wanted.T, index, sent.astype(np.float32), axis=1)
+        got = place(index, sent, deal, width)
         np.testing.assert_array_equal(got, wanted.reshape(-1)[:size].reshape(-1, width))
 
 
@@ -60,7 +60,7 @@ def test_the_largest_and_their_places(size: int, block: int, rows: int, width: i
 def test_a_bad_entry_is_taken(bad: float, k: int) -> None:
     x = RNG.standard_normal(4096 * 3).astype(np.float32)
     x[[5, 5000, 12287]] = bad
-    _, value = kernels.top_of_dealt(jnp.asarray(x), kernels.Deal(x.size, 1024, 13), k)
+    _, value = kernels.top_of_dealt(x, kernels.Deal(x.size, 1024, 13), k)
     assert (~np.isfinite(value)).any(axis=1).sum() == len({i % 13 for i in (5, 5000, 12287)})
 
 

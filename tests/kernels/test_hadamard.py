@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from gradcomp_jax import kernels
+from tests.programs import kernels
 
 
 @pytest.mark.parametrize("block", (1, 2, 8, 32, 1024))

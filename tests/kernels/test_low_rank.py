@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcomp_jax import kernels
+from tests.programs import kernels
 
 orthogonalize = jax.jit(kernels.orthogonalize)
 

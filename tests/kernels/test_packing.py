@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gradcomp_jax import kernels
 from gradcomp_jax.kernels.packing import digits_per_word
+from tests.programs import kernels
 
 SIZES = (0, 1, 4, 5, 6, 1279, 1280, 1281)
 DTYPES = {8: np.uint8, 16: np.uint16, 32: np.uint32}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gradcomp_jax import kernels
+from tests.programs import kernels
 
 DRAWS = 8192
 TINY = float(np.finfo(np.float32).tiny)

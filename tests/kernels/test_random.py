@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from gradcomp_jax import kernels
 from gradcomp_jax.kernels.random import mix, uniform_planes
+from tests.programs import kernels
 
 SHAPE = (64, 1024)
 MASK = 2**32 - 1

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradcomp_jax import kernels
+from tests.programs import kernels
 
 SHAPES = ((), (0,), (1,), (2,), (4,), (5,), (6,), (13,), (3, 0, 2), (2, 3, 4))
 BLOCK = 5

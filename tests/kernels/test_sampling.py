@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gradcomp_jax import kernels
+from tests.programs import kernels
 
 choose = jax.jit(kernels.random_of_rows, static_argnums=(1, 2))
 nonzero = jax.jit(kernels.nonzero_of_rows, static_argnums=1)

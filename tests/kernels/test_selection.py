@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gradcomp_jax import kernels
 from gradcomp_jax.kernels import selection
+from tests.programs import kernels
 
 # Below, at and above the width at which the reduction becomes a two-stage one, and multiples of it that are not powers.
 BLOCKS = (1, 2, 5, 63, 64, 65, 128, 192, 1024)
@@ -84,7 +84,7 @@ def test_a_bad_entry_is_taken_and_seen(bad: float) -> None:
 def test_recall(block: int, k: int, least: float) -> None:
     """Of normal entries in random order: a lane is shared by chance with (k - 1) / 2 of at least 16 k lanes, and a part
     that gives 16 of 32 misses what it has beyond 16 (a hypergeometric count: .07 of them)."""
-    rows = jnp.asarray(np.random.default_rng(k).normal(size=(200, block)), jnp.float32)
+    rows = np.asarray(np.random.default_rng(k).normal(size=(200, block)), np.float32)
     found = float(kernels.recall(rows, k))
     assert least <= found <= 1.0
     index = np.asarray(top(rows, k))

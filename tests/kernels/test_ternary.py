@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradcomp_jax import kernels
+from tests.programs import kernels
 
 BLOCK = 7
 SIZES = (1, 7, 8, 20)
@@ -149,7 +149,7 @@ def test_no_rows() -> None:
 @pytest.mark.parametrize("block", (1, 3, 5, 7, 64, 1280, 1283))
 @pytest.mark.parametrize("generator", ("hash", "threefry"))
 def test_packing_in_the_same_pass_gives_the_same_values(block: int, generator: str) -> None:
-    rows = jnp.asarray(np.random.default_rng(block).normal(size=(7, block)), jnp.float32)
+    rows = np.asarray(np.random.default_rng(block).normal(size=(7, block)), np.float32)
     bound = jnp.max(jnp.abs(rows), keepdims=True)[0] * 0.7
     key = jax.random.key(block)
     packed = jax.jit(lambda r: kernels.ternarize_packed(r, bound, bound, key, generator=generator))(rows)
@@ -162,7 +162,7 @@ def test_packing_in_the_same_pass_gives_the_same_values(block: int, generator: s
 @pytest.mark.parametrize("block", (5, 13))
 def test_packing_in_the_same_pass_is_unbiased(block: int) -> None:
     """Entry by entry within five standard deviations, and no two entries have to do with each other."""
-    rows = jnp.asarray(np.random.default_rng(block).uniform(-1, 1, (2, block)), jnp.float32)
+    rows = np.asarray(np.random.default_rng(block).uniform(-1, 1, (2, block)), np.float32)
     bound, scale = jnp.float32([0.8]), jnp.float32([1.1])
 
     @jax.jit

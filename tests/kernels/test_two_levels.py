@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradcomp_jax import kernels
+from tests.programs import kernels
 
 
 def oracle(row: np.ndarray) -> np.ndarray:

@@ -36,7 +36,7 @@ def gradients(seed: int, kind: str = "any") -> np.ndarray:
 
 
 def start(mem: memory.Memory):
-    return mem.init(jnp.zeros(SHAPE))
+    return mem.init(np.zeros(SHAPE, np.float32))
 
 
 def kept_of(state) -> np.ndarray:
@@ -121,9 +121,9 @@ def test_momentum_correction_follows_the_paper(nesterov: bool, masking: bool) ->
 
 def test_what_rounding_takes_is_kept() -> None:
     mem = memory.momentum_correction(0.5)
-    target, state = mem.compensate(jnp.full(SHAPE, 0.1), start(mem))
+    target, state = mem.compensate(np.full(SHAPE, 0.1, np.float32), start(mem))
     sent = np.asarray(target).astype(ml_dtypes.bfloat16).astype(np.float32)
-    state = mem.update(target, jnp.asarray(sent), jnp.ones(SHAPE, bool), state)
+    state = mem.update(target, jnp.asarray(sent), np.ones(SHAPE, bool), state)
     assert np.all(state.accumulated)
     np.testing.assert_array_equal(sent + np.asarray(state.accumulated), target)
     assert not np.any(state.velocity)

@@ -3,7 +3,6 @@
 import inspect
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -19,14 +18,14 @@ def compiled(name: str):
     """The method's step for the table's matrix, on eight devices."""
     tx = registry.METHODS[name].build(axis_name=AXIS)
     mesh = jax.make_mesh((N,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
-    state = gc.init_state({"w": jnp.zeros(SHAPE)}, tx, mesh, axis_name=AXIS).opt_state
+    state = gc.init_state({"w": np.zeros(SHAPE, np.float32)}, tx, mesh, axis_name=AXIS).opt_state
     specs, P = gc.state_specs(state, axis_name=AXIS), jax.sharding.PartitionSpec
 
     def step(gradient, state):
-        return tx.update({"w": gradient}, state, {"w": jnp.zeros(SHAPE)})
+        return tx.update({"w": gradient}, state, {"w": np.zeros(SHAPE, np.float32)})
 
     mapped = jax.shard_map(step, mesh=mesh, in_specs=(P(AXIS), specs), out_specs=(P(), specs))
-    return jax.jit(mapped).lower(jnp.zeros((N * SHAPE[0], SHAPE[1])), state).compile(), state
+    return jax.jit(mapped).lower(np.zeros((N * SHAPE[0], SHAPE[1]), np.float32), state).compile(), state
 
 
 @each_method
@@ -54,13 +53,13 @@ def test_up_and_down_make_up_what_is_sent(name: str) -> None:
 
 @each_method
 def test_every_route_that_is_listed_can_be_taken(name: str) -> None:
-    method, params = registry.METHODS[name], {"w": jnp.zeros((48, 64))}
+    method, params = registry.METHODS[name], {"w": np.zeros((48, 64), np.float32)}
     takes = inspect.signature(method.make).parameters
     if "collective" not in takes:
         others = {"recursive_doubling"} if "algorithm" in takes else set()
         assert set(method.collectives[1:]) == others
         return
-    gradient = {"w": jnp.asarray(np.random.default_rng(0).standard_normal((N, 48, 64)), jnp.float32)}
+    gradient = {"w": np.asarray(np.random.default_rng(0).standard_normal((N, 48, 64)), np.float32)}
     for collective in method.collectives:
         world = environment("vmap", method.build(axis_name="data", collective=collective))
         updates, state = world.update(gradient, world.init(params), params)
@@ -78,8 +77,8 @@ UNBIASED = [name for name, method in registry.METHODS.items() if not method.bias
 def test_what_is_called_unbiased_is(name: str) -> None:
     """The mean of many draws is the mean gradient, within five standard errors of it."""
     options = {"clip": None} if name == "terngrad" else {}
-    method, params, draws = registry.METHODS[name], {"w": jnp.zeros((24, 128))}, 200
-    gradient = jnp.asarray(np.random.default_rng(1).standard_normal((4, 24, 128)), jnp.float32)
+    method, params, draws = registry.METHODS[name], {"w": np.zeros((24, 128), np.float32)}, 200
+    gradient = np.asarray(np.random.default_rng(1).standard_normal((4, 24, 128)), np.float32)
     takes_key = "key" in inspect.signature(method.make).parameters
 
     def once(key, g):

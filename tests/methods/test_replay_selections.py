@@ -224,7 +224,7 @@ def test_gradient_dropping_takes_the_largest_of_all_tensors() -> None:
     for method in (gc.gradient_dropping, gc.topk_sgd):
         state, update = mapped(method(axis_name=AXIS, dtype="float32", collective="all_gather"), shapes)
         updates, _ = update(everywhere, state)
-        sent = {name: np.asarray(updates[name][0]) != 0 for name in shapes}
+        sent = {name: np.asarray(updates[name])[0] != 0 for name in shapes}
         count = sum(int(s.sum()) for s in sent.values())
         threshold = np.sort(np.abs(flat))[-count]
         chosen = np.concatenate([sent[name].reshape(-1) for name in shapes])

@@ -370,11 +370,11 @@ def test_second_derivatives_are_refused(way):
 @pytest.mark.parametrize("axis_name", [AXIS, None])
 def test_wrong_shapes(x, w, message, axis_name):
     with pytest.raises(ValueError, match=message):
-        factored_dot(jnp.zeros(x), jnp.zeros(w), axis_name=axis_name)
+        factored_dot(np.zeros(x, np.float32), np.zeros(w, np.float32), axis_name=axis_name)
 
 
 def test_wrong_dtypes_and_names():
-    x, w = jnp.zeros((4, 3)), jnp.zeros((3, 2))
+    x, w = np.zeros((4, 3), np.float32), np.zeros((3, 2), np.float32)
     with pytest.raises(TypeError, match=r"x must be floating.*int32"):
         factored_dot(x.astype(jnp.int32), w, axis_name=AXIS)
     with pytest.raises(TypeError, match=r"w must be floating.*complex64"):

@@ -47,8 +47,8 @@ def test_a_sum_of_gradients_decays_as_often_as_its_steps(every: int, delay: int)
     tx = optax.chain(
         gc.delayed_average(decaying(weight_decay=decay), axis_name=AXIS, delay=delay, every=every), optax.sgd(rate)
     )
-    params = {"w": jnp.ones((4, 6))}
-    history = train(tx, params, lambda n: jnp.zeros((N, 4, 6)), 2 * every + delay)
+    params = {"w": np.ones((4, 6), np.float32)}
+    history = train(tx, params, lambda n: np.zeros((N, 4, 6), np.float32), 2 * every + delay)
     arrivals = 2 if every > 1 or delay == 0 else 2 + delay
     want = (1 - every * rate * decay) ** (arrivals if every > 1 else 2 * every + delay)
     np.testing.assert_allclose(history[-1], want, rtol=1e-5)
@@ -58,7 +58,7 @@ def test_a_sum_of_gradients_decays_as_often_as_its_steps(every: int, delay: int)
 def test_a_sum_of_gradients_is_clipped_as_its_steps_are(every: int) -> None:
     """Gradients within the bound are not clipped because several of them are added up."""
     one = np.full((N, 4, 6), 1 / np.sqrt(24), np.float32)  # norm 1
-    params = {"w": jnp.zeros((4, 6))}
+    params = {"w": np.zeros((4, 6), np.float32)}
     moved = []
     for clip in (None, 1.01 * N**0.5, 0.5 * N**0.5):
         tx = optax.chain(
@@ -76,7 +76,7 @@ def test_accumulated_batches_decay_and_are_clipped_once_with_their_mean() -> Non
     decay, rate = 0.05, 0.1
     for options, want in (({"weight_decay": decay}, 1 - rate * decay), ({"clip_norm": 1.0}, 1.0)):
         tx = gc.accumulate(optax.chain(decaying(**options), optax.sgd(rate)), axis_name=AXIS, every=3)
-        history = train(tx, {"w": jnp.ones((4, 6))}, lambda n: jnp.zeros((N, 4, 6)), 3)
+        history = train(tx, {"w": np.ones((4, 6), np.float32)}, lambda n: np.zeros((N, 4, 6), np.float32), 3)
         np.testing.assert_allclose(history[-1], want, rtol=1e-6)
 
 
@@ -93,13 +93,13 @@ def test_accumulated_batches_decay_and_are_clipped_once_with_their_mean() -> Non
 def test_differences_of_parameters_do_not_decay(around) -> None:
     tx = optax.chain(optax.sgd(0.1), around(decaying(weight_decay=0.1)))
     with pytest.raises(ValueError, match=r"what crosses is no gradient.*optax.adamw"):
-        train(tx, {"w": jnp.ones((4, 6))}, lambda n: jnp.zeros((N, 4, 6)), 1)
+        train(tx, {"w": np.ones((4, 6), np.float32)}, lambda n: np.zeros((N, 4, 6), np.float32), 1)
 
 
 def test_an_elastic_band_is_not_clipped() -> None:
     tx = optax.chain(optax.sgd(0.1), gc.elastic_average(decaying(clip_norm=1.0), axis_name=AXIS, every=1))
     with pytest.raises(ValueError, match=r"clip_norm is for gradients.*elastic_average.*before the inner optimizer"):
-        train(tx, {"w": jnp.ones((4, 6))}, lambda n: jnp.zeros((N, 4, 6)), 1)
+        train(tx, {"w": np.ones((4, 6), np.float32)}, lambda n: np.zeros((N, 4, 6), np.float32), 1)
 
 
 def dense():
@@ -108,7 +108,7 @@ def dense():
 
 @pytest.mark.parametrize("dtype", (jnp.bfloat16, jnp.float16))
 def test_parameters_that_round_corrections_are_refused(dtype) -> None:
-    params = {"layer": {"w": jnp.ones((4, 6), dtype)}}
+    params = {"layer": {"w": np.ones((4, 6), dtype)}}
     for options in ({"delay": 1}, {"delay": 0, "every": 2}):
         with pytest.raises(ValueError, match=r"'layer/w' is b?float16.*float32 master parameters.*compensate=False"):
             gc.delayed_average(dense(), axis_name=AXIS, **options).init(params)
@@ -128,8 +128,8 @@ def spread(replicas: np.ndarray) -> float:
 def test_replicas_with_gradients_of_16_bits_stay_together() -> None:
     """Float32 masters: once all corrections have arrived, nothing is left but float32's rounding."""
     tx = optax.chain(gc.delayed_average(dense(), axis_name=AXIS, delay=1), optax.sgd(0.01))
-    quiet = jnp.zeros((N, 4, 6), jnp.bfloat16)
-    history = train(tx, {"w": jnp.ones((4, 6))}, lambda n: noise(n, jnp.bfloat16) if n < 100 else quiet, 103)
+    quiet = np.zeros((N, 4, 6), jnp.bfloat16)
+    history = train(tx, {"w": np.ones((4, 6), np.float32)}, lambda n: noise(n, jnp.bfloat16) if n < 100 else quiet, 103)
     assert spread(history[50]) > 1e-3
     assert spread(history[-1]) < 1e-6
 
@@ -147,6 +147,6 @@ def test_replicas_with_gradients_of_16_bits_stay_together() -> None:
 def test_other_replicas_of_16_bits_are_pulled_back(around) -> None:
     """Their pull is by where the parameters are, rounded as they may be: they do not drift apart with the steps."""
     tx = optax.chain(optax.sgd(0.02), around())
-    history = train(tx, {"w": jnp.ones((4, 6), jnp.bfloat16)}, lambda n: noise(n, jnp.bfloat16), 400)
+    history = train(tx, {"w": np.ones((4, 6), jnp.bfloat16)}, lambda n: noise(n, jnp.bfloat16), 400)
     early, late = (np.mean([spread(h) for h in part]) for part in (history[20:120], history[-100:]))
     assert late < 2 * early

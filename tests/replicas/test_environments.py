@@ -55,7 +55,7 @@ each_method = pytest.mark.parametrize("method", METHODS)
 def parameters(method: str) -> Any:
     """Of a delayed average float32 masters, whatever the gradients' dtype."""
     rng, wide = np.random.default_rng(1), method.startswith("delayed")
-    return {k: jnp.asarray(rng.normal(size=s), jnp.float32 if wide else dtype) for k, (s, dtype) in SHAPES.items()}
+    return {k: np.asarray(rng.normal(size=s), jnp.float32 if wide else dtype) for k, (s, dtype) in SHAPES.items()}
 
 
 def gradients(seed: int, kind: str = "normal") -> Any:
@@ -127,7 +127,7 @@ def trajectory(method: str, env: str) -> list[dict[str, np.ndarray]]:
     for n in range(7):
         params, state = update(place(gradients(n, "zero" if n == 3 else "normal")), params, state)
         assert jax.tree.map(lambda a: (a.shape, a.dtype), (params, state)) == structure
-        values = {k: np.asarray(mark.value.astype(jnp.float32)) for k, mark in params.items()}
+        values = {k: np.asarray(mark.value).astype(np.float32) for k, mark in params.items()}
         result.append({k: v.reshape(WORKERS, *SHAPES[k][0]) for k, v in values.items()})
     return result
 

@@ -102,7 +102,7 @@ def trained(tx, workers: int):
     """The exchange's state after four steps of different gradients, and how it lies."""
     params = {"a": np.zeros((33, 20), np.float32), "b": np.zeros((7, 40), np.float32)}
     axes = gc.state_axes(jax.eval_shape(jax.vmap(tx.init, axis_name="data", in_axes=None, axis_size=workers), params))
-    state = jax.vmap(tx.init, axis_name="data", in_axes=None, out_axes=axes, axis_size=workers)(params)
+    state = jax.jit(jax.vmap(tx.init, axis_name="data", in_axes=None, out_axes=axes, axis_size=workers))(params)
     step = jax.jit(jax.vmap(tx.update, axis_name="data", in_axes=(0, axes, None), out_axes=(0, axes)))
     rng = np.random.default_rng(workers)
     for _ in range(4):

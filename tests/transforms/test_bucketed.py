@@ -30,7 +30,7 @@ METHODS = {
 
 
 def params():
-    return jax.tree.map(lambda s: jnp.ones(s, jnp.float32), SHAPES, is_leaf=lambda x: isinstance(x, tuple))
+    return jax.tree.map(lambda s: np.ones(s, np.float32), SHAPES, is_leaf=lambda x: isinstance(x, tuple))
 
 
 def draw(rng):
@@ -39,7 +39,7 @@ def draw(rng):
 
 def start(tx):
     axes = gc.state_axes(jax.eval_shape(tx.init, params()))
-    state = jax.vmap(tx.init, axis_name="data", in_axes=None, out_axes=axes, axis_size=N)(params())
+    state = jax.jit(jax.vmap(tx.init, axis_name="data", in_axes=None, out_axes=axes, axis_size=N))(params())
     return state, jax.jit(jax.vmap(tx.update, axis_name="data", in_axes=(0, axes, None), out_axes=(0, axes)))
 
 
@@ -153,8 +153,10 @@ def test_the_forward_order_is_read_from_the_loss() -> None:
         x = jax.checkpoint(block)(p["m"], x)
         return jnp.sum(block(p["a"], x)).astype(jnp.float32)
 
-    layer = {"b": jnp.zeros((4,)), "w": jnp.zeros((4, 4))}
-    got = gc.forward_order(loss, {"a": layer, "m": layer, "unused": jnp.zeros((2,)), "z": layer}, jnp.zeros((2, 4)))
+    layer = {"b": np.zeros((4,), np.float32), "w": np.zeros((4, 4), np.float32)}
+    got = gc.forward_order(
+        loss, {"a": layer, "m": layer, "unused": np.zeros((2,), np.float32), "z": layer}, np.zeros((2, 4), np.float32)
+    )
     assert got == ("z/w", "z/b", "m/w", "m/b", "a/w", "a/b", "unused")
 
 
@@ -169,10 +171,10 @@ def test_the_train_step_tells_the_order_of_its_loss() -> None:
 
     spy = optax.GradientTransformationExtraArgs(lambda p: optax.EmptyState(), update)
     tx = optax.chain(spy, gc.bucketed(gc.dense(axis_name="data"), bucket_bytes=1), optax.sgd(0.1))
-    start = {"a": jnp.ones((4, 4)), "b": jnp.ones((4, 4))}
+    start = {"a": np.ones((4, 4), np.float32), "b": np.ones((4, 4), np.float32)}
     state = gc.init_state(start, tx, mesh, axis_name="data")
     step = gc.make_train_step(lambda p, x: jnp.mean(jnp.tanh(x @ p["b"]) @ p["a"]), tx, mesh, axis_name="data")
-    state, _ = step(state, jax.device_put(jnp.ones((8, 4)), gc.data_sharding(mesh)))
+    state, _ = step(state, jax.device_put(np.ones((8, 4), np.float32), gc.data_sharding(mesh)))
     assert seen[-1] == ((0,), (1,))
 
 

@@ -41,7 +41,7 @@ def mesh_of(kind=AxisType.Auto, shape=(N, DEVICES)):
 
 
 def params():
-    return {name: jnp.ones(shape, jnp.float32) for name, shape in SHAPES.items()}
+    return {name: np.ones(shape, np.float32) for name, shape in SHAPES.items()}
 
 
 def draw(rng, devices=N * DEVICES):
@@ -120,7 +120,7 @@ def test_each_share_is_an_exchange_of_the_workers_means(name: str) -> None:
     alone = gc.dgc(axis_name=OUTER, density=1 / 32, block=64, weight_decay=0.0) if name == "dgc" else METHODS[name]()
     own_params = {k: jnp.asarray(shard(np.ones(s, np.float32), 0)) for k, s in SHAPES.items()}
     axes = gc.state_axes(jax.eval_shape(alone.init, own_params))
-    init = jax.vmap(alone.init, axis_name=OUTER, in_axes=None, out_axes=axes, axis_size=N)
+    init = jax.jit(jax.vmap(alone.init, axis_name=OUTER, in_axes=None, out_axes=axes, axis_size=N))
     reference = jax.jit(jax.vmap(alone.update, axis_name=OUTER, in_axes=(0, axes, None), out_axes=(0, axes)))
     states = [init(own_params) for _ in range(DEVICES)]
     for _ in range(5):
@@ -256,7 +256,7 @@ def test_it_trains() -> None:
         optax.sgd(0.02),
     )
     target = rng.standard_normal((16, 8)).astype(np.float32)
-    state = gc.init_state({"w": jnp.zeros((16, 8))}, tx, mesh, axis_name=AXES)
+    state = gc.init_state({"w": np.zeros((16, 8), np.float32)}, tx, mesh, axis_name=AXES)
     step = gc.make_train_step(lambda p, b: jnp.mean((b[0] @ p["w"] - b[1]) ** 2), tx, mesh, axis_name=AXES)
     losses = []
     for _ in range(150):
@@ -327,7 +327,7 @@ def test_a_sharded_parameter_gets_its_shard_of_the_update(name: str) -> None:
 
     own_params = {k: jnp.asarray(mine(k, np.ones(s, np.float32), 0)) for k, s in SHAPES.items()}
     axes = gc.state_axes(jax.eval_shape(method.init, own_params))
-    init = jax.vmap(method.init, axis_name=OUTER, in_axes=None, out_axes=axes, axis_size=N)
+    init = jax.jit(jax.vmap(method.init, axis_name=OUTER, in_axes=None, out_axes=axes, axis_size=N))
     reference = jax.jit(jax.vmap(method.update, axis_name=OUTER, in_axes=(0, axes, None), out_axes=(0, axes)))
     states = [init(own_params) for _ in range(DEVICES)]
     for _ in range(4):
@@ -353,7 +353,11 @@ def test_fully_sharded_training_gathers_parameters_and_no_updates() -> None:
     )
     target = rng.standard_normal((64, 32)).astype(np.float32)
     state = gc.init_state(
-        {"w": jnp.zeros((64, 32)), "b": jnp.zeros((32,))}, tx, mesh, axis_name=AXES, param_specs=specs
+        {"w": np.zeros((64, 32), np.float32), "b": np.zeros((32,), np.float32)},
+        tx,
+        mesh,
+        axis_name=AXES,
+        param_specs=specs,
     )
     step = gc.make_train_step(
         lambda p, b: jnp.mean((b[0] @ p["w"] + p["b"] - b[1]) ** 2), tx, mesh, axis_name=AXES, param_specs=specs
@@ -385,7 +389,7 @@ def test_a_dimension_that_does_not_divide_is_refused() -> None:
     gradient = draw(np.random.default_rng(9))
 
     def local(g):
-        shards = {**params(), "matrix": jnp.ones((10, 64)), "kernel": jnp.ones((3, 3, 1, 16))}
+        shards = {**params(), "matrix": np.ones((10, 64), np.float32), "kernel": np.ones((3, 3, 1, 16), np.float32)}
         return tx.update(jax.tree.map(lambda x: x[0], g), tx.init(shards), shards)[0]["bias"]
 
     with pytest.raises(ValueError, match=r"dimension 0 of 'matrix', of shape \(42, 64\), does not divide among 4"):

@@ -17,17 +17,17 @@ SHAPES = {"embed": (50, 64), "head": (64, 10), "norm": (64,), "tail": (7,)}
 
 
 def params():
-    return {name: jnp.ones(shape, jnp.float32) for name, shape in SHAPES.items()}
+    return {name: np.ones(shape, np.float32) for name, shape in SHAPES.items()}
 
 
 def gradients(seed=0):
     rng = np.random.default_rng(seed)
-    return {name: jnp.asarray(rng.standard_normal((N, *shape)), jnp.float32) for name, shape in SHAPES.items()}
+    return {name: np.asarray(rng.standard_normal((N, *shape)), np.float32) for name, shape in SHAPES.items()}
 
 
 def run(tx, gradient=None):
     axes = gc.state_axes(jax.eval_shape(tx.init, params()))
-    state = jax.vmap(tx.init, axis_name=AXIS, in_axes=None, out_axes=axes, axis_size=N)(params())
+    state = jax.jit(jax.vmap(tx.init, axis_name=AXIS, in_axes=None, out_axes=axes, axis_size=N))(params())
     update = jax.jit(jax.vmap(tx.update, axis_name=AXIS, in_axes=(0, axes, None), out_axes=(0, axes)))
     return update(gradients() if gradient is None else gradient, state, params())
 
@@ -54,7 +54,7 @@ def test_each_tensor_goes_through_its_own_compressor() -> None:
 
 def test_averaged_tensors_pass_through() -> None:
     gradient = gradients()
-    mean = jnp.broadcast_to(jnp.mean(gradient["head"], axis=0), gradient["head"].shape)
+    mean = np.broadcast_to(np.mean(gradient["head"], axis=0), gradient["head"].shape)
     tx = gc.exchange(gc.by_path("head", "averaged", otherwise=gc.by_size({0: "dense", 100: INT8})), axis_name=AXIS)
     updates, state = run(tx, gradient | {"head": mean})
     np.testing.assert_array_equal(updates["head"], mean)
@@ -63,7 +63,8 @@ def test_averaged_tensors_pass_through() -> None:
 
 def test_a_bad_averaged_tensor_skips_the_exchange() -> None:
     gradient = gradients()
-    bad = jnp.broadcast_to(jnp.mean(gradient["head"], axis=0), gradient["head"].shape).at[:, 3, 3].set(jnp.nan)
+    bad = np.broadcast_to(np.mean(gradient["head"], axis=0), gradient["head"].shape).copy()
+    bad[:, 3, 3] = np.nan
     tx = gc.exchange(gc.by_path("head", "averaged", otherwise=gc.by_size({0: "dense", 100: INT8})), axis_name=AXIS)
     updates, state = run(tx, gradient | {"head": bad})
     assert int(state.skipped) == 1

@@ -1,7 +1,6 @@
 """A transformation and its replay, step by step, on gradients that leave no decision to float rounding."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -34,9 +33,9 @@ def wide(rng: np.random.Generator, shapes: dict[str, tuple[int, ...]]) -> Tree:
 
 def mapped(tx: optax.GradientTransformation, shapes: dict[str, tuple[int, ...]]):
     """State and update of N workers."""
-    params = {k: jnp.zeros(s, jnp.float32) for k, s in shapes.items()}
+    params = {k: np.zeros(s, np.float32) for k, s in shapes.items()}
     axes = gc.state_axes(jax.eval_shape(tx.init, params))
-    state = jax.vmap(tx.init, axis_name=AXIS, in_axes=None, out_axes=axes, axis_size=N)(params)
+    state = jax.jit(jax.vmap(tx.init, axis_name=AXIS, in_axes=None, out_axes=axes, axis_size=N))(params)
     return state, jax.jit(jax.vmap(tx.update, axis_name=AXIS, in_axes=(0, axes), out_axes=(0, axes)))
 
 
@@ -51,7 +50,7 @@ def nothing_is_lost(method: optax.GradientTransformation, shapes: dict[str, tupl
         updates, state = update(gradients, state)
         memory = dict(zip(names, exchange_state(state).memory[0], strict=True))
         for k, shape in shapes.items():
-            missing[k] += gradients[k].astype(np.float64).mean(axis=0) - np.asarray(updates[k][0], np.float64)
+            missing[k] += gradients[k].astype(np.float64).mean(axis=0) - np.asarray(updates[k], np.float64)[0]
             held = np.zeros(shape)
             if k in memory:
                 flat = np.asarray(memory[k].value, np.float64).mean(axis=0).reshape(-1)

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import gradcomp_jax as gc
@@ -22,9 +21,9 @@ class Oracle(Protocol):
 
 def mapped(tx: Any, shapes: Shapes) -> tuple[Any, Callable[[Tree, Any], tuple[Tree, Any]]]:
     """State initialised inside the axis, and ``update(gradients, state)`` whose results are stacked by worker."""
-    params = {k: jnp.zeros(s, jnp.float32) for k, s in shapes.items()}
+    params = {k: np.zeros(s, np.float32) for k, s in shapes.items()}
     axes = gc.state_axes(jax.eval_shape(tx.init, params))
-    state = jax.vmap(tx.init, axis_name=AXIS, in_axes=None, out_axes=axes, axis_size=N)(params)
+    state = jax.jit(jax.vmap(tx.init, axis_name=AXIS, in_axes=None, out_axes=axes, axis_size=N))(params)
     return state, jax.jit(jax.vmap(tx.update, axis_name=AXIS, in_axes=(0, axes), out_axes=(0, axes)))
 
 
