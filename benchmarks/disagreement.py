@@ -164,7 +164,8 @@ def report(results: dict[str, list[list[float]]], command: str) -> str:
         rows = {name: results.get(key(cell, name)) for name in methods(cell)}
         if not any(rows.values()):
             continue
-        seeds = min(len(runs) for runs in rows.values() if runs)
+        counts = sorted({len(runs) for runs in rows.values() if runs})
+        seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
         lines += [
             f"## {cell.name}",
             "",
