@@ -1,6 +1,5 @@
 """The exchange: per-device gradients in, the averaged update out, what was not sent in explicit state."""
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -12,11 +11,12 @@ from gradcomp_jax import collectives as co
 from gradcomp_jax import memory as mem
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.compressors import Compressor
-from gradcomp_jax.per_device import PerDevice, Return
+from gradcomp_jax.per_device import PerDevice
 from gradcomp_jax.transforms.context import Context, context_of
 from gradcomp_jax.transforms.description import describe
 from gradcomp_jax.transforms.inbound import take_in
-from gradcomp_jax.transforms.layout import Group, Layout, Segment, View
+from gradcomp_jax.transforms.initial_state import init_memory, init_server
+from gradcomp_jax.transforms.layout import Layout, View
 from gradcomp_jax.transforms.layout_rules import LayoutRules, layout_rules
 from gradcomp_jax.transforms.masks import Mask
 from gradcomp_jax.transforms.memory_ratio import ratio_of
@@ -119,9 +119,9 @@ def exchange(
         workers = workers or 1
         memories, states, servers = [], [], []
         for group, segments in rules.layout(rules.whole(params, axis_name, workers), axis_name, workers).groups:
-            memories.append(tuple(_init_memory(group, s, axis_name) for s in segments))
+            memories.append(tuple(init_memory(group, s, axis_name) for s in segments))
             states.append(tuple(group.compressor.init((s.size,)) for s in segments))
-            servers.append(_init_server(group, segments, workers, axis_name))
+            servers.append(init_server(group, segments, workers, axis_name))
         zero = jnp.zeros((), jnp.int32)
         ratio: Any = ()
         if jax.tree.leaves((memories, servers)):
@@ -216,20 +216,3 @@ def _refuse_sharded_twice(rules: LayoutRules, context: Context) -> None:
             "a reduce-scatter is for parameters that lie along the exchange's own axis; for those along the inner one give"
             " gradcomp_jax.hierarchical their param_specs"
         )
-
-
-def _init_memory(group: Group, segment: Segment, axis_name: AxisName | None) -> Any:
-    rows = group.memory_rows(segment)
-    zeros = _compat.varying(group.memory.init(jnp.zeros((rows, group.compressor.block), jnp.float32)), axis_name)
-    return jax.tree.map(lambda a: PerDevice(a, rows, entries=segment.size if segment.shards else 0), zeros)
-
-
-def _init_server(group: Group, segments: list[Segment], workers: int, axis_name: AxisName | None) -> Any:
-    least = group.collective.owners_from(group.compressor, group.memory)
-    if not segments or least is None:
-        return ()
-    rows = tuple(group.rows(s) for s in segments)
-    returns = Return(least, rows, group.dealt, -1 if group.memory.counts_sent else 1) if least > 1 else None
-    mark = PerDevice(jnp.zeros(()), sum(rows), "shard", returns=returns)
-    zeros = jnp.zeros((mark.held(workers), group.compressor.block), jnp.float32)
-    return dataclasses.replace(mark, value=_compat.varying(zeros, axis_name))

@@ -36,7 +36,7 @@ def gradients(seed: int, kind: str = "any") -> np.ndarray:
 
 
 def start(mem: memory.Memory):
-    return mem.init(np.zeros(SHAPE, np.float32))
+    return mem.init(jnp.zeros(SHAPE))
 
 
 def kept_of(state) -> np.ndarray:

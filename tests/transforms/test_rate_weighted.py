@@ -19,7 +19,7 @@ SHAPE = (16, 40)
 
 def rate(step: Any) -> Any:
     """A power of two that goes up and down: 1/4, 1/4, 1/4, 8, 8, 8, 1/2, ..."""
-    return np.asarray([0.25, 8.0, 0.5, 2.0], np.float32)[(step // 3) % 4]
+    return jnp.asarray([0.25, 8.0, 0.5, 2.0], jnp.float32)[(step // 3) % 4]
 
 
 def mapped(tx: Any, dtype: Any = jnp.float32) -> Any:
