@@ -3,14 +3,16 @@
 import contextlib
 import subprocess
 import sys
+import threading
 
-# Reads until the process that started it writes "." or is gone.
+# Waits for one word of the process that started it, or for its end, and prints what is to be said then.
 _PROGRAM = """
-import os, signal, sys
+import signal, sys
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
-if not os.read(0, 1):
-    sys.stderr.write(sys.argv[1] + chr(10))
+last_words = sys.stdin.read() or sys.argv[1]
+if last_words != ".":
+    sys.stderr.write(last_words + chr(10))
 """
 
 FAILED = 1
@@ -26,6 +28,7 @@ class ExitNotice:
 
     def __init__(self, sentence: str) -> None:
         """Starts to watch this process."""
+        self._lock = threading.Lock()
         self._child = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _PROGRAM, sentence],
             stdin=subprocess.PIPE,
@@ -35,5 +38,16 @@ class ExitNotice:
 
     def dismiss(self) -> None:
         """Ends the child without a word. A second call does nothing."""
-        with contextlib.suppress(OSError, ValueError):
-            self._child.communicate(b".", timeout=5)
+        self._send(".")
+
+    def print(self, sentence: str) -> None:
+        """Lets the child print this sentence in the place of its own, and end.
+
+        The child prints one of the two, whenever this process ends from within: a sentence that this process printed itself
+        after it had dismissed the child could come too late.
+        """
+        self._send(sentence)
+
+    def _send(self, words: str) -> None:
+        with self._lock, contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
+            self._child.communicate(words.encode(), timeout=5)

@@ -86,9 +86,8 @@ class Watchdog:
                 self._end(f"waited {self._step_timeout:g} s for a step, which no other process seems to answer")
 
     def _end(self, what: str) -> None:
-        self._notice.dismiss()
         sys.stdout.flush()
-        print(f"{self._name} {what}: {self._remedy}", file=sys.stderr, flush=True)
+        self._notice.print(f"{self._name} {what}: {self._remedy}")
         os._exit(FAILED)
 
 
