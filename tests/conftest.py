@@ -10,19 +10,10 @@ import pathlib
 import sys
 from typing import Any
 
+from tests.xla_flags import xla_flags
+
 _DEVICES = 8
-_COUNT_FLAG = "--xla_force_host_platform_device_count"
-_LEVEL_FLAG = "--xla_backend_optimization_level"
-
-
-def _with_device_count(flags: str) -> str:
-    """Returns XLA flags that ask for eight host devices, other flags kept as they were."""
-    kept = [flag for flag in flags.split() if flag.split("=")[0] not in (_COUNT_FLAG, _LEVEL_FLAG)]
-    # The programs are many and small: most of the suite's time is compilation, and this halves it.
-    return " ".join([*kept, f"{_COUNT_FLAG}={_DEVICES}", f"{_LEVEL_FLAG}=0"])
-
-
-os.environ["XLA_FLAGS"] = _with_device_count(os.environ.get("XLA_FLAGS", ""))
+os.environ["XLA_FLAGS"] = xla_flags(_DEVICES, os.environ.get("XLA_FLAGS", ""))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Figures are written to files; a display may not exist.
 os.environ.setdefault("MPLBACKEND", "Agg")

@@ -22,8 +22,8 @@ ENVIRONMENTS = (
     "vmap",
 )
 
-FEWER = ("shard_map-auto-vma", "shard_map-explicit", "vmap")
-"""Tracked and not, Auto and Explicit, several devices and one."""
+FEWER = ("shard_map-explicit-vma", "vmap")
+"""Several devices and one, tracked and not."""
 
 
 @dataclasses.dataclass(frozen=True)

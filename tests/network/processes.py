@@ -11,6 +11,8 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
+from tests.xla_flags import xla_flags
+
 _OWN = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "XLA_FLAGS")
 
 
@@ -22,9 +24,8 @@ def free_port() -> int:
 def environment(devices: int = 1, **more: str) -> dict[str, str]:
     """Of a process that has some CPU devices and compiles as quickly as the tests do."""
     kept = {name: value for name, value in os.environ.items() if name not in _OWN}
-    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
     # Wide enough that no sentence is broken into lines.
-    return kept | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "COLUMNS": "200"} | more
+    return kept | {"XLA_FLAGS": xla_flags(devices), "JAX_PLATFORMS": "cpu", "COLUMNS": "200"} | more
 
 
 class Process:
