@@ -56,8 +56,7 @@ def dgc(
             again as a worker sends, rounded down. Where that is one entry, as with the default density, one more is 1.5 times
             the bytes, and serves workers that disagree faster.
         dtype: of values on the wire, bfloat16 or float32; of the dense leaves too.
-        exact: the paper's selection, by sorting: the largest entries of each tensor as a whole, or of every 2**20 entries dealt
-            out of a longer one, in place of ``block``. Many times slower; a tensor is one row, so gather it.
+        exact: the paper's selection, by sorting, as for :func:`gradcomp_jax.topk_sgd`.
         collective: see :func:`gradcomp_jax.exchange`. By default ``all_gather`` for two workers and ``two_phase`` for more,
             where a worker takes back, of an entry that its owner does not send, at most the smallest that it does, and the
             owner keeps the rest.

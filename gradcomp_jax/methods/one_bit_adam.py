@@ -46,8 +46,7 @@ def one_bit_adam(
             error is divided by every entry's own variance, and one that is far too small makes training diverge. The
             paper has none (0).
         block: entries that share a magnitude.
-        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
-            get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
 
     Raises:
         ValueError: for values out of range.

@@ -10,7 +10,10 @@ import jax.numpy as jnp
 import optax
 
 from gradcomp_jax import _checks, _markdown
+from gradcomp_jax.collectives import Collective, as_collective
+from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.methods.traffic import traffic_of
+from gradcomp_jax.transforms import Policy, exchange
 
 Kept = Literal["nothing", "residual", "momentum", "estimate"]
 Make = TypeVar("Make", bound=Callable[..., optax.GradientTransformationExtraArgs])
@@ -78,6 +81,13 @@ def register(
         return make
 
     return registered
+
+
+def averaged(
+    compressor: Compressor | Policy, *, collective: Collective | str, **options: Any
+) -> optax.GradientTransformationExtraArgs:
+    """:func:`gradcomp_jax.exchange` as methods have it: what ``auto`` chooses may lose something on the downlink."""
+    return exchange(compressor, collective=as_collective(collective, lossy_downlink=True), **options)
 
 
 def command_name(name: str) -> str:

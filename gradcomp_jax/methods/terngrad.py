@@ -44,8 +44,7 @@ def terngrad(
         share_scale: workers agree on the largest scale; ``exact`` needs it.
         downlink: what owners send, ``exact`` or ``ternary``.
         collective: see :func:`gradcomp_jax.exchange`; ``"sum"`` adds int8 values in an all-reduce, for at most 127 workers.
-        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
-            get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
         generator: random numbers, ``hash`` or ``threefry``.
         key: seed (int) or typed JAX key.
 
