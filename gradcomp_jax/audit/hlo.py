@@ -161,10 +161,7 @@ def parse_module(text: str) -> Module:
         )
     header_text = headers[0] if headers else ""
     return Module(
-        computations,
-        entry,
-        _header_int(header_text, "replica_count"),
-        _header_int(header_text, "num_partitions"),
+        computations, entry, _header_int(header_text, "replica_count"), _header_int(header_text, "num_partitions")
     )
 
 

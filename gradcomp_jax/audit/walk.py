@@ -5,12 +5,7 @@ from typing import Literal
 
 from gradcomp_jax._costs import bytes_moved
 from gradcomp_jax.audit.axes import MeshAxes
-from gradcomp_jax.audit.collectives import (
-    Transfer,
-    base_opcode,
-    is_later_half,
-    transfer_of,
-)
+from gradcomp_jax.audit.collectives import Transfer, base_opcode, is_later_half, transfer_of
 from gradcomp_jax.audit.hlo import Computation, Instruction, Module
 from gradcomp_jax.audit.loops import trip_count
 from gradcomp_jax.audit.report import CollectiveRow, Conditional, WireReport
@@ -50,11 +45,7 @@ class Walker:
     """
 
     def __init__(
-        self,
-        module: Module,
-        branch: Literal["max", "min"] | int,
-        loop_trips: int | None,
-        axes: MeshAxes | None,
+        self, module: Module, branch: Literal["max", "min"] | int, loop_trips: int | None, axes: MeshAxes | None
     ):
         self._module = module
         self._branch = branch

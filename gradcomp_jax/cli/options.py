@@ -12,20 +12,17 @@ _DATASETS = ", ".join(TASKS)
 
 DatasetOption = Annotated[str, typer.Option(help=f"What to train on: {_DATASETS}.")]
 DataDirOption = Annotated[
-    pathlib.Path | None,
-    typer.Option(help="Folder of the data set's files, if not where its package puts them."),
+    pathlib.Path | None, typer.Option(help="Folder of the data set's files, if not where its package puts them.")
 ]
 WorkersOption = Annotated[int, typer.Option(help="Devices that share every batch.")]
 EpochsOption = Annotated[int | None, typer.Option(help="Passes over the training set; the task's own by default.")]
 BatchOption = Annotated[
-    int | None,
-    typer.Option(help="Examples in a step, all workers together; the task's own by default."),
+    int | None, typer.Option(help="Examples in a step, all workers together; the task's own by default.")
 ]
 RateOption = Annotated[float | None, typer.Option(help="Learning rate; the task's own by default.")]
 MomentumOption = Annotated[float | None, typer.Option(help="Momentum, in [0, 1).")]
 DensityOption = Annotated[
-    float | None,
-    typer.Option(help="Share of the entries that DGC sends, in (0, 1]; the task's own by default."),
+    float | None, typer.Option(help="Share of the entries that DGC sends, in (0, 1]; the task's own by default.")
 ]
 DelayOption = Annotated[
     int | None, typer.Option(help="Steps until a delayed average arrives; 4 by default.", show_default=False)
@@ -35,8 +32,7 @@ EveryOption = Annotated[
     typer.Option(help="Steps between exchanges, of methods that skip some; 4 by default.", show_default=False),
 ]
 RealOption = Annotated[
-    bool,
-    typer.Option("--real-devices", help="Use the devices that JAX finds instead of simulated CPU workers."),
+    bool, typer.Option("--real-devices", help="Use the devices that JAX finds instead of simulated CPU workers.")
 ]
 OutOption = Annotated[pathlib.Path, typer.Option(help="Folder for the picture and the JSON.")]
 
@@ -58,12 +54,10 @@ ProcessesOption = Annotated[
     int | None, typer.Option(help=f"How many processes there are, for --distributed; else ${cluster.COUNT}.")
 ]
 HeartbeatOption = Annotated[
-    int,
-    typer.Option(min=1, help="Seconds without a word from a process until the others end, for --distributed."),
+    int, typer.Option(min=1, help="Seconds without a word from a process until the others end, for --distributed.")
 ]
 StepTimeoutOption = Annotated[
-    float,
-    typer.Option(min=1, help="Seconds that a step, a compilation or a save may take, for --distributed."),
+    float, typer.Option(min=1, help="Seconds that a step, a compilation or a save may take, for --distributed.")
 ]
 
 MarkdownOption = Annotated[pathlib.Path | None, typer.Option(help="Also write the table to this Markdown file.")]

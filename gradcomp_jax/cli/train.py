@@ -67,8 +67,7 @@ def train_command(
     delay: DelayOption = None,
     every: EveryOption = None,
     checkpoint: Annotated[
-        pathlib.Path | None,
-        typer.Option(help="Save every epoch in this folder, and go on from what is there."),
+        pathlib.Path | None, typer.Option(help="Save every epoch in this folder, and go on from what is there.")
     ] = None,
     data_dir: DataDirOption = None,
     real_devices: RealOption = False,

@@ -85,12 +85,7 @@ class Message(Protocol):
         """Returns the owner's residual, see above."""
 
 
-_KINDS = {
-    "permute": "collective-permute",
-    "all_to_all": "all-to-all",
-    "all_gather": "all-gather",
-    "psum": "all-reduce",
-}
+_KINDS = {"permute": "collective-permute", "all_to_all": "all-to-all", "all_gather": "all-gather", "psum": "all-reduce"}
 
 Steps = Generator[Send, Any, InboundMessage]
 """The operations of a collective: yields what it sends, is given what came, and returns the message that came of it."""

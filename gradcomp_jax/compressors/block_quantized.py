@@ -48,12 +48,7 @@ class BlockQuantized(Compressor):
 
 
 def block_quantized(
-    *,
-    bits: int = 8,
-    block: int = 256,
-    stochastic: bool = False,
-    norm: Norm = "max",
-    generator: Generator = "hash",
+    *, bits: int = 8, block: int = 256, stochastic: bool = False, norm: Norm = "max", generator: Generator = "hash"
 ) -> BlockQuantized:
     r"""Integers of few bits with one float32 scale for each block: 8.125 bits a value with the defaults.
 

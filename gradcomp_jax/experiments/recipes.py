@@ -16,14 +16,7 @@ from gradcomp_jax.compressors import block_quantized, ternary, topk
 from gradcomp_jax.compressors import dense as dense_code
 from gradcomp_jax.experiments.models import CLASSIFIER
 from gradcomp_jax.experiments.recipe import Recipe, warm_up_stages
-from gradcomp_jax.experiments.registered import (
-    Transformation,
-    after,
-    dense_stage,
-    make_registered,
-    seeded,
-    summary,
-)
+from gradcomp_jax.experiments.registered import Transformation, after, dense_stage, make_registered, seeded, summary
 from gradcomp_jax.experiments.replicas import REPLICA_RECIPES
 from gradcomp_jax.experiments.settings import Settings
 from gradcomp_jax.methods import dgc, terngrad
@@ -145,9 +138,7 @@ RECIPES: dict[str, Recipe] = {
 
 RECIPES |= {
     command_name(name): Recipe(
-        functools.partial(make_registered, name=name),
-        summary(method),
-        stages=functools.partial(dense_stage, name=name),
+        functools.partial(make_registered, name=name), summary(method), stages=functools.partial(dense_stage, name=name)
     )
     for name, method in METHODS.items()
     if command_name(name) not in RECIPES

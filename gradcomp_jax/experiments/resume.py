@@ -21,11 +21,7 @@ _KEPT = 2
 
 
 def train_with_checkpoints(
-    trainer: Trainer,
-    seed: int,
-    folder: pathlib.Path,
-    *,
-    listener: Listener | None = None,
+    trainer: Trainer, seed: int, folder: pathlib.Path, *, listener: Listener | None = None
 ) -> RunResult:
     """Trains, saves after every epoch, and starts from the last epoch saved if there is one.
 

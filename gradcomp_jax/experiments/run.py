@@ -121,13 +121,7 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        method: str,
-        the_task: Task,
-        dataset: Dataset,
-        settings: Settings,
-        *,
-        listener: Listener | None = None,
+        self, method: str, the_task: Task, dataset: Dataset, settings: Settings, *, listener: Listener | None = None
     ) -> None:
         """Builds the transformation and compiles the training step.
 
@@ -167,13 +161,7 @@ class Trainer:
         replicas = recipes.RECIPES[self.method].replicas
         return init_state(params, tx, self.mesh, axis_name=self.settings.axis_name, replicas=replicas)
 
-    def run(
-        self,
-        seed: int,
-        *,
-        listener: Listener | None = None,
-        past: Past | None = None,
-    ) -> RunResult:
+    def run(self, seed: int, *, listener: Listener | None = None, past: Past | None = None) -> RunResult:
         """Trains from the start, or on from where an earlier run was broken off.
 
         The same seed gives the same bits, whether or not the run was broken off in between: the
@@ -270,9 +258,7 @@ class Trainer:
             left -= taken
         total += left * final
         return Wire(
-            sent=final,
-            sent_mean=total / (self.settings.epochs * self.steps_per_epoch),
-            sent_most=max([final, *stages]),
+            sent=final, sent_mean=total / (self.settings.epochs * self.steps_per_epoch), sent_most=max([final, *stages])
         )
 
     def _count_period(self) -> Wire:

@@ -7,11 +7,4 @@ from gradcomp_jax.memory.momentum import momentum_correction as momentum_correct
 from gradcomp_jax.memory.none import none as none
 from gradcomp_jax.memory.residual import residual as residual
 
-__all__ = [
-    "Memory",
-    "Momentum",
-    "estimate",
-    "momentum_correction",
-    "none",
-    "residual",
-]
+__all__ = ["Memory", "Momentum", "estimate", "momentum_correction", "none", "residual"]

@@ -18,12 +18,7 @@ from gradcomp_jax.transforms.outbound import OutboundMessage, compensated
 
 
 def take_in(
-    out: OutboundMessage,
-    came: co.InboundMessage,
-    leaves: Sequence[Array],
-    state: Any,
-    ok: Array,
-    workers: co.Workers,
+    out: OutboundMessage, came: co.InboundMessage, leaves: Sequence[Array], state: Any, ok: Array, workers: co.Workers
 ) -> dict[int, Array]:
     """Decodes what came of a message and brings the group's state up to date.
 
@@ -63,13 +58,7 @@ def take_in(
 
 
 def _memory(
-    out: OutboundMessage,
-    i: int,
-    came: co.InboundMessage,
-    span: co.Span,
-    leaves: Sequence[Array],
-    old: Any,
-    ok: Array,
+    out: OutboundMessage, i: int, came: co.InboundMessage, span: co.Span, leaves: Sequence[Array], old: Any, ok: Array
 ) -> Any:
     """The new memory of the message's segment number i."""
     group, segment, info, code = out.group, out.segments[i], out.infos[i], out.compressor

@@ -133,12 +133,7 @@ class ByShape(Policy):
         return iter(())
 
 
-def by_matrix(
-    make: Callable[[int, int], Compressor],
-    *,
-    dense: Compressor,
-    matrix: Matrix | None = None,
-) -> Policy:
+def by_matrix(make: Callable[[int, int], Compressor], *, dense: Compressor, matrix: Matrix | None = None) -> Policy:
     """Sees a tensor as a matrix, or as several of one shape, and makes a compressor for its two sides.
 
     The block of the compressor is one matrix. By default a tensor is one matrix, whose rows are the leading dimensions that
