@@ -1,7 +1,9 @@
 """A listener that tells the watchdog of every event of a run."""
 
+from collections.abc import Callable
+
 from gradcomp_jax.distributed import Watchdog
-from gradcomp_jax.experiments import Listener, Past, RunResult
+from gradcomp_jax.experiments import Listener
 
 
 class Beating(Listener):
@@ -9,30 +11,14 @@ class Beating(Listener):
 
     def __init__(self, listener: Listener, watchdog: Watchdog) -> None:
         """Wraps a listener, which is told all that this one is told."""
-        self._listener = listener
-        self._watchdog = watchdog
 
-    def compiling(self, method: str) -> None:
-        """Passes the event on."""
-        self._watchdog.beat()
-        self._listener.compiling(method)
+        def passing_on(tell: Callable[..., None]) -> Callable[..., None]:
+            def heard(*event: object) -> None:
+                watchdog.beat()
+                tell(*event)
 
-    def started(self, method: str, seed: int, steps: int) -> None:
-        """Passes the call on to the listener."""
-        self._watchdog.beat()
-        self._listener.started(method, seed, steps)
+            return heard
 
-    def stepped(self, method: str, seed: int, step: int, loss: float) -> None:
-        """Passes the call on to the listener."""
-        self._watchdog.beat()
-        self._listener.stepped(method, seed, step, loss)
-
-    def finished_epoch(self, method: str, seed: int, epoch: int, past: Past) -> None:
-        """Passes the call on to the listener."""
-        self._watchdog.beat()
-        self._listener.finished_epoch(method, seed, epoch, past)
-
-    def finished(self, result: RunResult) -> None:
-        """Passes the call on to the listener."""
-        self._watchdog.beat()
-        self._listener.finished(result)
+        for name in vars(Listener):
+            if not name.startswith("_"):
+                setattr(self, name, passing_on(getattr(listener, name)))

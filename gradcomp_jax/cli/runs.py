@@ -17,29 +17,14 @@ OUT = pathlib.Path("gradcomp-results")
 WORKERS = 8
 
 
-def make_settings(
-    the_task: Task,
-    workers: int,
-    epochs: int | None,
-    batch: int | None,
-    learning_rate: float | None,
-    momentum: float | None,
-    density: float | None,
-    delay: int | None,
-    every: int | None,
-) -> Settings:
-    """Returns the task's settings with what the user has said in their place."""
+_SAID = ("epochs", "learning_rate", "momentum", "density", "delay", "every")
+
+
+def make_settings(the_task: Task, workers: int, batch: int | None, *said: Any) -> Settings:
+    """Returns the task's settings with what the user has said in their place: ``epochs`` and so on, or ``None``."""
     # The batch stays what it is when the workers change, and with it the training problem.
     shared = split_batch(the_task.settings.batch if batch is None else batch, workers)
-    said: dict[str, Any] = {
-        "epochs": epochs,
-        "learning_rate": learning_rate,
-        "momentum": momentum,
-        "density": density,
-        "delay": delay,
-        "every": every,
-    }
-    given = {name: value for name, value in said.items() if value is not None}
+    given = {name: value for name, value in zip(_SAID, said, strict=True) if value is not None}
     return dataclasses.replace(the_task.settings, workers=workers, batch_per_worker=shared, **given)
 
 
