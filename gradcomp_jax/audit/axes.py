@@ -46,8 +46,7 @@ class MeshAxes:
         Args:
             groups: devices that take part together.
             hardware_ids: whether they are ids of devices rather than device numbers.
-            fill: whether a group must hold every device along its axes. The chain of a permute
-                may leave some out.
+            fill: whether a group must hold every device along its axes. The chain of a permute may leave some out.
 
         Returns:
             Axis names in the order of the mesh, ``()`` for groups of one device, and None if no

@@ -9,8 +9,10 @@ import functools
 import re
 
 from gradcomp_jax.audit.shapes import ArrayShape, parse_shape
-from gradcomp_jax.audit.syntax import closing, parse_attributes, split_commas, without_comments
+from gradcomp_jax.audit.syntax import closing, parse_attributes, split_commas
 
+# The printer puts these marks into long tuples.
+_INDEX_COMMENT = re.compile(r"/\*index=\d+\*/")
 _INSTRUCTION = re.compile(r"\s*(ROOT\s+)?%?([\w.\-]+)\s+=\s+(.*)", re.DOTALL)
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _COMPUTATION = re.compile(r"\s*(ENTRY\s+)?%?([\w.\-]+)\s*(?:\(.*)?\{\s*")
@@ -167,7 +169,7 @@ def parse_module(text: str) -> Module:
 
 def _parse_instruction(raw: str) -> Instruction | None:
     """Reads ``ROOT %name = shape opcode(operands), attributes``; None if it is something else."""
-    line = without_comments(raw)
+    line = _INDEX_COMMENT.sub("", raw)
     match = _INSTRUCTION.fullmatch(line)
     if match is None:
         return None

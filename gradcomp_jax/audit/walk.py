@@ -13,6 +13,7 @@ from gradcomp_jax.audit.syntax import parse_names
 
 # Attributes that name computations which run once for each run of the instruction.
 _CALLS = ("calls", "to_apply", "called_computations")
+_SUMS = ("count", "operand_bytes", "sent_bytes", "received_bytes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Found(WireReport):
         if n == 0:
             return Found()
         return Found(
-            tuple(_scaled(row, n) for row in self.rows),
+            tuple(_summed(row, times=n) for row in self.rows),
             tuple(dataclasses.replace(c, count=c.count * n) for c in self.conditionals),
         )
 
@@ -162,14 +163,9 @@ def _called(instruction: Instruction, keys: tuple[str, ...]) -> list[str]:
     return [name for key in keys for name in parse_names(instruction.attributes.get(key, ""))]
 
 
-def _scaled(row: CollectiveRow, n: int) -> CollectiveRow:
-    return dataclasses.replace(
-        row,
-        count=row.count * n,
-        operand_bytes=row.operand_bytes * n,
-        sent_bytes=row.sent_bytes * n,
-        received_bytes=row.received_bytes * n,
-    )
+def _summed(*rows: CollectiveRow, times: int = 1) -> CollectiveRow:
+    """Returns the last row with the sums of all, so many times over."""
+    return dataclasses.replace(rows[-1], **{field: times * sum(getattr(row, field) for row in rows) for field in _SUMS})
 
 
 def _merged(rows: tuple[CollectiveRow, ...]) -> tuple[CollectiveRow, ...]:
@@ -178,12 +174,6 @@ def _merged(rows: tuple[CollectiveRow, ...]) -> tuple[CollectiveRow, ...]:
     for row in rows:
         key = (row.name, row.dtype)
         if (earlier := merged.get(key)) is not None:
-            row = dataclasses.replace(
-                row,
-                count=earlier.count + row.count,
-                operand_bytes=earlier.operand_bytes + row.operand_bytes,
-                sent_bytes=earlier.sent_bytes + row.sent_bytes,
-                received_bytes=earlier.received_bytes + row.received_bytes,
-            )
+            row = _summed(earlier, row)
         merged[key] = row
     return tuple(merged.values())

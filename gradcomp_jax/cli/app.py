@@ -12,7 +12,6 @@ _COMMANDS = ("compare", "train", "methods", "plan")
 
 class _OnDemand(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
-        del ctx
         return list(_COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:

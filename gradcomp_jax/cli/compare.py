@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 
 from gradcomp_jax._errors import SettingError, look_up
-from gradcomp_jax.cli import devices, options, runs
+from gradcomp_jax.cli import options, runs
 from gradcomp_jax.cli.progress import Bar
 from gradcomp_jax.cli.user_errors import user_errors
 from gradcomp_jax.experiments import compare, task
@@ -53,7 +53,7 @@ def compare_command(
             epochs = max(the_task.settings.epochs // 10, 1) if epochs is None else epochs
         settings = runs.make_settings(the_task, workers, batch, epochs, learning_rate, momentum, density, delay, every)
         if not real_devices:
-            devices.simulate(workers)
+            runs.simulate(workers)
         data = runs.load_data(dataset, data_dir, settings)
         runs.make_folder(out)
         with Bar(Console(stderr=True), runs=seeds * len(names)) as bar:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from gradcomp_jax._errors import ExperimentError, SettingError, known_name
-from gradcomp_jax.cli import devices, options, runs
+from gradcomp_jax.cli import options, runs
 from gradcomp_jax.cli.beating import Beating
 from gradcomp_jax.cli.progress import Bar
 from gradcomp_jax.cli.user_errors import user_errors
@@ -75,7 +75,7 @@ def train_command(
             workers = jax.device_count() if distributed else runs.WORKERS
         settings = runs.make_settings(the_task, workers, batch, epochs, learning_rate, momentum, density, delay, every)
         if not (real_devices or distributed):
-            devices.simulate(workers)
+            runs.simulate(workers)
         data = runs.load_data(dataset, data_dir, settings)
         # The results are the same in every process: one of them says what they are.
         first = not distributed or jax.process_index() == 0

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import Compressor, RowInfo
+from gradcomp_jax.compressors.dense import dense
 from gradcomp_jax.compressors.topk import block_for
 
 
@@ -107,7 +108,4 @@ def random_k(
     """
     _checks.in_unit_interval("density", density)
     size = block_for(density) if block is None else _checks.positive_int("block", block)
-    resolved = jnp.dtype(dtype)
-    if resolved not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)):
-        raise ValueError(f"dtype must be float32 or bfloat16, got {resolved.name}")
-    return RandomK(size, max(1, round(density * size)), rescale, resolved)
+    return RandomK(size, max(1, round(density * size)), rescale, dense(dtype).dtype)

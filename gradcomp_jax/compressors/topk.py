@@ -193,8 +193,7 @@ def topk(
             block as long as the tensor this is the papers' selection; ``gc.topk_sgd(exact=True)`` makes such blocks.
 
     Raises:
-        ValueError: for a density outside (0, 1], a block outside [1, 2**20], another dtype, or a downlink with another
-            block.
+        ValueError: for a density outside (0, 1], a block outside [1, 2**20], another dtype, or a downlink with another block.
         TypeError: for a traced density.
 
     References:

@@ -1,8 +1,7 @@
 """Data set, network and hyper-parameters that belong together.
 
 The hyper-parameters are those of the dense run. Methods whose updates have another length take a share of the learning
-rate, see ``registered.RATES``.
-The clipping threshold lets about nine in ten local gradients pass as they are.
+rate, see ``registered.RATES``. The clipping threshold lets about nine in ten local gradients pass as they are.
 """
 
 import dataclasses

@@ -25,7 +25,6 @@ class Estimate(Memory):
 
     def update(self, target: Array, sent: Array, sent_mask: Array, memory: Array) -> Array:
         """The estimate moves by what was sent."""
-        del target, sent_mask
         return memory + sent
 
 

@@ -5,8 +5,7 @@ from typing import Any
 
 from gradcomp_jax import _checks
 from gradcomp_jax._typing import Array
-from gradcomp_jax.memory.base import Memory
-from gradcomp_jax.memory.none import none
+from gradcomp_jax.memory.base import Memory, none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +30,6 @@ class Residual(Memory):
 
     def update(self, target: Array, sent: Array, sent_mask: Array, memory: Array) -> Array:
         """Returns the target minus what was sent."""
-        del sent_mask, memory
         return target - sent
 
 
@@ -39,8 +37,7 @@ def residual(*, decay: Any = 1.0) -> Residual:
     r"""Error feedback, :math:`p_t = g_t + \gamma e_t`, :math:`e_{t+1} = p_t - D(C(p_t))`, with :math:`e_0 = 0`.
 
     Args:
-        decay: :math:`\gamma`. Below 1 the memory forgets on purpose; the conservation law holds for what it has not
-            forgotten.
+        decay: :math:`\gamma`. Below 1 the memory forgets on purpose; the conservation law holds for what it has not forgotten.
 
     Raises:
         ValueError: for a negative decay.

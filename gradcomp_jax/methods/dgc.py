@@ -9,7 +9,7 @@ from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
 from gradcomp_jax.methods.registry import SELECTS, register
 from gradcomp_jax.transforms import Mask, Stages, by_tensor, exchange, local_clip, staged
-from gradcomp_jax.transforms import weight_decay as decay
+from gradcomp_jax.transforms.local import weight_decay as decay
 from gradcomp_jax.transforms.masks import gains
 
 
@@ -98,7 +98,7 @@ def dgc(
             dense_compressor=compressors.dense(dtype),
         )
 
-    before = [] if isinstance(weight_decay, (int, float)) and not weight_decay else [decay.weight_decay(weight_decay)]
+    before = [] if isinstance(weight_decay, (int, float)) and not weight_decay else [decay(weight_decay)]
     if clip_norm is not None:
         before.append(local_clip(clip_norm, axis_name=axis_name))
     after = [] if momentum_correction else [optax.trace(momentum, nesterov)]

@@ -105,10 +105,7 @@ class Row:
         downlink: bits for each entry that come back as the mean; 0 where payloads are gathered and nothing comes back.
         sent: bits for each entry that one worker sends in all, as :func:`gradcomp_jax.wire_bytes` counts.
         state: bytes of state for each parameter on each worker.
-        biased: see :class:`Method`.
-        momentum: see :class:`Method`.
-        collectives: see :class:`Method`.
-        paper: see :class:`Method`.
+        biased, momentum, collectives, paper: see :class:`Method`.
     """
 
     name: str
@@ -181,10 +178,11 @@ def markdown_table(*, workers: int = 8) -> str:
 
 def cells(row: Row) -> tuple[str, ...]:
     """One row as text."""
-    downlink = "-" if not row.downlink else _bits(row.downlink)
+    method, downlink = METHODS[row.name], "-" if not row.downlink else _bits(row.downlink)
+    options = ", ".join(f"{k}={v!r}" for k, v in method.options.items())
     link = f"[{row.paper}](https://arxiv.org/abs/{row.paper})" if row.paper[:1].isdigit() else row.paper
     return (
-        f"`gc.{_call(row.name)}`",
+        f"`gc.{method.make.__name__}({options})`",
         f"{_bits(row.uplink)} / {downlink}",
         _bits(row.sent),
         # Counters of steps are a few bytes in all.
@@ -194,12 +192,6 @@ def cells(row: Row) -> tuple[str, ...]:
         ", ".join(row.collectives),
         link,
     )
-
-
-def _call(name: str) -> str:
-    method = METHODS[name]
-    options = ", ".join(f"{k}={v!r}" for k, v in method.options.items())
-    return f"{method.make.__name__}({options})"
 
 
 def _bits(bits: float) -> str:

@@ -31,10 +31,9 @@ def terngrad(
     :math:`t^i_j = sign(g^i_j)` with probability :math:`|g^i_j| / s`, else 0.
     The update is :math:`s\,\frac1N \sum_i t^i`. There is no memory: the code is unbiased but for the clipping.
 
-    Uplink: five values in a byte. Downlink: ``exact`` is the integer sum, 2N + 1 levels, packed as digits (4.57 bits
-    at N = 8); ``ternary`` is ternarized once more, a scale for each bucket: 1.6 bits, noisier.
-    Momentum or Adam go after it. The paper keeps the last classification layer dense: leave it out with
-    ``mask=gc.masks.without("classifier")``.
+    Uplink: five values in a byte. Downlink: ``exact`` is the integer sum, 2N + 1 levels, packed as digits (4.57 bits at
+    N = 8); ``ternary`` is ternarized once more, a scale for each bucket: 1.6 bits, noisier. Momentum or Adam go after
+    it. The paper keeps the last classification layer dense: leave it out with ``mask=gc.masks.without("classifier")``.
 
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.

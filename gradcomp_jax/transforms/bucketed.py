@@ -23,12 +23,11 @@ def bucketed(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Divides the exchange into buckets in the order in which the backward pass finishes gradients.
 
-    Everything of an exchange crosses in one buffer, which waits for the last gradient. In buckets each has collectives of
-    its own, which need nothing but their gradients: a compiler that hides latency starts them while the backward pass
-    goes on. Results are those without buckets, but for which worker keeps what rounding takes on the downlink, and for
-    the random numbers of the downlink. A step with a non-finite gradient in any bucket is skipped in all of them.
-    Each bucket costs the latency of its collectives, so buckets pay where bytes take longer than that: some megabytes of
-    gradient each.
+    Everything of an exchange crosses in one buffer, which waits for the last gradient. In buckets each has collectives of its
+    own, which need nothing but their gradients: a compiler that hides latency starts them while the backward pass goes on.
+    Results are those without buckets, but for which worker keeps what rounding takes on the downlink, and for the random
+    numbers of the downlink. A step with a non-finite gradient in any bucket is skipped in all of them. Each bucket costs the
+    latency of its collectives, so buckets pay where bytes take longer than that: some megabytes of gradient each.
 
     Local clipping (``gc.dgc(clip_norm=...)``) needs the norm of the whole gradient before anything is sent, and
     ``view="tree"`` (gradient dropping) the whole gradient; with them nothing can begin early.

@@ -30,13 +30,7 @@ class _Blank(NamedTuple):
 
 
 def describe(layout: Layout, buckets: Sequence[Sequence[int]] | None, workers: co.Workers) -> Array:
-    """Puts zeros through every operation of an exchange, without a pass over any tensor; returns the common decision.
-
-    Args:
-        layout: of all leaves.
-        buckets: the leaves of each bucket; ``None`` for one bucket.
-        workers: along the axis.
-    """
+    """Puts zeros through every operation of an exchange, without a pass over any tensor; returns the common decision."""
     ok = []
     for bucket in layout.buckets(buckets):
         numbers = [n for n, members in enumerate(bucket) if members]

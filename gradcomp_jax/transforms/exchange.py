@@ -77,9 +77,8 @@ def exchange(
     entries up before they send (signs, rotations, frequencies, low rank) may skip from that over their block's entries on.
 
     State: :class:`ExchangeState`; memories are float32 and per device. Initialise inside the axis
-    (:func:`gradcomp_jax.init_state` does): the owners' shards, which selections in two phases have by default, depend on
-    the number of workers.
-    Wire: the payloads, one buffer, and one word for the common decision to skip.
+    (:func:`gradcomp_jax.init_state` does): the owners' shards, which selections in two phases have by default, depend
+    on the number of workers. Wire: the payloads, one buffer, and one word for the common decision to skip.
 
     Args:
         compressor: encodes the leaves of the mask, each by itself; or a policy that says which compressor for which leaf
@@ -132,7 +131,6 @@ def exchange(
     def update(
         updates: PyTree, state: ExchangeState, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, ExchangeState]:
-        del params
         context, workers = context_of(extra), _bound(axis_name)
         layout = rules.layout(updates, axis_name, workers.count)
         _refuse_sharded_twice(rules, context)

@@ -55,7 +55,6 @@ class Everywhere(Policy):
 
     def choose(self, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:
         """Returns the compressor for every tensor."""
-        del path, leaf
         return self.compressor
 
     def compressors(self) -> Iterator[Compressor]:

@@ -13,10 +13,7 @@ from gradcomp_jax.transforms.policies import path_name
 def refuse_reduced(updates: PyTree, axis_name: AxisName | None, averaged: Iterable[int] = ()) -> None:
     """Refuses a gradient that does not vary over the axis: somebody summed it, and nothing is left to compress.
 
-    Args:
-        updates: the gradient.
-        axis_name: the axis to average over.
-        averaged: numbers of the leaves that are their mean on purpose.
+    Leaves whose numbers are in ``averaged`` are their mean on purpose.
 
     Raises:
         ValueError: naming the first such leaf.

@@ -1,4 +1,4 @@
-"""Clipping of a worker's own gradient, before anything is accumulated or sent."""
+"""Clipping and weight decay of a worker's own gradient, before anything is accumulated or sent."""
 
 from typing import Any
 
@@ -33,11 +33,9 @@ def local_clip(max_norm: Any, *, axis_name: AxisName | None) -> optax.GradientTr
     _checks.at_least_zero("clip_norm", max_norm)
 
     def init(params: PyTree) -> optax.EmptyState:
-        del params
         return optax.EmptyState()
 
     def update(updates: PyTree, state: optax.EmptyState, params: PyTree | None = None, **extra: Any) -> Any:
-        del params
         context = context_of(extra)
         if context.not_gradients:
             raise ValueError(
@@ -63,3 +61,27 @@ def local_clip(max_norm: Any, *, axis_name: AxisName | None) -> optax.GradientTr
         return jax.tree.map(lambda g: (g.astype(jnp.float32) * factor).astype(g.dtype), updates), state
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def weight_decay(strength: Any) -> optax.GradientTransformation:
+    r"""``optax.add_decayed_weights``, with an error that says where else a decay belongs.
+
+    Args:
+        strength: :math:`\lambda`.
+
+    Raises:
+        ValueError: when traced, without parameters.
+    """
+    plain = optax.add_decayed_weights(strength)
+
+    def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, Any]:
+        if params is None:
+            raise ValueError(
+                "weight_decay is added to a gradient and needs the parameters: call update(updates, state, params). Inside"
+                " elastic_average, outer_average, local_sgd, diloco and rate_weighted what crosses is no gradient, and"
+                " make_overlapped_step exchanges without parameters: leave weight_decay out, and give the decay to the inner"
+                " optimizer, such as optax.adamw, or put optax.add_decayed_weights before it"
+            )
+        return plain.update(updates, state, params)
+
+    return optax.GradientTransformation(plain.init, update)
