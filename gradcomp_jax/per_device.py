@@ -1,6 +1,7 @@
 """The marker on state that differs by device."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -75,6 +76,11 @@ class PerDevice:
 def is_per_device(node: object) -> bool:
     """Whether a node of a state tree is a :class:`PerDevice`, for ``is_leaf``."""
     return isinstance(node, PerDevice)
+
+
+def nodes_of(tree: Any, is_node: Callable[[Any], bool]) -> list[Any]:
+    """Returns the nodes of a state tree that a predicate holds for."""
+    return [node for node in jax.tree.leaves(tree, is_leaf=is_node) if is_node(node)]
 
 
 def lift(tree: Any, *, marked: tuple[type, ...] = ()) -> Any:

@@ -23,7 +23,7 @@ _OPERAND_NAME = re.compile(r"%?([\w.\-]+)$")
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One instruction; ``line`` is the text it came from, for error messages."""
+    """One instruction."""
 
     name: str
     opcode: str
@@ -31,7 +31,6 @@ class Instruction:
     operands_text: str
     attributes_text: str
     is_root: bool
-    line: str
 
     @functools.cached_property
     def shapes(self) -> tuple[ArrayShape, ...]:
@@ -193,7 +192,6 @@ def _parse_instruction(raw: str) -> Instruction | None:
         operands_text=rest[begin + 1 : stop],
         attributes_text=rest[stop + 1 :],
         is_root=match[1] is not None,
-        line=raw.strip(),
     )
 
 

@@ -23,10 +23,7 @@ class Float8(Compressor):
 
     format: Format
     scaled: bool
-
-    def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
-        """The largest magnitude of each row."""
-        return kernels.largest_of_rows(rows)
+    measures_largest = True
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[Float8Payload, PyTree]:
         """Casts to the nearest value of the format; beyond its range, to its largest."""

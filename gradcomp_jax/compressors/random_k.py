@@ -29,6 +29,7 @@ class RandomK(Compressor):
     rescale: bool
     dtype: Any
     side_information = "seeds"  # of the positions
+    measures_largest = True  # an entry that is not finite shows there though it is not chosen
     is_sparsifier = True
 
     @property
@@ -40,10 +41,6 @@ class RandomK(Compressor):
     def unbiased(self) -> bool:
         """Returns whether values are rescaled."""
         return self.rescale
-
-    def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
-        """The largest magnitude of each row: an entry that is not finite shows there though it is not chosen."""
-        return kernels.largest_of_rows(rows)
 
     def _index(self, info: RowInfo) -> Array:
         return kernels.random_of_rows(info.need("side"), self.block, self.k)

@@ -60,11 +60,6 @@ class TopK(Compressor):
         """Few entries of a block are compared with; many are scattered."""
         return self.k <= kernels.ROUNDS
 
-    @property
-    def density(self) -> float:
-        """Fraction of the entries that are sent."""
-        return self.k / self.block
-
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[TopKPayload, PyTree]:
         """Takes the ``k`` largest magnitudes of every row. A row of zeros sends ``k`` zeros."""
         if self.exact:

@@ -13,7 +13,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from gradcomp_jax._typing import PyTree
-from gradcomp_jax.per_device import is_per_device
+from gradcomp_jax.per_device import is_per_device, nodes_of
 from gradcomp_jax.training.resize import resize_workers
 from gradcomp_jax.transforms.policies import path_name
 
@@ -136,7 +136,7 @@ def _workers(state: PyTree) -> int | None:
 
     Owners' shards alone could fit several numbers; an exchange's state has a number for each worker beside them.
     """
-    marked = [leaf for leaf in jax.tree.leaves(state, is_leaf=is_per_device) if is_per_device(leaf) and leaf.rows]
+    marked = [leaf for leaf in nodes_of(state, is_per_device) if leaf.rows]
     sizes = [leaf.value.shape[0] for leaf in marked]
 
     def fits(workers: int) -> bool:

@@ -1,7 +1,7 @@
 """Delayed averages whose exchange runs beside the steps, in a thread, where one program cannot do both at once."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -31,18 +31,11 @@ class OverlappedStep:
     """
 
     def __init__(
-        self,
-        tx: optax.GradientTransformation,
-        local: Callable[..., Any],
-        pick: Callable[..., Any],
-        cross: Callable[..., Any],
-        zeros: Callable[..., Any],
-        delay: int,
-        every: int,
+        self, tx: optax.GradientTransformation, programs: Sequence[Callable[..., Any]], delay: int, every: int
     ) -> None:
         """Takes the programs: a step without communication, a sum out of the ring, its exchange, and no mean at all."""
         self.tx = tx
-        self._local, self._pick, self._cross, self._zeros = local, pick, cross, zeros
+        self._local, self._pick, self._cross, self._zeros = programs
         self._delay, self._every = delay, every
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradcomp-exchange")
         self._flying: dict[int, Future] = {}
@@ -187,7 +180,7 @@ def make_overlapped_step(
         return mapped(sums, inner)
 
     zeros = jax.jit(nothing, out_shardings=NamedSharding(mesh, everywhere))
-    return OverlappedStep(tx, jax.jit(step, donate_argnums=0), jax.jit(pick), jax.jit(cross), zeros, delay, every)
+    return OverlappedStep(tx, (jax.jit(step, donate_argnums=0), jax.jit(pick), jax.jit(cross), zeros), delay, every)
 
 
 def _slot(flying: PyTree, period: Any) -> PyTree:

@@ -167,7 +167,7 @@ def lift_replicas(state: TrainState) -> TrainState:
 
 def has_replicas(state: TrainState) -> bool:
     """Whether every worker has parameters of its own."""
-    return any(per_device.is_lifted(x) for x in jax.tree.leaves(state.params, is_leaf=is_per_device))
+    return bool(per_device.nodes_of(state.params, per_device.is_lifted))
 
 
 def _constrain(leaf: Any, place: Any) -> Any:

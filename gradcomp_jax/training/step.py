@@ -12,8 +12,8 @@ from jax.sharding import Mesh, PartitionSpec
 from gradcomp_jax import _compat, _specs, per_device
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.training.state import TrainState, check_axis, has_replicas, lift_replicas, manual_specs, state_specs
+from gradcomp_jax.transforms.bucketed import forward_order
 from gradcomp_jax.transforms.context import with_context
-from gradcomp_jax.transforms.forward_order import forward_order
 
 
 def local_value_and_grad(

@@ -1,9 +1,9 @@
 """Parts of an optax chain."""
 
 from gradcomp_jax.transforms.bucketed import bucketed as bucketed
+from gradcomp_jax.transforms.bucketed import forward_order as forward_order
 from gradcomp_jax.transforms.exchange import ExchangeState as ExchangeState
 from gradcomp_jax.transforms.exchange import exchange as exchange
-from gradcomp_jax.transforms.forward_order import forward_order as forward_order
 from gradcomp_jax.transforms.frozen_adam import frozen_adam as frozen_adam
 from gradcomp_jax.transforms.hierarchical import hierarchical as hierarchical
 from gradcomp_jax.transforms.local import local_clip as local_clip

@@ -64,10 +64,8 @@ def hierarchical(
         Jia et al., 2018, https://arxiv.org/abs/1807.11205, section 3 (hierarchical all-reduce). Rajbhandari et al., 2020,
         https://arxiv.org/abs/1910.02054, section 5 (sharded parameters).
     """
-    if axis_name == inner_axis_name:
-        raise ValueError(f"axis_name and inner_axis_name must differ, got {axis_name!r} for both")
     inside = optax.with_extra_args_support(exchange)
-    axes = {"axis_name": axis_name, "inner_axis_name": inner_axis_name}
+    axes = worker_shards.axes_of(axis_name, "inner_axis_name", inner_axis_name)
 
     def init(params: PyTree) -> ShardState:
         return worker_shards.init(inside, params, shards_of(param_specs, params, inner_axis_name), **axes)

@@ -48,10 +48,8 @@ def model_parallel(
     References:
         Shoeybi et al., 2019, https://arxiv.org/abs/1909.08053, section 3 (tensor parallelism).
     """
-    if axis_name == model_axis_name:
-        raise ValueError(f"axis_name and model_axis_name must differ, got {axis_name!r} for both")
     inside = optax.with_extra_args_support(exchange)
-    axes = {"axis_name": axis_name, "inner_axis_name": model_axis_name}
+    axes = worker_shards.axes_of(axis_name, "model_axis_name", model_axis_name)
 
     def init_shard(params: PyTree) -> ShardState:
         return worker_shards.init(inside, params, shards_of(param_specs, params, model_axis_name), **axes)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from gradcomp_jax._typing import Array, PyTree
+from gradcomp_jax.per_device import nodes_of
 from gradcomp_jax.transforms.context import with_context
 from gradcomp_jax.transforms.exchange import ExchangeState
 from gradcomp_jax.transforms.frozen_adam import FrozenAdamState
@@ -91,7 +92,7 @@ def rate_weighted(
 
 def _check(inner: Any) -> None:
     kinds = (ExchangeState, FrozenAdamState, RunningSumState)
-    found = [s for s in jax.tree.leaves(inner, is_leaf=lambda s: isinstance(s, kinds)) if isinstance(s, kinds)]
+    found = nodes_of(inner, lambda s: isinstance(s, kinds))
     if any(isinstance(s, RunningSumState) for s in found):
         raise ValueError(
             "EF21 adds no errors up, its estimates are compared anew with every gradient: leave rate_weighted out"

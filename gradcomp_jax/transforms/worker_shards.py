@@ -22,6 +22,17 @@ class ShardState(NamedTuple):
     shard: Any
 
 
+def axes_of(axis_name: AxisName, option: str, inner_axis_name: AxisName) -> dict[str, Any]:
+    """Returns both axes by the names that they have here; ``option`` is what the user calls the inner one.
+
+    Raises:
+        ValueError: if they are the same.
+    """
+    if axis_name == inner_axis_name:
+        raise ValueError(f"axis_name and {option} must differ, got {axis_name!r} for both")
+    return {"axis_name": axis_name, "inner_axis_name": inner_axis_name}
+
+
 def init(
     inside: optax.GradientTransformation,
     params: PyTree,
