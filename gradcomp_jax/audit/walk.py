@@ -36,14 +36,7 @@ class Found(WireReport):
 
 
 class Walker:
-    """Adds up what a program moves, starting at its entry.
-
-    Args:
-        module: the program.
-        branch: which branch of a conditional counts.
-        loop_trips: how often a loop runs whose count the program does not tell.
-        axes: gives the axis of each row; None leaves it out.
-    """
+    """Adds up what a program moves, starting at its entry; ``loop_trips`` is how often a loop runs that does not tell."""
 
     def __init__(
         self, module: Module, branch: Literal["max", "min"] | int, loop_trips: int | None, axes: MeshAxes | None

@@ -12,8 +12,7 @@ from rich.console import Console
 
 from gradcomp_jax._errors import ExperimentError, SettingError, known_name
 from gradcomp_jax.cli import options, runs
-from gradcomp_jax.cli.beating import Beating
-from gradcomp_jax.cli.progress import Bar
+from gradcomp_jax.cli.progress import Bar, Beating
 from gradcomp_jax.cli.user_errors import user_errors
 from gradcomp_jax.distributed import Watchdog, find_place, join
 from gradcomp_jax.experiments import (

@@ -96,13 +96,7 @@ def compare(
     Seeds are the outer loop, so that a machine whose speed drifts is unfair to no method. A step is compiled once for
     each method. A baseline that is not among ``methods`` is compiled for its bytes and not trained.
 
-    Args:
-      the_task: the network and the default hyper-parameters.
-      dataset: what to train on.
-      methods: names of ``recipes.RECIPES``, each once.
-      seeds: each once.
-      settings: the hyper-parameters; those of the task by default.
-      listener: hears of every compilation, step and epoch.
+    Methods are names of ``recipes.RECIPES``; the settings are those of the task by default.
 
     Raises:
       UnknownNameError: if a method is unknown.

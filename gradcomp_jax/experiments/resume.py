@@ -36,12 +36,6 @@ def train_with_checkpoints(
     are kept; delete the newest (``epoch-N``) and the run goes on from the one before. With several processes all of them
     call this, with a folder that all of them see; how many there were before does not matter.
 
-    Args:
-      trainer: the compiled method.
-      seed: of the initial parameters and of the order of the examples.
-      folder: where to save; it is made when it is not there.
-      listener: hears of every step and epoch.
-
     Raises:
       SettingError: if ``folder`` holds another run, or one that has had all its epochs, or a state that is damaged, or
         if a process does not see it.

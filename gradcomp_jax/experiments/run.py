@@ -264,13 +264,8 @@ def train(
 ) -> RunResult:
     """Trains one method on one data set with the hyper-parameters of its task.
 
-    Args:
-      method: a name of ``recipes.RECIPES``.
-      dataset: a name of ``datasets.SOURCES``.
-      seed: of the initial parameters, the order of the examples and random rounding.
-      data_dir: the folder of the data set's files, if not where its package puts them.
-      listener: hears of every step and epoch.
-      **overrides: fields of ``Settings`` that replace those of the task.
+    Takes names of ``recipes.RECIPES`` and ``datasets.SOURCES``, the folder of the data set's files, if it is not where its
+    package puts them, and fields of ``Settings`` in the place of the task's.
 
     Raises:
       ExperimentError: if a name is unknown, the data are missing or the settings do not fit.

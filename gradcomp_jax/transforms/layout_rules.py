@@ -67,12 +67,7 @@ class LayoutRules:
     def layout(self, tree: PyTree, axis_name: AxisName | None = None, workers: int = 1) -> Layout:
         """Divides a tree into segments: one a leaf (one in all with the view ``tree``), small ones that go dense together.
 
-        Leaves without entries are in none.
-
-        Args:
-            tree: of arrays or shapes; whole, also where parameters are sharded.
-            axis_name: the axis of the workers.
-            workers: how many there are.
+        Leaves without entries are in none. The tree is of arrays or shapes; whole, also where parameters are sharded.
 
         Raises:
             TypeError: for a leaf that is not a real floating-point array.
