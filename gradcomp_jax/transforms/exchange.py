@@ -18,11 +18,11 @@ from gradcomp_jax.transforms.inbound import take_in
 from gradcomp_jax.transforms.initial_state import init_memory, init_server
 from gradcomp_jax.transforms.layout import Layout, View
 from gradcomp_jax.transforms.layout_rules import LayoutRules, layout_rules
+from gradcomp_jax.transforms.local import refuse_reduced
 from gradcomp_jax.transforms.masks import Mask
 from gradcomp_jax.transforms.memory_ratio import ratio_of
 from gradcomp_jax.transforms.outbound import all_finite, outbound
 from gradcomp_jax.transforms.policies import Policy
-from gradcomp_jax.transforms.reduced import refuse_reduced
 from gradcomp_jax.transforms.step_keys import StepKeys
 from gradcomp_jax.transforms.transport import Transported, transport
 

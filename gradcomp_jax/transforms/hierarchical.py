@@ -10,8 +10,8 @@ from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.collectives import fused
 from gradcomp_jax.transforms import worker_shards
 from gradcomp_jax.transforms.context import context_of
+from gradcomp_jax.transforms.local import refuse_reduced
 from gradcomp_jax.transforms.policies import path_name
-from gradcomp_jax.transforms.reduced import refuse_reduced
 from gradcomp_jax.transforms.worker_shards import ShardState, in_buckets, shards_of
 
 

@@ -61,7 +61,7 @@ def density_schedule(
     Raises:
         ValueError: for a density outside (0, 1], for none, and for a compressor that does not select by size.
     """
-    levels = _Levels(densities, make, mask, axis_name=axis_name, memory=memory, collective=collective)
+    levels = _Levels(densities, axis_name, make, mask, memory=memory, collective=collective)
 
     def update(updates: PyTree, state: DensityState, params: PyTree | None = None, **extra: Any) -> Any:
         wanted = jnp.asarray(schedule(state.exchange.step), jnp.float32)
@@ -114,7 +114,7 @@ def density_controller(
     if not (isinstance(target_error, (int, float)) and target_error > 0):
         raise ValueError(f"target_error must be a positive Python number, got {target_error}")
     period, sample = _checks.positive_int("every", every), _checks.positive_int("rows", rows)
-    levels = _Levels(densities, make, mask, axis_name=axis_name, memory=memory, collective=collective)
+    levels = _Levels(densities, axis_name, make, mask, memory=memory, collective=collective)
 
     def update(updates: PyTree, state: DensityState, params: PyTree | None = None, **extra: Any) -> Any:
         axes = {"axis_name": axis_name, "inner_axis_name": context_of(extra).inner_axis_name}
@@ -140,7 +140,7 @@ class _Levels:
     """Exchanges of several densities with one state."""
 
     def __init__(
-        self, densities: Sequence[float], make: Callable[..., Compressor], mask: Mask | None, **options: Any
+        self, densities: Sequence[float], axis_name: AxisName | None, make: Any, mask: Mask | None, **options: Any
     ) -> None:
         if not densities:
             raise ValueError("densities must not be empty: name at least one, such as (0.001, 0.01)")
@@ -158,9 +158,8 @@ class _Levels:
                 "a density that moves is for updates that all workers have whole; use collective='two_phase'"
             )
         options["mask"] = gains(codes[0], dense()) if mask is None else mask
-        self._exchanges = [exchange(code, **options) for code in codes]
-        del options["axis_name"]
         self.rules = [layout_rules(code, **options) for code in codes]
+        self._exchanges = [exchange(code, axis_name=axis_name, **options) for code in codes]
 
     def init(self, params: PyTree) -> DensityState:
         top = jnp.full((), len(self.densities) - 1, jnp.int32)
