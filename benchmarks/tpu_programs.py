@@ -5,7 +5,7 @@ import functools
 import importlib.util
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 import gradcomp_jax as gc
 from gradcomp_jax.methods.registry import METHODS
-from gradcomp_jax.training.lowering import trace_step
+from gradcomp_jax.training.lowering import state_shapes
 
 DATA, SLICES, CHIPS = "data", "slices", "chips"
 
@@ -132,6 +132,15 @@ class Program:
         """Bytes of arguments, results and temporaries together, what they share counted once."""
         m = self.memory
         return m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes - m.alias_size_in_bytes
+
+
+def trace_step(
+    loss: Callable[..., Any], params: Any, batch: Any, tx: optax.GradientTransformation, mesh: Mesh, *, axis_name: Any
+) -> jax.stages.Traced:
+    """Traces the step of ``gc.make_train_step`` from shapes; ``.lower().compile()`` compiles it."""
+    step, place = gc.make_train_step(loss, tx, mesh, axis_name=axis_name), gc.data_sharding(mesh, axis_name=axis_name)
+    batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), batch)
+    return step.trace(state_shapes(params, tx, mesh, axis_name), batch)
 
 
 def train_step(method: str, topology: str, *, hierarchical: bool = False) -> Program:

@@ -28,17 +28,18 @@ def in_unit_interval(name: str, value: Any) -> float:
 
 def positive_int(name: str, value: Any) -> int:
     """Checks for an integer of at least 1."""
-    number = static_number(name, value)
-    if isinstance(value, bool) or int(number) != number or number < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {value}")
-    return int(number)
+    return _int_from(1, name, value)
 
 
 def non_negative_int(name: str, value: Any) -> int:
     """Checks for an integer of at least 0."""
+    return _int_from(0, name, value)
+
+
+def _int_from(least: int, name: str, value: Any) -> int:
     number = static_number(name, value)
-    if isinstance(value, bool) or int(number) != number or number < 0:
-        raise ValueError(f"{name} must be an integer of at least 0, got {value}")
+    if isinstance(value, bool) or int(number) != number or number < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value}")
     return int(number)
 
 

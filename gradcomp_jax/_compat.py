@@ -147,6 +147,21 @@ def zeros_of(function: Callable[..., Any], *operands: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(out_shape), [zero(a) for a in traced.out_avals])
 
 
+def local_shapes(start: Callable[..., PyTree], *args: PyTree, in_specs: Any, **mapping: Any) -> PyTree:
+    """Shapes and dtypes of what ``start``, inside ``jax.shard_map``, returns on one device, with its marks.
+
+    They may depend on the size of an axis. ``mapping`` has the mesh and axis names.
+    """
+    found: list[PyTree] = []
+
+    def probe(*args: PyTree) -> Array:
+        found.append(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), start(*args)))
+        return jnp.zeros(())
+
+    jax.eval_shape(jax.shard_map(probe, in_specs=in_specs, out_specs=jax.sharding.PartitionSpec(), **mapping), *args)
+    return found[0]
+
+
 def as_cotangent(x: Array, primal: Array) -> Array:
     """Gives a cotangent the tracked type of its primal, as ``jax.grad`` would; otherwise a no-op.
 

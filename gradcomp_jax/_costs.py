@@ -1,16 +1,9 @@
-r"""What one device sends and receives in a collective, under the bandwidth-optimal algorithm.
+"""What one device sends and receives in a collective: the bytes that :func:`gradcomp_jax.wire_bytes` counts.
 
-For a group of :math:`N` devices and a full array of :math:`m` bytes, each device sends, and
-receives, :math:`2\frac{N-1}{N}m` in an all-reduce, :math:`\frac{N-1}{N}m` in an all-gather, a
-reduce-scatter or an all-to-all, and :math:`m` in a permute or a transfer. A broadcast passes the
-array on from device to device, so that none sends more than :math:`m`. A result that is not whole
-is rounded up to the next byte.
+A broadcast passes the array on from device to device, so that none sends more than all of it. These are lower bounds that good
+implementations reach, so that two programs can be compared. A backend may choose another algorithm for a small array.
 
-These are lower bounds that good implementations reach, so that two programs can be compared. A
-backend may choose another algorithm for a small array.
-
-References: Patarasuk and Yuan, 2009, Bandwidth optimal all-reduce algorithms for clusters of
-workstations.
+References: Patarasuk and Yuan, 2009, Bandwidth optimal all-reduce algorithms for clusters of workstations.
 """
 
 # What is gathered is the operand, a shard; everywhere else the operand is the full array.

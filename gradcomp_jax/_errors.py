@@ -31,10 +31,7 @@ def look_up(kind: str, name: str, table: Mapping[str, _T]) -> _T:
 def known_name(kind: str, name: str, table: Iterable[str]) -> str:
     """Returns the name as a table has it, or raises with the known names and the closest of them.
 
-    Args:
-      kind: what the names are, in the words of a message: ``"method"``, ``"data set"``.
-      name: the name to look up; ``_`` and ``-`` are the same.
-      table: the registry, or its names.
+    In a name ``_`` and ``-`` are the same; ``kind`` is what the names are, as a message says it: ``"method"``, ``"data set"``.
 
     Raises:
       UnknownNameError: if ``name`` is not in ``table``.

@@ -4,12 +4,7 @@ from collections.abc import Iterable, Sequence
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, align: str) -> list[str]:
-    """Returns the lines of a table.
-
-    Args:
-        header: one word for each column.
-        rows: cells, written with ``str``.
-        align: ``l`` or ``r`` for each column; the last letter holds for all columns after it.
+    """Returns the lines of a table; ``align`` is ``l`` or ``r`` for each column, the last letter holds for all after it.
 
     Raises:
         ValueError: if a row has another number of cells than the header.

@@ -1,6 +1,7 @@
 """The marker on state that differs by device."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -42,10 +43,9 @@ class PerDevice:
         value: the array; shape ``[rows, ...]`` on one device.
         rows: for kind ``worker`` and ``replica`` the rows that each device holds, for ``shard`` the rows that all the
             workers hold between them, before padding to a multiple of their number.
-        kind: ``worker``: each worker has its own value for every row (a residual, a velocity), and what a
-            change of the number of workers must preserve is their mean. ``shard``: each worker has the
-            only value of its shard of the rows, which the workers take in turn (a server residual), and each row must be
-            preserved. ``replica``: all
+        kind: ``worker``: each worker has its own value for every row (a residual, a velocity), and what a change of the
+            number of workers must preserve is their mean. ``shard``: each worker has the only value of its shard of the
+            rows, which the workers take in turn (a server residual), and each row must be preserved. ``replica``: all
             workers have the same value, which differs only by the device within a worker.
         entries: of a ``worker`` value whose rows are cut by owner (as many for each, its shard of a tensor and padding): the
             tensor's entries; 0 of every other.
@@ -76,6 +76,11 @@ class PerDevice:
 def is_per_device(node: object) -> bool:
     """Whether a node of a state tree is a :class:`PerDevice`, for ``is_leaf``."""
     return isinstance(node, PerDevice)
+
+
+def nodes_of(tree: Any, is_node: Callable[[Any], bool]) -> list[Any]:
+    """Returns the nodes of a state tree that a predicate holds for."""
+    return [node for node in jax.tree.leaves(tree, is_leaf=is_node) if is_node(node)]
 
 
 def lift(tree: Any, *, marked: tuple[type, ...] = ()) -> Any:
@@ -110,15 +115,7 @@ def is_lifted(node: object) -> bool:
 
 
 def state_specs(state: Any, *, axis_name: AxisName) -> Any:
-    """The partition spec of every leaf: ``P(axis_name)`` for per-device state, ``P()`` for all else.
-
-    Args:
-        state: any tree with :class:`PerDevice` nodes in it, of arrays or shapes.
-        axis_name: the axis of the workers.
-
-    Returns:
-        A tree of the same structure, for ``in_specs`` and ``out_specs`` of ``jax.shard_map``.
-    """
+    """The partition spec of every leaf, see :func:`gradcomp_jax.state_specs`."""
 
     def spec(leaf: Any) -> Any:
         if is_per_device(leaf):

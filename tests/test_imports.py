@@ -26,7 +26,6 @@ LAYERS = {
     "_errors": 0,
     "_costs": 0,
     "_markdown": 0,
-    "_mapped": 0,
     "_specs": 0,
     "per_device": 0,
     "kernels": 1,

@@ -41,17 +41,10 @@ class MeshAxes:
         self._cache: dict[tuple[Groups, bool, bool], tuple[str, ...] | None] = {}
 
     def along(self, groups: Groups, *, hardware_ids: bool = False, fill: bool = True) -> tuple[str, ...] | None:
-        """Returns the names of the axes that groups run along.
+        """Returns the names of the axes that groups run along, in the order of the mesh.
 
-        Args:
-            groups: devices that take part together.
-            hardware_ids: whether they are ids of devices rather than device numbers.
-            fill: whether a group must hold every device along its axes. The chain of a permute
-                may leave some out.
-
-        Returns:
-            Axis names in the order of the mesh, ``()`` for groups of one device, and None if no
-            choice of axes gives these groups.
+        ``()`` for groups of one device, and None if no choice of axes gives these groups. ``hardware_ids``: they are ids of
+        devices, not device numbers. ``fill``: a group must hold every device along its axes; a permute may leave some out.
         """
         key = (groups, hardware_ids, fill)
         if key not in self._cache:

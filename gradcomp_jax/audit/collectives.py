@@ -1,7 +1,6 @@
 """Recognises the instructions that move data between devices.
 
-What is not recognised, and yet looks like communication, is an error: a report that leaves
-something out is worse than none.
+What is not recognised, and yet looks like communication, is an error: a report that leaves something out is worse than none.
 """
 
 import dataclasses

@@ -28,12 +28,9 @@ _PARTITION_KINDS = ("all-to-all", "collective-permute", "collective-broadcast")
 
 
 def device_groups(instruction: Instruction, kind: str, module: Module) -> Groups:
-    """Returns the groups of devices of a collective, each sorted, and sorted among themselves.
+    """Returns the groups of devices of a collective, or its ``-start``, each sorted, and sorted among themselves.
 
-    Args:
-        instruction: the collective, or its ``-start``.
-        kind: the opcode without ``-start``.
-        module: tells how many devices an empty list of groups means.
+    ``kind`` is the opcode without ``-start``; the module tells how many devices an empty list of groups means.
 
     Raises:
         ValueError: if ``replica_groups`` has a syntax that is not known.
@@ -95,9 +92,8 @@ def connected(pairs: Groups) -> Groups:
 def parse_groups(text: str) -> Groups:
     """Reads ``replica_groups`` in any of its syntaxes, in the order written.
 
-    ``{{0,1},{2,3}}`` lists the groups. ``[4,2]<=[2,4]T(1,0)`` is an iota of shape ``[2,4]``,
-    transposed, then cut into 4 groups of 2. ``mesh['a'=2,'b'=4] {'b'}`` groups the devices of a
-    mesh along axes; an axis may be a part of one, ``'b':(2)2``.
+    ``{{0,1},{2,3}}`` lists the groups. ``[4,2]<=[2,4]T(1,0)`` is an iota of shape ``[2,4]``, transposed, then cut into 4 groups
+    of 2. ``mesh['a'=2,'b'=4] {'b'}`` groups the devices of a mesh along axes; an axis may be a part of one, ``'b':(2)2``.
 
     Raises:
         ValueError: if the text has none of these forms.
@@ -169,8 +165,7 @@ def _cut(sizes: list[int], references: list[tuple[int, int, int]]) -> tuple[list
     """Cuts the axes at the ends of the references.
 
     Returns:
-        The dimensions, major to minor, and for each its axis and the product of the sizes before
-        it within that axis.
+        The dimensions, major to minor, and for each its axis and the product of the sizes before it within that axis.
     """
     dims, starts = [], []
     for axis, size in enumerate(sizes):

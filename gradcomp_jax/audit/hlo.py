@@ -9,8 +9,10 @@ import functools
 import re
 
 from gradcomp_jax.audit.shapes import ArrayShape, parse_shape
-from gradcomp_jax.audit.syntax import closing, parse_attributes, split_commas, without_comments
+from gradcomp_jax.audit.syntax import closing, parse_attributes, split_commas
 
+# The printer puts these marks into long tuples.
+_INDEX_COMMENT = re.compile(r"/\*index=\d+\*/")
 _INSTRUCTION = re.compile(r"\s*(ROOT\s+)?%?([\w.\-]+)\s+=\s+(.*)", re.DOTALL)
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _COMPUTATION = re.compile(r"\s*(ENTRY\s+)?%?([\w.\-]+)\s*(?:\(.*)?\{\s*")
@@ -21,7 +23,7 @@ _OPERAND_NAME = re.compile(r"%?([\w.\-]+)$")
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One instruction; ``line`` is the text it came from, for error messages."""
+    """One instruction."""
 
     name: str
     opcode: str
@@ -29,7 +31,6 @@ class Instruction:
     operands_text: str
     attributes_text: str
     is_root: bool
-    line: str
 
     @functools.cached_property
     def shapes(self) -> tuple[ArrayShape, ...]:
@@ -161,16 +162,13 @@ def parse_module(text: str) -> Module:
         )
     header_text = headers[0] if headers else ""
     return Module(
-        computations,
-        entry,
-        _header_int(header_text, "replica_count"),
-        _header_int(header_text, "num_partitions"),
+        computations, entry, _header_int(header_text, "replica_count"), _header_int(header_text, "num_partitions")
     )
 
 
 def _parse_instruction(raw: str) -> Instruction | None:
     """Reads ``ROOT %name = shape opcode(operands), attributes``; None if it is something else."""
-    line = without_comments(raw)
+    line = _INDEX_COMMENT.sub("", raw)
     match = _INSTRUCTION.fullmatch(line)
     if match is None:
         return None
@@ -194,7 +192,6 @@ def _parse_instruction(raw: str) -> Instruction | None:
         operands_text=rest[begin + 1 : stop],
         attributes_text=rest[stop + 1 :],
         is_root=match[1] is not None,
-        line=raw.strip(),
     )
 
 

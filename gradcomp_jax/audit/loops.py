@@ -23,13 +23,7 @@ class _Value:
 
 
 def trip_count(loop: Instruction, computation: Computation, module: Module) -> int | None:
-    """Returns how often the body of ``loop`` runs, or None if the text does not tell.
-
-    Args:
-        loop: a ``while`` instruction.
-        computation: the computation that ``loop`` is in.
-        module: the program.
-    """
+    """Returns how often the body of ``loop``, a ``while`` of ``computation``, runs, or None if the text does not tell."""
     if known := _KNOWN.search(loop.attributes.get("backend_config", "")):
         return int(known[1])
     body = module.computation(loop.attributes["body"].lstrip("%"))

@@ -6,15 +6,9 @@ atom here, whatever it contains.
 
 import re
 
-_INDEX_COMMENT = re.compile(r"/\*index=\d+\*/")
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _TOKEN = re.compile(_STRING + r"|[()\[\]{},]")
 _NAME = re.compile(r"[\w.\-]+")
-
-
-def without_comments(line: str) -> str:
-    """Removes the ``/*index=5*/`` marks that the printer puts into long tuples."""
-    return _INDEX_COMMENT.sub("", line)
 
 
 def closing(text: str, start: int) -> int:

@@ -5,12 +5,7 @@ from typing import Literal
 
 from gradcomp_jax._costs import bytes_moved
 from gradcomp_jax.audit.axes import MeshAxes
-from gradcomp_jax.audit.collectives import (
-    Transfer,
-    base_opcode,
-    is_later_half,
-    transfer_of,
-)
+from gradcomp_jax.audit.collectives import Transfer, base_opcode, is_later_half, transfer_of
 from gradcomp_jax.audit.hlo import Computation, Instruction, Module
 from gradcomp_jax.audit.loops import trip_count
 from gradcomp_jax.audit.report import CollectiveRow, Conditional, WireReport
@@ -18,6 +13,7 @@ from gradcomp_jax.audit.syntax import parse_names
 
 # Attributes that name computations which run once for each run of the instruction.
 _CALLS = ("calls", "to_apply", "called_computations")
+_SUMS = ("count", "operand_bytes", "sent_bytes", "received_bytes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,27 +30,16 @@ class Found(WireReport):
         if n == 0:
             return Found()
         return Found(
-            tuple(_scaled(row, n) for row in self.rows),
+            tuple(_summed(row, times=n) for row in self.rows),
             tuple(dataclasses.replace(c, count=c.count * n) for c in self.conditionals),
         )
 
 
 class Walker:
-    """Adds up what a program moves, starting at its entry.
-
-    Args:
-        module: the program.
-        branch: which branch of a conditional counts.
-        loop_trips: how often a loop runs whose count the program does not tell.
-        axes: gives the axis of each row; None leaves it out.
-    """
+    """Adds up what a program moves, starting at its entry; ``loop_trips`` is how often a loop runs that does not tell."""
 
     def __init__(
-        self,
-        module: Module,
-        branch: Literal["max", "min"] | int,
-        loop_trips: int | None,
-        axes: MeshAxes | None,
+        self, module: Module, branch: Literal["max", "min"] | int, loop_trips: int | None, axes: MeshAxes | None
     ):
         self._module = module
         self._branch = branch
@@ -171,14 +156,9 @@ def _called(instruction: Instruction, keys: tuple[str, ...]) -> list[str]:
     return [name for key in keys for name in parse_names(instruction.attributes.get(key, ""))]
 
 
-def _scaled(row: CollectiveRow, n: int) -> CollectiveRow:
-    return dataclasses.replace(
-        row,
-        count=row.count * n,
-        operand_bytes=row.operand_bytes * n,
-        sent_bytes=row.sent_bytes * n,
-        received_bytes=row.received_bytes * n,
-    )
+def _summed(*rows: CollectiveRow, times: int = 1) -> CollectiveRow:
+    """Returns the last row with the sums of all, so many times over."""
+    return dataclasses.replace(rows[-1], **{field: times * sum(getattr(row, field) for row in rows) for field in _SUMS})
 
 
 def _merged(rows: tuple[CollectiveRow, ...]) -> tuple[CollectiveRow, ...]:
@@ -187,12 +167,6 @@ def _merged(rows: tuple[CollectiveRow, ...]) -> tuple[CollectiveRow, ...]:
     for row in rows:
         key = (row.name, row.dtype)
         if (earlier := merged.get(key)) is not None:
-            row = dataclasses.replace(
-                row,
-                count=earlier.count + row.count,
-                operand_bytes=earlier.operand_bytes + row.operand_bytes,
-                sent_bytes=earlier.sent_bytes + row.sent_bytes,
-                received_bytes=earlier.received_bytes + row.received_bytes,
-            )
+            row = _summed(earlier, row)
         merged[key] = row
     return tuple(merged.values())

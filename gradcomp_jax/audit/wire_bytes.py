@@ -22,10 +22,9 @@ def wire_bytes(
     The count comes from the program that the compiler made, not from the source: the compiler
     fuses collectives, widens their element types and replaces one by another.
 
-    For a group of :math:`N` devices and a full array of :math:`m` bytes, under the
-    bandwidth-optimal algorithm: all-reduce :math:`2\frac{N-1}{N}m`; all-gather, reduce-scatter and
-    all-to-all :math:`\frac{N-1}{N}m`; permute, broadcast and send :math:`m`, the most that any one
-    device sends. A count that is not whole is rounded up. Groups of unequal size count as the
+    For a group of :math:`N` devices and a full array of :math:`m` bytes, under the bandwidth-optimal algorithm: all-reduce
+    :math:`2\frac{N-1}{N}m`; all-gather, reduce-scatter and all-to-all :math:`\frac{N-1}{N}m`; permute, broadcast and send
+    :math:`m`, the most that any one device sends. A count that is not whole is rounded up. Groups of unequal size count as the
     largest. A collective that TPU slices carry out through their hosts counts as that collective.
 
     Example::
@@ -35,10 +34,9 @@ def wire_bytes(
 
     Args:
         compiled: a compiled program, or the HLO text of one.
-        branch: which branch of a ``lax.cond`` or ``lax.switch`` counts: the most expensive one
-            (``"max"``), the cheapest (``"min"``), or the one with this index; -1 is the last, and
-            of a ``lax.cond`` the true branch is 1. A conditional without a branch of that index
-            counts its most expensive one. The report keeps what each branch would send.
+        branch: which branch of a ``lax.cond`` or ``lax.switch`` counts: the most expensive one (``"max"``), the cheapest
+            (``"min"``), or the one with this index; -1 is the last, and of a ``lax.cond`` the true branch is 1. A conditional
+            without a branch of that index counts its most expensive one. The report keeps what each branch would send.
         trip_count: how often a ``while`` loop runs whose count the program does not tell.
         mesh: the mesh that the program was compiled for; with it every row names its axes.
 
@@ -46,9 +44,8 @@ def wire_bytes(
         A :class:`~gradcomp_jax.audit.WireReport`; ``print`` shows it as a table.
 
     Raises:
-        ValueError: if an argument is out of range, if the text is not a compiled program, if an
-            instruction looks like communication and is not known, or if a loop communicates an
-            unknown number of times.
+        ValueError: if an argument is out of range, if the text is not a compiled program, if an instruction looks like
+            communication and is not known, or if a loop communicates an unknown number of times.
     """
     if branch not in ("max", "min") and (isinstance(branch, bool) or not isinstance(branch, int)):
         raise ValueError(f"branch must be 'max', 'min' or an index, got {branch!r}")

@@ -12,7 +12,6 @@ _COMMANDS = ("compare", "train", "methods", "plan")
 
 class _OnDemand(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
-        del ctx
         return list(_COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -47,8 +46,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool,
-        typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     del version

@@ -6,22 +6,7 @@ import typer
 from rich.console import Console
 
 from gradcomp_jax._errors import SettingError, look_up
-from gradcomp_jax.cli import devices, runs
-from gradcomp_jax.cli.options import (
-    BatchOption,
-    DataDirOption,
-    DatasetOption,
-    DelayOption,
-    DensityOption,
-    EpochsOption,
-    EveryOption,
-    MarkdownOption,
-    MomentumOption,
-    OutOption,
-    RateOption,
-    RealOption,
-    WorkersOption,
-)
+from gradcomp_jax.cli import options, runs
 from gradcomp_jax.cli.progress import Bar
 from gradcomp_jax.cli.user_errors import user_errors
 from gradcomp_jax.experiments import compare, task
@@ -30,7 +15,7 @@ from gradcomp_jax.experiments.recipes import ABLATIONS, ALL, COLLECTIVES, DEFAUL
 
 def compare_command(
     context: typer.Context,
-    dataset: DatasetOption = "digits",
+    dataset: options.Dataset = "digits",
     methods: Annotated[
         str,
         typer.Option(
@@ -38,19 +23,19 @@ def compare_command(
         ),
     ] = ",".join(DEFAULT),
     seeds: Annotated[int, typer.Option(help="Runs of each method: seeds 0, 1, 2, ...")] = 5,
-    workers: WorkersOption = runs.WORKERS,
-    epochs: EpochsOption = None,
-    batch: BatchOption = None,
-    learning_rate: RateOption = None,
-    momentum: MomentumOption = None,
-    density: DensityOption = None,
-    delay: DelayOption = None,
-    every: EveryOption = None,
+    workers: options.Workers = runs.WORKERS,
+    epochs: options.Epochs = None,
+    batch: options.Batch = None,
+    learning_rate: options.Rate = None,
+    momentum: options.Momentum = None,
+    density: options.Density = None,
+    delay: options.Delay = None,
+    every: options.Every = None,
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds, a few epochs: a trial, not a result.")] = False,
-    data_dir: DataDirOption = None,
-    real_devices: RealOption = False,
-    out: OutOption = runs.OUT,
-    markdown: MarkdownOption = None,
+    data_dir: options.DataDir = None,
+    real_devices: options.Real = False,
+    out: options.Out = runs.OUT,
+    markdown: options.Markdown = None,
 ) -> None:
     """Train several methods with equal hyper-parameters, and compare accuracy and bytes.
 
@@ -66,9 +51,9 @@ def compare_command(
         if quick:
             seeds = min(seeds, 2)
             epochs = max(the_task.settings.epochs // 10, 1) if epochs is None else epochs
-        settings = runs.make_settings(the_task, workers, epochs, batch, learning_rate, momentum, density, delay, every)
+        settings = runs.make_settings(the_task, workers, batch, epochs, learning_rate, momentum, density, delay, every)
         if not real_devices:
-            devices.simulate(workers)
+            runs.simulate(workers)
         data = runs.load_data(dataset, data_dir, settings)
         runs.make_folder(out)
         with Bar(Console(stderr=True), runs=seeds * len(names)) as bar:

@@ -10,37 +10,31 @@ from gradcomp_jax.experiments.tasks import TASKS
 
 _DATASETS = ", ".join(TASKS)
 
-DatasetOption = Annotated[str, typer.Option(help=f"What to train on: {_DATASETS}.")]
-DataDirOption = Annotated[
-    pathlib.Path | None,
-    typer.Option(help="Folder of the data set's files, if not where its package puts them."),
+Dataset = Annotated[str, typer.Option(help=f"What to train on: {_DATASETS}.")]
+DataDir = Annotated[
+    pathlib.Path | None, typer.Option(help="Folder of the data set's files, if not where its package puts them.")
 ]
-WorkersOption = Annotated[int, typer.Option(help="Devices that share every batch.")]
-EpochsOption = Annotated[int | None, typer.Option(help="Passes over the training set; the task's own by default.")]
-BatchOption = Annotated[
-    int | None,
-    typer.Option(help="Examples in a step, all workers together; the task's own by default."),
+Workers = Annotated[int, typer.Option(help="Devices that share every batch.")]
+Epochs = Annotated[int | None, typer.Option(help="Passes over the training set; the task's own by default.")]
+Batch = Annotated[int | None, typer.Option(help="Examples in a step, all workers together; the task's own by default.")]
+Rate = Annotated[float | None, typer.Option(help="Learning rate; the task's own by default.")]
+Momentum = Annotated[float | None, typer.Option(help="Momentum, in [0, 1).")]
+Density = Annotated[
+    float | None, typer.Option(help="Share of the entries that DGC sends, in (0, 1]; the task's own by default.")
 ]
-RateOption = Annotated[float | None, typer.Option(help="Learning rate; the task's own by default.")]
-MomentumOption = Annotated[float | None, typer.Option(help="Momentum, in [0, 1).")]
-DensityOption = Annotated[
-    float | None,
-    typer.Option(help="Share of the entries that DGC sends, in (0, 1]; the task's own by default."),
-]
-DelayOption = Annotated[
+Delay = Annotated[
     int | None, typer.Option(help="Steps until a delayed average arrives; 4 by default.", show_default=False)
 ]
-EveryOption = Annotated[
+Every = Annotated[
     int | None,
     typer.Option(help="Steps between exchanges, of methods that skip some; 4 by default.", show_default=False),
 ]
-RealOption = Annotated[
-    bool,
-    typer.Option("--real-devices", help="Use the devices that JAX finds instead of simulated CPU workers."),
+Real = Annotated[
+    bool, typer.Option("--real-devices", help="Use the devices that JAX finds instead of simulated CPU workers.")
 ]
-OutOption = Annotated[pathlib.Path, typer.Option(help="Folder for the picture and the JSON.")]
+Out = Annotated[pathlib.Path, typer.Option(help="Folder for the picture and the JSON.")]
 
-DistributedOption = Annotated[
+Distributed = Annotated[
     bool,
     typer.Option(
         "--distributed",
@@ -48,22 +42,20 @@ DistributedOption = Annotated[
         "Open MPI, Cloud TPU or Kubernetes started them, nothing else need be said.",
     ),
 ]
-CoordinatorOption = Annotated[
+Coordinator = Annotated[
     str | None, typer.Option(help=f"HOST:PORT of process 0, for --distributed; else ${cluster.ADDRESS}.")
 ]
-ProcessOption = Annotated[
+Process = Annotated[
     int | None, typer.Option(help=f"Number of this process, from 0, for --distributed; else ${cluster.INDEX}.")
 ]
-ProcessesOption = Annotated[
+Processes = Annotated[
     int | None, typer.Option(help=f"How many processes there are, for --distributed; else ${cluster.COUNT}.")
 ]
-HeartbeatOption = Annotated[
-    int,
-    typer.Option(min=1, help="Seconds without a word from a process until the others end, for --distributed."),
+Heartbeat = Annotated[
+    int, typer.Option(min=1, help="Seconds without a word from a process until the others end, for --distributed.")
 ]
-StepTimeoutOption = Annotated[
-    float,
-    typer.Option(min=1, help="Seconds that a step, a compilation or a save may take, for --distributed."),
+StepTimeout = Annotated[
+    float, typer.Option(min=1, help="Seconds that a step, a compilation or a save may take, for --distributed.")
 ]
 
-MarkdownOption = Annotated[pathlib.Path | None, typer.Option(help="Also write the table to this Markdown file.")]
+Markdown = Annotated[pathlib.Path | None, typer.Option(help="Also write the table to this Markdown file.")]

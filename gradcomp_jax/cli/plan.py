@@ -39,8 +39,7 @@ def plan_command(
     inner_latency: Annotated[str, typer.Option(help="Of that link.")] = "5us",
     topology: Annotated[str, typer.Option(help="Of the nodes: switch or ring.")] = "switch",
     overlap: Annotated[
-        float,
-        typer.Option(help="Share of the step time in which an exchange may run beside it: 0 to 1."),
+        float, typer.Option(help="Share of the step time in which an exchange may run beside it: 0 to 1.")
     ] = 0.0,
     memory_rate: Annotated[
         str, typer.Option(help="Bytes a second that a device reads and writes: compression takes as many copies.")

@@ -27,10 +27,7 @@ def draw(comparison: Comparison) -> Figure:
     FigureCanvasAgg(figure)
     loss, accuracy, cost = figure.subplots(1, 3)
     for number, result in enumerate(comparison.methods):
-        style = {
-            "color": COLOURS[number % len(COLOURS)],
-            "linestyle": _DASHES[(number // len(COLOURS)) % len(_DASHES)],
-        }
+        style = {"color": COLOURS[number % len(COLOURS)], "linestyle": _DASHES[(number // len(COLOURS)) % len(_DASHES)]}
         _draw_loss(loss, result, style)
         _draw_accuracy(accuracy, result, style)
         cost.errorbar(

@@ -1,18 +1,13 @@
-"""A progress bar over all the runs of a command."""
+"""Listeners of a command: a progress bar over all its runs, and one that tells the watchdog of every event."""
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from gradcomp_jax.distributed import Watchdog
 from gradcomp_jax.experiments import Listener, Past, RunResult
 
 
@@ -41,10 +36,7 @@ class Bar(Listener):
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stops drawing; the bar stays on the screen unless an error takes its place."""
         if kind is not None:
@@ -78,3 +70,21 @@ class Bar(Listener):
 
     def _describe(self, method: str, seed: int) -> None:
         self._progress.update(self._task, description=f"seed {seed}, {method}{self._accuracy}")
+
+
+class Beating(Listener):
+    """Passes every event on to another listener, and calls ``watchdog.beat()``."""
+
+    def __init__(self, listener: Listener, watchdog: Watchdog) -> None:
+        """Wraps a listener, which is told all that this one is told."""
+
+        def passing_on(tell: Callable[..., None]) -> Callable[..., None]:
+            def heard(*event: object) -> None:
+                watchdog.beat()
+                tell(*event)
+
+            return heard
+
+        for name in vars(Listener):
+            if not name.startswith("_"):
+                setattr(self, name, passing_on(getattr(listener, name)))

@@ -1,9 +1,11 @@
-"""What the commands that train have in common: settings, data, and what is left behind."""
+"""What the commands that train have in common: settings, simulated devices, data, and what is left behind."""
 
 import dataclasses
+import os
 import pathlib
 from typing import Any
 
+import jax
 from rich.console import Console
 
 from gradcomp_jax._errors import SettingError
@@ -15,32 +17,29 @@ from gradcomp_jax.experiments.settings import split_batch
 METHODS = ", ".join(RECIPES)
 OUT = pathlib.Path("gradcomp-results")
 WORKERS = 8
+_FLAG = "--xla_force_host_platform_device_count"
 
 
-def make_settings(
-    the_task: Task,
-    workers: int,
-    epochs: int | None,
-    batch: int | None,
-    learning_rate: float | None,
-    momentum: float | None,
-    density: float | None,
-    delay: int | None,
-    every: int | None,
-) -> Settings:
-    """Returns the task's settings with what the user has said in their place."""
+_SAID = ("epochs", "learning_rate", "momentum", "density", "delay", "every")
+
+
+def make_settings(the_task: Task, workers: int, batch: int | None, *said: Any) -> Settings:
+    """Returns the task's settings with what the user has said in their place: ``epochs`` and so on, or ``None``."""
     # The batch stays what it is when the workers change, and with it the training problem.
     shared = split_batch(the_task.settings.batch if batch is None else batch, workers)
-    said: dict[str, Any] = {
-        "epochs": epochs,
-        "learning_rate": learning_rate,
-        "momentum": momentum,
-        "density": density,
-        "delay": delay,
-        "every": every,
-    }
-    given = {name: value for name, value in said.items() if value is not None}
+    given = {name: value for name, value in zip(_SAID, said, strict=True) if value is not None}
     return dataclasses.replace(the_task.settings, workers=workers, batch_per_worker=shared, **given)
+
+
+def simulate(workers: int) -> None:
+    """Makes this process's CPU appear as ``workers`` devices.
+
+    JAX reads the flag when it first looks for devices, not when it is imported. A process that has
+    looked already keeps the devices it has; a mesh that needs more then says so.
+    """
+    kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(_FLAG)]
+    os.environ["XLA_FLAGS"] = " ".join([*kept, f"{_FLAG}={workers}"])
+    jax.config.update("jax_platforms", "cpu")
 
 
 def load_data(dataset: str, data_dir: pathlib.Path | None, settings: Settings) -> Dataset:

@@ -11,29 +11,8 @@ import typer
 from rich.console import Console
 
 from gradcomp_jax._errors import ExperimentError, SettingError, known_name
-from gradcomp_jax.cli import devices, runs
-from gradcomp_jax.cli.beating import Beating
-from gradcomp_jax.cli.options import (
-    BatchOption,
-    CoordinatorOption,
-    DataDirOption,
-    DatasetOption,
-    DelayOption,
-    DensityOption,
-    DistributedOption,
-    EpochsOption,
-    EveryOption,
-    HeartbeatOption,
-    MarkdownOption,
-    MomentumOption,
-    OutOption,
-    ProcessesOption,
-    ProcessOption,
-    RateOption,
-    RealOption,
-    StepTimeoutOption,
-)
-from gradcomp_jax.cli.progress import Bar
+from gradcomp_jax.cli import options, runs
+from gradcomp_jax.cli.progress import Bar, Beating
 from gradcomp_jax.cli.user_errors import user_errors
 from gradcomp_jax.distributed import Watchdog, find_place, join
 from gradcomp_jax.experiments import (
@@ -51,7 +30,7 @@ from gradcomp_jax.experiments.recipes import RECIPES
 def train_command(
     context: typer.Context,
     method: Annotated[str, typer.Option(help=f"One of: {runs.METHODS}.")] = "dgc",
-    dataset: DatasetOption = "digits",
+    dataset: options.Dataset = "digits",
     seed: Annotated[int, typer.Option(help="Of the parameters and of the order.")] = 0,
     workers: Annotated[
         int | None,
@@ -59,27 +38,26 @@ def train_command(
             help="Devices that share every batch: 8, or with --distributed all there are.", show_default=False
         ),
     ] = None,
-    epochs: EpochsOption = None,
-    batch: BatchOption = None,
-    learning_rate: RateOption = None,
-    momentum: MomentumOption = None,
-    density: DensityOption = None,
-    delay: DelayOption = None,
-    every: EveryOption = None,
+    epochs: options.Epochs = None,
+    batch: options.Batch = None,
+    learning_rate: options.Rate = None,
+    momentum: options.Momentum = None,
+    density: options.Density = None,
+    delay: options.Delay = None,
+    every: options.Every = None,
     checkpoint: Annotated[
-        pathlib.Path | None,
-        typer.Option(help="Save every epoch in this folder, and go on from what is there."),
+        pathlib.Path | None, typer.Option(help="Save every epoch in this folder, and go on from what is there.")
     ] = None,
-    data_dir: DataDirOption = None,
-    real_devices: RealOption = False,
-    distributed: DistributedOption = False,
-    coordinator: CoordinatorOption = None,
-    process_id: ProcessOption = None,
-    processes: ProcessesOption = None,
-    heartbeat_timeout: HeartbeatOption = 100,
-    step_timeout: StepTimeoutOption = 300,
-    out: OutOption = runs.OUT,
-    markdown: MarkdownOption = None,
+    data_dir: options.DataDir = None,
+    real_devices: options.Real = False,
+    distributed: options.Distributed = False,
+    coordinator: options.Coordinator = None,
+    process_id: options.Process = None,
+    processes: options.Processes = None,
+    heartbeat_timeout: options.Heartbeat = 100,
+    step_timeout: options.StepTimeout = 300,
+    out: options.Out = runs.OUT,
+    markdown: options.Markdown = None,
 ) -> None:
     """Train one method once, with checkpoints if wanted, in one process or as one of several."""
     console = Console()
@@ -94,9 +72,9 @@ def train_command(
             raise SettingError("--coordinator, --process-id and --processes need --distributed")
         if workers is None:
             workers = jax.device_count() if distributed else runs.WORKERS
-        settings = runs.make_settings(the_task, workers, epochs, batch, learning_rate, momentum, density, delay, every)
+        settings = runs.make_settings(the_task, workers, batch, epochs, learning_rate, momentum, density, delay, every)
         if not (real_devices or distributed):
-            devices.simulate(workers)
+            runs.simulate(workers)
         data = runs.load_data(dataset, data_dir, settings)
         # The results are the same in every process: one of them says what they are.
         first = not distributed or jax.process_index() == 0

@@ -16,7 +16,6 @@ class AllGather(Collective):
 
     def sends(self, compressor: Compressor, rows: int, workers: int) -> list[Send]:
         """Returns the payloads, to everybody."""
-        del workers
         return [Send("all_gather", compressor.payload_spec(rows))]
 
     def steps(self, message: Message, workers: Workers) -> Steps:

@@ -14,7 +14,6 @@ class AllReduce(Collective):
 
     def check(self, compressor: Compressor, memory: Memory) -> None:
         """Refuses payloads that do not add up."""
-        del memory
         if not compressor.summable:
             raise ValueError(
                 f"collective='all_reduce' needs payloads that add up, and those of {type(compressor).__name__} do not; use"
@@ -23,7 +22,6 @@ class AllReduce(Collective):
 
     def resolve(self, compressor: Compressor, rows: int, workers: int) -> Collective:
         """Refuses as many workers as an integer sum could wrap for."""
-        del rows
         if not fits(compressor, workers):
             raise ValueError(
                 f"an int8 sum of {workers} ternaries can wrap (at most {compressor.most_workers} workers);"
@@ -33,7 +31,6 @@ class AllReduce(Collective):
 
     def sends(self, compressor: Compressor, rows: int, workers: int) -> list[Send]:
         """Returns the payloads, to be added."""
-        del workers
         return [Send("psum", compressor.payload_spec(rows))]
 
     def steps(self, message: Message, workers: Workers) -> Steps:

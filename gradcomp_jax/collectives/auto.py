@@ -32,7 +32,6 @@ class Auto(Collective):
 
     def check(self, compressor: Compressor, memory: Memory) -> None:
         """Accepts everything: it chooses what goes together."""
-        del compressor, memory
 
     def resolve(self, compressor: Compressor, rows: int, workers: int) -> Collective:
         """Chooses by the bytes of the code's payloads."""

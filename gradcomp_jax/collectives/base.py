@@ -53,44 +53,33 @@ class Send(NamedTuple):
 
 
 class Message(Protocol):
-    """What a collective reads of a message: the payload of one compressor on one worker.
-
-    Attributes:
-        compressor: which encoded it.
-        payload: leaves ``[rows, ...]``.
-        info: of its rows: their counts, the side information of all workers, and a key for a second encoding.
-        remainder: what becomes of what a second encoding loses; ``None`` where nothing is lost.
-        residual: float32 ``[ceil(rows / N), block]``, what this worker keeps as an owner of rows, or ``None``. With one,
-            owners take rows in turn; otherwise each owns as many that follow one another.
-    """
+    """What a collective reads of a message: the payload of one compressor on one worker."""
 
     @property
     def compressor(self) -> Compressor:
-        """Returns the compressor, see above."""
+        """Returns the compressor that encoded it."""
 
     @property
     def payload(self) -> Any:
-        """Returns the payload, see above."""
+        """Returns leaves ``[rows, ...]``."""
 
     @property
     def info(self) -> RowInfo:
-        """Returns what is known of its rows, see above."""
+        """Returns what is known of its rows: their counts, the side information of all workers, a key for a second encoding."""
 
     @property
     def remainder(self) -> Remainder | None:
-        """Returns what becomes of the remainder, see above."""
+        """Returns what becomes of what a second encoding loses; ``None`` where nothing is lost."""
 
     @property
     def residual(self) -> Array | None:
-        """Returns the owner's residual, see above."""
+        """Returns what this worker keeps as an owner of rows, float32 ``[ceil(rows / N), block]``, or ``None``.
+
+        With one, owners take rows in turn; otherwise each owns as many that follow one another.
+        """
 
 
-_KINDS = {
-    "permute": "collective-permute",
-    "all_to_all": "all-to-all",
-    "all_gather": "all-gather",
-    "psum": "all-reduce",
-}
+_KINDS = {"permute": "collective-permute", "all_to_all": "all-to-all", "all_gather": "all-gather", "psum": "all-reduce"}
 
 Steps = Generator[Send, Any, InboundMessage]
 """The operations of a collective: yields what it sends, is given what came, and returns the message that came of it."""
@@ -118,17 +107,14 @@ class Collective(abc.ABC):
         Raises:
             ValueError: if it does not go with this number of workers.
         """
-        del compressor, rows, workers
         return self
 
     def remainder_of(self, compressor: Compressor, memory: Memory, workers: int) -> Remainder | None:
         """Returns what becomes of the loss of a second encoding; ``None`` where there is no loss."""
-        del compressor, memory, workers
         return None
 
     def owners_from(self, compressor: Compressor, memory: Memory) -> int | None:
         """Returns the number of workers from which on owners have a residual; ``None`` if they never have one."""
-        del compressor, memory
         return None
 
     @abc.abstractmethod

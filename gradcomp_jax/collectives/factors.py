@@ -26,11 +26,7 @@ def product_bytes(x: jax.ShapeDtypeStruct | Array, delta: jax.ShapeDtypeStruct |
 
 
 def resolve(
-    exchange: Exchange,
-    x: jax.ShapeDtypeStruct | Array,
-    delta: jax.ShapeDtypeStruct | Array,
-    *,
-    workers: int,
+    exchange: Exchange, x: jax.ShapeDtypeStruct | Array, delta: jax.ShapeDtypeStruct | Array, *, workers: int
 ) -> Literal["factors", "dense"]:
     """Turns ``auto`` into whichever way sends fewer bytes; of equals ``dense``, which computes less."""
     if exchange != "auto":

@@ -7,7 +7,7 @@ from jax import lax
 
 from gradcomp_jax import _compat, kernels
 from gradcomp_jax._typing import Array, AxisName
-from gradcomp_jax.collectives import gathering, scattering
+from gradcomp_jax.collectives import gathering
 
 
 def _fuse(arrays: Sequence[Array], lead: int, cross: Callable[[Array], Array]) -> list[Array]:
@@ -84,7 +84,7 @@ def reduce_scatter(arrays: Sequence[Array], axis_name: AxisName) -> list[Array]:
     """Adds every worker's arrays ``[N, ...]``, of which worker j gets slice j of the sum."""
 
     def cross(buffer: Array) -> Array:
-        return scattering.reduce_scatter(buffer, axis_name)
+        return gathering.reduce_scatter(buffer, axis_name)
 
     # The leading dimension is gone afterwards: one that is kept would be of one entry.
     return [a[0] for a in _fuse(arrays, 1, lambda buffer: cross(buffer)[None])]

@@ -1,9 +1,12 @@
-"""An all-gather in a form that the compiler leaves an all-gather.
+"""An all-gather and a reduce-scatter in forms that the compiler leaves what they are.
 
-XLA:TPU may carry out an all-gather as an all-reduce of the whole result, zeros in everybody else's place, which sends
-twice the bytes. Compiled for v5e, v5p and v6e, libtpu 0.0.42, it did so in two cases, whatever the dtype: a shard whose entries
-are no multiple of the 128 lanes, also between slices, over the data-centre network; and a group of 64 devices or more
-within a slice, while the result is of at most 16 MiB (on a three-dimensional torus, whatever its size).
+XLA:TPU may carry out either as an all-reduce of the whole, with zeros in everybody else's place, which sends twice the bytes
+(libtpu 0.0.42). Compiled for v5e, v5p and v6e, it did so with an all-gather in two cases, whatever the dtype: a shard whose
+entries are no multiple of the 128 lanes, also between slices, over the data-centre network; and a group of 64 devices or more
+within a slice, while the result is of at most 16 MiB (on a three-dimensional torus, whatever its size). Compiled for slices of
+v5e and v6e joined by a data-centre network, it always did so with a reduce-scatter within a slice unless each device's shard
+was of whole pairs of tiles (8 rows of 128 lanes, one for each direction of a ring); with them only at a few sizes, on v5e. In a
+program of a single slice it does so in any form.
 """
 
 import jax.numpy as jnp
@@ -14,6 +17,9 @@ from gradcomp_jax._typing import Array, AxisName
 
 LANES = 128
 """Entries of a row of a TPU's registers: what the shard is filled up to a multiple of."""
+
+ROWS = 16
+"""Rows of a pair of tiles of a TPU's memory."""
 
 LARGEST_GROUP = 32
 """Devices that an all-gather in one step may have; measured on powers of two."""
@@ -70,3 +76,23 @@ def _first_group(x: Array, axis_name: AxisName) -> int | None:
         return None
     sizes = [n for n in range(2, LARGEST_GROUP + 1) if workers % n == 0 and workers // n <= LARGEST_GROUP]
     return min(sizes, key=lambda n: n + workers // n, default=None)
+
+
+def reduce_scatter(x: Array, axis_name: AxisName) -> Array:
+    """Adds every worker's ``x``, ``[N, n]``, of which worker j gets row j of the sum: ``[n]``.
+
+    On TPU the rows are filled up to whole pairs of tiles; elsewhere it is one plain reduce-scatter.
+    """
+    x = _compat.varying(x, axis_name)
+
+    def for_tpu(x: Array) -> Array:
+        size = x.shape[1]
+        filled = jnp.pad(x, ((0, 0), (0, -size % (LANES * ROWS))))
+        tiles = lax.psum_scatter(filled.reshape(-1, LANES), axis_name, scatter_dimension=0, tiled=True)
+        return lax.slice_in_dim(tiles.reshape(-1), 0, size)
+
+    def plain(x: Array) -> Array:
+        return lax.psum_scatter(x, axis_name, scatter_dimension=0)
+
+    # Only the branch of the platform that is lowered for stays in the program.
+    return lax.platform_dependent(x, tpu=for_tpu, default=plain)

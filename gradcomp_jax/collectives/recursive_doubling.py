@@ -35,7 +35,6 @@ class RecursiveDoubling(Collective):
 
     def resolve(self, compressor: Compressor, rows: int, workers: int) -> Collective:
         """Refuses a number of workers that does not come out even."""
-        del compressor, rows
         if workers & (workers - 1):
             raise ValueError(
                 f"recursive doubling needs a power of two of workers, got {workers}; use collective='two_phase'"

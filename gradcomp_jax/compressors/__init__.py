@@ -14,19 +14,3 @@ from gradcomp_jax.compressors.rotated import rotated as rotated
 from gradcomp_jax.compressors.sign import sign as sign
 from gradcomp_jax.compressors.ternary import ternary as ternary
 from gradcomp_jax.compressors.topk import topk as topk
-
-__all__ = [
-    "Compressor",
-    "RowInfo",
-    "block_quantized",
-    "dense",
-    "fixed_point",
-    "float8",
-    "in_frequency",
-    "low_rank",
-    "random_k",
-    "rotated",
-    "sign",
-    "ternary",
-    "topk",
-]

@@ -92,6 +92,7 @@ class Compressor(abc.ABC):
         drops: a row's entries compete for a place in the payload; those that are too small to get one are not in it.
         deals: a block had better be a sample of the whole tensor than a stretch of it.
         decodes_anew: passes that need a dealt payload decoded had better each decode it than share an array.
+        measures_largest: the statistic is the largest magnitude of each row, in which an entry that is not finite shows.
         lossless: decoding returns the rows bit for bit.
         pads_nonzero: padding decodes to something other than zero; whoever decodes then clears it.
         unbiased: the decoded payload has the (clipped) rows as its expectation.
@@ -105,6 +106,7 @@ class Compressor(abc.ABC):
     drops: ClassVar[bool] = False
     deals: ClassVar[bool] = False
     decodes_anew: ClassVar[bool] = False
+    measures_largest: ClassVar[bool] = False
     lossless: ClassVar[bool] = False
     pads_nonzero: ClassVar[bool] = False
 
@@ -118,12 +120,12 @@ class Compressor(abc.ABC):
         return ()
 
     def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array | None:
-        """A statistic that :meth:`encode` needs before its own pass: float32 ``[rows, ...]`` or ``[1]``, or ``None``.
+        """A statistic that :meth:`encode` needs before its own pass: float32 ``[rows, ...]`` or ``[1]``; ``None`` by default.
 
         In a function of its own so that each reads the rows once: the caller may compute them anew for each pass
         instead of holding them. Not finite where an entry is not. Of ``info`` there is the count.
         """
-        return None
+        return kernels.largest_of_rows(rows) if self.measures_largest else None
 
     def statistic_of(self, rows: Array, info: RowInfo) -> Any:
         """What was measured, or else is now."""

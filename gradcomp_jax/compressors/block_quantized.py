@@ -1,14 +1,13 @@
 """Block-scaled integers of 8, 4 or 2 bits: a float32 scale for each block and packed values."""
 
 import dataclasses
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import Compressor, RowInfo
+from gradcomp_jax.kernels.quantize import NORMS, Norm
 from gradcomp_jax.kernels.random import GENERATORS, Generator
-
-Norm = Literal["max", "l2"]
 
 
 class QuantizedPayload(NamedTuple):
@@ -48,12 +47,7 @@ class BlockQuantized(Compressor):
 
 
 def block_quantized(
-    *,
-    bits: int = 8,
-    block: int = 256,
-    stochastic: bool = False,
-    norm: Norm = "max",
-    generator: Generator = "hash",
+    *, bits: int = 8, block: int = 256, stochastic: bool = False, norm: Norm = "max", generator: Generator = "hash"
 ) -> BlockQuantized:
     r"""Integers of few bits with one float32 scale for each block: 8.125 bits a value with the defaults.
 
@@ -73,6 +67,6 @@ def block_quantized(
         Alistarh et al., 2017, QSGD, https://arxiv.org/abs/1610.02132; Wang et al., 2023, ZeRO++, https://arxiv.org/abs/2306.10209.
     """
     _checks.one_of("bits", bits, kernels.WIDTHS)
-    _checks.one_of("norm", norm, get_args(Norm))
+    _checks.one_of("norm", norm, NORMS)
     _checks.one_of("generator", generator, GENERATORS)
     return BlockQuantized(_checks.positive_int("block", block), bits, stochastic, norm, generator)

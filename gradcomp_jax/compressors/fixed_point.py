@@ -24,11 +24,8 @@ class FixedPoint(Compressor):
     bits: int
     fraction_bits: int
     generator: Generator
+    measures_largest = True  # integers have no room for what is not finite
     unbiased = True  # what lies beyond the range is lost on purpose
-
-    def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
-        """The largest magnitude of each row: integers have no room for what is not finite."""
-        return kernels.largest_of_rows(rows)
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[FixedPointPayload, PyTree]:
         """Rounds to the grid, up or down with the probability that makes the expectation the value."""

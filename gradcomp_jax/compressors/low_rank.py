@@ -79,10 +79,9 @@ def _product(formula: str, a: Array, b: Array) -> Array:
 def low_rank(rank: int, shape: tuple[int, int], *, seed: int = 0) -> LowRank:
     r"""A matrix as :math:`P Q^T` of the given rank: rank x (rows + columns) float32 values in place of rows x columns.
 
-    :math:`P = \mathrm{orth}(\frac1N \sum_i M_i Q_{t-1})`, :math:`Q_t = \frac1N \sum_i M_i^T P`, and the mean of the
-    matrices is taken for :math:`P Q_t^T`. Both sums are plain all-reduces, whatever N is. :math:`Q` is the warm start of
-    the next step and the only state; it is equal on every worker. A tensor of several matrices, one after the other, has
-    a P and a Q for each.
+    :math:`P = \mathrm{orth}(\frac1N \sum_i M_i Q_{t-1})`, :math:`Q_t = \frac1N \sum_i M_i^T P`, and the mean of the matrices is
+    taken for :math:`P Q_t^T`. Both sums are plain all-reduces, whatever N is. :math:`Q` is the warm start of the next step and
+    the only state; it is equal on every worker. A tensor of several matrices, one after the other, has a P and a Q for each.
 
     Args:
         rank: r, at least 1.

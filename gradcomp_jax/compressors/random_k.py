@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import Compressor, RowInfo
+from gradcomp_jax.compressors.dense import dense
 from gradcomp_jax.compressors.topk import block_for
 
 
@@ -28,6 +29,7 @@ class RandomK(Compressor):
     rescale: bool
     dtype: Any
     side_information = "seeds"  # of the positions
+    measures_largest = True  # an entry that is not finite shows there though it is not chosen
     is_sparsifier = True
 
     @property
@@ -39,10 +41,6 @@ class RandomK(Compressor):
     def unbiased(self) -> bool:
         """Returns whether values are rescaled."""
         return self.rescale
-
-    def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
-        """The largest magnitude of each row: an entry that is not finite shows there though it is not chosen."""
-        return kernels.largest_of_rows(rows)
 
     def _index(self, info: RowInfo) -> Array:
         return kernels.random_of_rows(info.need("side"), self.block, self.k)
@@ -107,7 +105,4 @@ def random_k(
     """
     _checks.in_unit_interval("density", density)
     size = block_for(density) if block is None else _checks.positive_int("block", block)
-    resolved = jnp.dtype(dtype)
-    if resolved not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)):
-        raise ValueError(f"dtype must be float32 or bfloat16, got {resolved.name}")
-    return RandomK(size, max(1, round(density * size)), rescale, resolved)
+    return RandomK(size, max(1, round(density * size)), rescale, dense(dtype).dtype)

@@ -33,16 +33,13 @@ class Rotated(Compressor):
     bits: int
     corrected: bool
     side_information = "worker_seeds"
+    measures_largest = True  # in units of it no square over- or underflows
     pads_nonzero = True  # a rotation knows no padding
 
     @property
     def unbiased(self) -> bool:
         """Returns whether the scale is the unbiased one: over random rotations, to a thousandth of a block's norm."""
         return self.corrected
-
-    def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
-        """The largest magnitude of each row, in units of which no square over- or underflows."""
-        return kernels.largest_of_rows(rows)
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[RotatedPayload, PyTree]:
         """Rotates, rounds to the nearest level, and finds the scale."""

@@ -63,13 +63,11 @@ class Ternary(Compressor):
         sent = None if self.share_scale else jnp.broadcast_to(scale, rows.shape[:1])[:, None]
         return TernaryPayload(trits, sent), state
 
-    def _trits(self, payload: TernaryPayload) -> Array:
-        return kernels.unpack_ternary(payload.trits, self.block) if self.packing == "base3" else payload.trits
-
     def decode(self, payload: TernaryPayload, info: RowInfo = RowInfo()) -> Array:
         """Multiplies values by their scale; also decodes a sum of int8 payloads."""
         scale = info.need("side")[:, None] if payload.scale is None else payload.scale
-        return self._trits(payload).astype(jnp.float32) * scale
+        trits = kernels.unpack_ternary(payload.trits, self.block) if self.packing == "base3" else payload.trits
+        return trits.astype(jnp.float32) * scale
 
     def reduce(self, payloads: TernaryPayload, info: RowInfo = RowInfo()) -> Array:
         """Adds the integers first where the scale is shared, so the sum has exactly 2N + 1 levels."""

@@ -60,11 +60,6 @@ class TopK(Compressor):
         """Few entries of a block are compared with; many are scattered."""
         return self.k <= kernels.ROUNDS
 
-    @property
-    def density(self) -> float:
-        """Fraction of the entries that are sent."""
-        return self.k / self.block
-
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[TopKPayload, PyTree]:
         """Takes the ``k`` largest magnitudes of every row. A row of zeros sends ``k`` zeros."""
         if self.exact:
@@ -193,8 +188,7 @@ def topk(
             block as long as the tensor this is the papers' selection; ``gc.topk_sgd(exact=True)`` makes such blocks.
 
     Raises:
-        ValueError: for a density outside (0, 1], a block outside [1, 2**20], another dtype, or a downlink with another
-            block.
+        ValueError: for a density outside (0, 1], a block outside [1, 2**20], another dtype, or a downlink with another block.
         TypeError: for a traced density.
 
     References:

@@ -3,56 +3,26 @@
 Nothing here prints or parses arguments: the command line does.
 """
 
-from gradcomp_jax._errors import (
-    ExperimentError,
-    MissingDataError,
-    SettingError,
-    UnknownNameError,
-)
-from gradcomp_jax.experiments.compare import (
-    Comparison,
-    MethodResult,
-    compare,
-    count_baselines,
-    summarize,
-)
-from gradcomp_jax.experiments.datasets import Dataset, load
-from gradcomp_jax.experiments.resume import train_with_checkpoints
-from gradcomp_jax.experiments.run import (
-    Listener,
-    Past,
-    RunResult,
-    StepTime,
-    Trainer,
-    Wire,
-    data_mesh,
-    train,
-)
-from gradcomp_jax.experiments.settings import Settings
-from gradcomp_jax.experiments.tasks import Task, task
-
-__all__ = [
-    "Comparison",
-    "Dataset",
-    "ExperimentError",
-    "Listener",
-    "MethodResult",
-    "MissingDataError",
-    "Past",
-    "RunResult",
-    "SettingError",
-    "Settings",
-    "StepTime",
-    "Task",
-    "Trainer",
-    "UnknownNameError",
-    "Wire",
-    "compare",
-    "count_baselines",
-    "data_mesh",
-    "load",
-    "summarize",
-    "task",
-    "train",
-    "train_with_checkpoints",
-]
+from gradcomp_jax._errors import ExperimentError as ExperimentError
+from gradcomp_jax._errors import MissingDataError as MissingDataError
+from gradcomp_jax._errors import SettingError as SettingError
+from gradcomp_jax._errors import UnknownNameError as UnknownNameError
+from gradcomp_jax.experiments.compare import Comparison as Comparison
+from gradcomp_jax.experiments.compare import MethodResult as MethodResult
+from gradcomp_jax.experiments.compare import compare as compare
+from gradcomp_jax.experiments.compare import count_baselines as count_baselines
+from gradcomp_jax.experiments.compare import summarize as summarize
+from gradcomp_jax.experiments.datasets import Dataset as Dataset
+from gradcomp_jax.experiments.datasets import load as load
+from gradcomp_jax.experiments.resume import train_with_checkpoints as train_with_checkpoints
+from gradcomp_jax.experiments.run import Listener as Listener
+from gradcomp_jax.experiments.run import Past as Past
+from gradcomp_jax.experiments.run import RunResult as RunResult
+from gradcomp_jax.experiments.run import StepTime as StepTime
+from gradcomp_jax.experiments.run import Trainer as Trainer
+from gradcomp_jax.experiments.run import Wire as Wire
+from gradcomp_jax.experiments.run import data_mesh as data_mesh
+from gradcomp_jax.experiments.run import train as train
+from gradcomp_jax.experiments.settings import Settings as Settings
+from gradcomp_jax.experiments.tasks import Task as Task
+from gradcomp_jax.experiments.tasks import task as task

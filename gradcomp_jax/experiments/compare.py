@@ -93,17 +93,10 @@ def compare(
 ) -> Comparison:
     """Trains every method with every seed, and counts its bytes against both dense baselines.
 
-    Seeds are the outer loop, so that a machine whose speed drifts is unfair to no method. A step is
-    compiled once for each method. A baseline that is not among ``methods`` is compiled for its
-    bytes and not trained.
+    Seeds are the outer loop, so that a machine whose speed drifts is unfair to no method. A step is compiled once for
+    each method. A baseline that is not among ``methods`` is compiled for its bytes and not trained.
 
-    Args:
-      the_task: the network and the default hyper-parameters.
-      dataset: what to train on.
-      methods: names of ``recipes.RECIPES``, each once.
-      seeds: each once.
-      settings: the hyper-parameters; those of the task by default.
-      listener: hears of every compilation, step and epoch.
+    Methods are names of ``recipes.RECIPES``; the settings are those of the task by default.
 
     Raises:
       UnknownNameError: if a method is unknown.
@@ -135,15 +128,7 @@ def count_baselines(
     known: Iterable[Trainer] = (),
     listener: Listener | None = None,
 ) -> dict[str, int]:
-    """Returns the bytes that a device sends in a step of each dense method.
-
-    Args:
-      the_task: the network.
-      dataset: what it trains on, for the shape of a batch.
-      settings: the hyper-parameters.
-      known: trainers that are compiled already.
-      listener: hears of every further compilation.
-    """
+    """Returns the bytes that a device sends in a step of each dense method; ``known`` trainers are compiled already."""
     sent = {trainer.method: trainer.wire.sent for trainer in known}
     for name in BASELINES:
         if name not in sent:
@@ -152,12 +137,7 @@ def count_baselines(
 
 
 def summarize(runs: Sequence[RunResult], baseline_bytes: dict[str, int]) -> Comparison:
-    """Puts runs with equal settings side by side.
-
-    Args:
-      runs: at least one; methods keep the order in which they first appear.
-      baseline_bytes: bytes of a step of each dense method.
-    """
+    """Puts runs (at least one) with equal settings side by side; methods keep the order in which they first appear."""
     by_method: dict[str, list[RunResult]] = {}
     for run in runs:
         by_method.setdefault(run.method, []).append(run)

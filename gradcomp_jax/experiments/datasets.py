@@ -1,8 +1,7 @@
 """Small labelled image sets that install with ordinary package clients.
 
-Nothing is downloaded here: a loader reads what a package has put on the machine, and says which
-command installs the package when it is not there. A further data set is one more entry of
-:data:`SOURCES`.
+Nothing is downloaded here: a loader reads what a package has put on the machine, and says which command installs the
+package when it is not there. A further data set is one more entry of :data:`SOURCES`.
 """
 
 import dataclasses
@@ -72,19 +71,8 @@ def load(name: str, *, data_dir: str | pathlib.Path | None = None) -> Dataset:
     return source.read(name, folder)
 
 
-def read_idx(path: pathlib.Path) -> np.ndarray:
-    """Reads one gzip-compressed idx file of unsigned bytes, the format of MNIST and its kin.
-
-    Returns:
-      uint8, in the shape that the header states.
-
-    Raises:
-      MissingDataError: if the header does not describe the bytes that follow it.
-    """
-    return _parse_idx(path, _unpack(path))
-
-
-def _unpack(path: pathlib.Path) -> bytes:
+def unpack(path: pathlib.Path) -> bytes:
+    """Reads a gzip file, or says that it is none."""
     try:
         with gzip.open(path) as file:
             return file.read()
@@ -92,7 +80,8 @@ def _unpack(path: pathlib.Path) -> bytes:
         raise MissingDataError(f"{path} is not a readable gzip file: {error}") from error
 
 
-def _parse_idx(path: pathlib.Path, raw: bytes) -> np.ndarray:
+def parse_idx(path: pathlib.Path, raw: bytes) -> np.ndarray:
+    """Reads an idx file of unsigned bytes, the format of MNIST and its kin, as uint8 in the shape that its header states."""
     # Two zero bytes, the element type (8: unsigned byte), the number of dimensions, then one
     # big-endian uint32 for each dimension.
     if len(raw) < 4 or raw[:3] != b"\0\0\x08" or len(raw) < 4 + 4 * raw[3]:
@@ -106,7 +95,6 @@ def _parse_idx(path: pathlib.Path, raw: bytes) -> np.ndarray:
 
 
 def _read_digits(name: str, folder: pathlib.Path | None) -> Dataset:
-    del folder
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -141,12 +129,12 @@ def _read_fashion_mnist(name: str, folder: pathlib.Path | None) -> Dataset:
         path = folder / f"{stem}.gz"
         if not path.is_file():
             raise MissingDataError(f"{name} is not installed: there is no {path}; install it: {SOURCES[name].install}")
-        raw = _unpack(path)
+        raw = unpack(path)
         if hashlib.sha256(raw).hexdigest() != digest:
             raise MissingDataError(
                 f"{path} is not the published file (its sha256 differs); install it again: {SOURCES[name].install}"
             )
-        arrays[stem] = _parse_idx(path, raw)
+        arrays[stem] = parse_idx(path, raw)
 
     def images(stem: str) -> np.ndarray:
         return (arrays[stem].astype(np.float32) / np.float32(255.0))[..., None]

@@ -63,11 +63,7 @@ def conv_net(image: tuple[int, int, int] = (8, 8, 1), classes: int = 10) -> Mode
     return _from_linen(_ConvNet(classes), image)
 
 
-def mlp(
-    image: tuple[int, int, int] = (28, 28, 1),
-    widths: Sequence[int] = (512, 256),
-    classes: int = 10,
-) -> Model:
+def mlp(image: tuple[int, int, int] = (28, 28, 1), widths: Sequence[int] = (512, 256), classes: int = 10) -> Model:
     """Returns a fully connected net; by default 784-512-256-10, 536 thousand parameters."""
     return _from_linen(_Mlp(tuple(widths), classes), image)
 

@@ -6,23 +6,25 @@ Recipes train with the same momentum and learning rate, but for the few whose up
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import optax
 
 from gradcomp_jax import collectives
 from gradcomp_jax._errors import SettingError, look_up
-from gradcomp_jax.compressors import block_quantized, ternary, topk
+from gradcomp_jax.compressors import Compressor, block_quantized, ternary, topk
 from gradcomp_jax.compressors import dense as dense_code
 from gradcomp_jax.experiments.models import CLASSIFIER
-from gradcomp_jax.experiments.recipe import Recipe, warm_up_stages
 from gradcomp_jax.experiments.registered import (
+    Recipe,
     Transformation,
     after,
     dense_stage,
     make_registered,
     seeded,
     summary,
+    warm_up_stages,
 )
 from gradcomp_jax.experiments.replicas import REPLICA_RECIPES
 from gradcomp_jax.experiments.settings import Settings
@@ -33,17 +35,10 @@ from gradcomp_jax.transforms.warm_up import Stages
 
 
 def build(method: str, settings: Settings, steps_per_epoch: int, *, seed: int = 0) -> Transformation:
-    """Makes the transformation of a method.
+    """Makes the transformation of a name of :data:`RECIPES`, whose warm-up goes by epochs.
 
-    The seed of random rounding is part of the state: transformations that differ in nothing but
-    their seed have states of one structure and the same ``update``, so a step that was compiled
-    with one of them runs with the state of another.
-
-    Args:
-      method: a name of :data:`RECIPES`.
-      settings: the shared hyper-parameters.
-      steps_per_epoch: steps in one pass over the training set, for the warm-up.
-      seed: of random rounding.
+    The seed of random rounding is part of the state: transformations that differ in nothing but their seed have states of one
+    structure and the same ``update``, so a step that was compiled with one of them runs with the state of another.
 
     Raises:
       UnknownNameError: if there is no such method.
@@ -59,7 +54,6 @@ def build(method: str, settings: Settings, steps_per_epoch: int, *, seed: int = 
 def _terngrad(
     settings: Settings, warm_up: Stages, seed: int, *, downlink: Literal["exact", "ternary"]
 ) -> Transformation:
-    del warm_up
     # The paper's practice: the last classification layer stays dense.
     mask = masks.without(CLASSIFIER, masks.gains(ternary(downlink=downlink), dense_code()))
     make = functools.partial(terngrad, axis_name=settings.axis_name, downlink=downlink, mask=mask)
@@ -68,7 +62,6 @@ def _terngrad(
 
 def _dgc(settings: Settings, warm_up: Stages, seed: int, **ablation: Any) -> Transformation:
     """DGC with some of its options replaced; the momentum is inside, so plain SGD follows."""
-    del seed
     options = {
         "axis_name": settings.axis_name,
         "density": settings.density,
@@ -91,20 +84,16 @@ def _collective(name: str) -> collectives.Collective:
     return collectives.AllGather() if name == "all_gather" else collectives.TwoPhase(cast(collectives.Remainder, name))
 
 
-def _residual(settings: Settings, warm_up: Stages, seed: int, *, collective: str, share: float = 1.0) -> Transformation:
-    """Top-k with error feedback, and the momentum after it."""
-    del warm_up, seed
-    code = topk(settings.density * share)
-    return after(exchange(code, axis_name=settings.axis_name, collective=_collective(collective)), settings)
+def _exchanged(
+    settings: Settings, warm_up: Stages, seed: int, *, code: Callable[[float], Compressor], collective: str
+) -> Transformation:
+    """A code, made for the density, with error feedback, and the momentum after it."""
+    crossed = exchange(code(settings.density), axis_name=settings.axis_name, collective=_collective(collective))
+    return after(crossed, settings)
 
 
-def _int8(settings: Settings, warm_up: Stages, seed: int, *, collective: str) -> Transformation:
-    """Block int8 with error feedback, and the momentum after it."""
-    del warm_up, seed
-    return after(
-        exchange(block_quantized(), axis_name=settings.axis_name, collective=_collective(collective)), settings
-    )
-
+_topk = functools.partial(_exchanged, code=topk)
+_int8 = functools.partial(_exchanged, code=lambda density: block_quantized())
 
 RECIPES: dict[str, Recipe] = {
     "dense": Recipe(functools.partial(make_registered, name="dense"), "float32 all-reduce"),
@@ -129,13 +118,11 @@ RECIPES: dict[str, Recipe] = {
         stages=warm_up_stages,
     ),
     "topk-gather": Recipe(
-        functools.partial(_residual, collective="all_gather", share=0.25),
+        functools.partial(_exchanged, code=lambda density: topk(density / 4), collective="all_gather"),
         "top-k with a residual, by gather at the same bytes",
     ),
-    "topk-put-back": Recipe(
-        functools.partial(_residual, collective="put_back"), "top-k with a residual, in two phases"
-    ),
-    "topk-server": Recipe(functools.partial(_residual, collective="server"), "the same with a server residual"),
+    "topk-put-back": Recipe(functools.partial(_topk, collective="put_back"), "top-k with a residual, in two phases"),
+    "topk-server": Recipe(functools.partial(_topk, collective="server"), "the same with a server residual"),
     "int8-gather": Recipe(functools.partial(_int8, collective="all_gather"), "block int8 with a residual, by gather"),
     "int8-put-back": Recipe(
         functools.partial(_int8, collective="put_back"), "block int8 with a residual, in two phases"
@@ -145,9 +132,7 @@ RECIPES: dict[str, Recipe] = {
 
 RECIPES |= {
     command_name(name): Recipe(
-        functools.partial(make_registered, name=name),
-        summary(method),
-        stages=functools.partial(dense_stage, name=name),
+        functools.partial(make_registered, name=name), summary(method), stages=functools.partial(dense_stage, name=name)
     )
     for name, method in METHODS.items()
     if command_name(name) not in RECIPES

@@ -3,12 +3,12 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import optax
 
 from gradcomp_jax import replicas as c
-from gradcomp_jax.experiments.recipe import Recipe, warm_up_stages
-from gradcomp_jax.experiments.registered import Transformation, after
+from gradcomp_jax.experiments.registered import Recipe, Transformation, after, warm_up_stages
 from gradcomp_jax.experiments.settings import Settings
 from gradcomp_jax.methods import block_quantized, dense, dgc
 from gradcomp_jax.transforms.warm_up import Stages
@@ -33,14 +33,7 @@ def _delayed(
     method: Callable[[Settings], Transformation],
     compensate: bool = True,
 ) -> Transformation:
-    del warm_up, seed
-    delayed = c.delayed_average(
-        method(settings),
-        axis_name=settings.axis_name,
-        delay=settings.delay,
-        every=settings.every,
-        compensate=compensate,
-    )
+    delayed = c.delayed_average(method(settings), **_period(settings), delay=settings.delay, compensate=compensate)
     if not compensate:
         # Nothing is corrected meanwhile: the rate at which it is stable falls with the steps that a mean is late.
         late = settings.delay + settings.every
@@ -50,7 +43,6 @@ def _delayed(
 
 def _delayed_dgc(settings: Settings, warm_up: Stages, seed: int) -> Transformation:
     """The velocity of the mean is DGC's; between two means a replica goes on with its own gradient alone."""
-    del seed
     # DGC counts exchanges.
     stages = tuple((max(1, steps // settings.every), density) for steps, density in warm_up)
     method = dgc(
@@ -60,7 +52,7 @@ def _delayed_dgc(settings: Settings, warm_up: Stages, seed: int) -> Transformati
         clip_norm=settings.clip_norm,
         warm_up=stages,
     )
-    delayed = c.delayed_average(method, axis_name=settings.axis_name, delay=settings.delay, every=settings.every)
+    delayed = c.delayed_average(method, **_period(settings), delay=settings.delay)
     return optax.chain(delayed, optax.sgd(settings.learning_rate))
 
 
@@ -68,47 +60,22 @@ def _own_steps(settings: Settings) -> Transformation:
     return optax.sgd(settings.learning_rate, momentum=settings.momentum)
 
 
-def _elastic(settings: Settings, warm_up: Stages, seed: int) -> Transformation:
-    del warm_up, seed
-    band = c.elastic_average(_dense(settings), axis_name=settings.axis_name, every=settings.every)
-    return optax.chain(_own_steps(settings), band)
+def _period(settings: Settings) -> dict[str, Any]:
+    return {"axis_name": settings.axis_name, "every": settings.every}
 
 
-def _local(settings: Settings, warm_up: Stages, seed: int) -> Transformation:
-    del warm_up, seed
-    mean = c.local_sgd(_dense(settings), axis_name=settings.axis_name, every=settings.every)
-    return optax.chain(_own_steps(settings), mean)
+def _recipe(make: Callable[[Settings], Transformation], summary: str, *, steps: bool = True) -> Recipe:
+    """What goes by the settings alone: each replica's own steps, unless ``make`` has them in it, and what it makes."""
+    if not steps:
+        return Recipe(lambda settings, warm_up, seed: make(settings), summary)
+    return Recipe(lambda settings, warm_up, seed: optax.chain(_own_steps(settings), make(settings)), summary)
 
 
-def _diloco(settings: Settings, warm_up: Stages, seed: int) -> Transformation:
-    del warm_up, seed
-    outer = c.diloco(
-        _dense(settings),
-        axis_name=settings.axis_name,
-        every=settings.every,
-        learning_rate=OUTER_RATE,
-        momentum=OUTER_MOMENTUM,
-    )
+def _diloco(settings: Settings) -> Transformation:
+    outer = c.diloco(_dense(settings), **_period(settings), learning_rate=OUTER_RATE, momentum=OUTER_MOMENTUM)
     # The outer momentum lengthens what the inner steps have come: in the long run both together come as far as one.
     rate = settings.learning_rate * (1 - OUTER_MOMENTUM) / OUTER_RATE
     return optax.chain(_own_steps(dataclasses.replace(settings, learning_rate=rate)), outer)
-
-
-def _sparse_loco(settings: Settings, warm_up: Stages, seed: int) -> Transformation:
-    del warm_up, seed
-    outer = c.sparse_loco(axis_name=settings.axis_name, every=settings.every)
-    return optax.chain(_own_steps(settings), outer)
-
-
-def _gossip(settings: Settings, warm_up: Stages, seed: int) -> Transformation:
-    del warm_up, seed
-    partner = c.gossip(axis_name=settings.axis_name, every=settings.every, graph="exponential")
-    return optax.chain(_own_steps(settings), partner)
-
-
-def _accumulate(settings: Settings, warm_up: Stages, seed: int) -> Transformation:
-    del warm_up, seed
-    return c.accumulate(after(_dense(settings), settings), axis_name=settings.axis_name, every=settings.every)
 
 
 REPLICA_RECIPES: dict[str, Recipe] = {
@@ -120,11 +87,26 @@ REPLICA_RECIPES: dict[str, Recipe] = {
         "stale-synchronous": Recipe(
             functools.partial(_delayed, method=_dense, compensate=False), "means of --delay steps ago, and nothing else"
         ),
-        "elastic-average": Recipe(_elastic, "replicas on elastic bands to a centre, every --every steps"),
-        "local-sgd": Recipe(_local, "replicas become their mean every --every steps"),
-        "diloco": Recipe(_diloco, "an outer Nesterov step every --every steps"),
-        "sparse-loco": Recipe(_sparse_loco, "the same, sparse in two bits, with error feedback in place of momentum"),
-        "gossip": Recipe(_gossip, "each replica averages with one partner every --every steps"),
-        "accumulate": Recipe(_accumulate, "one update for every --every batches"),
+        "elastic-average": _recipe(
+            lambda s: c.elastic_average(_dense(s), **_period(s)),
+            "replicas on elastic bands to a centre, every --every steps",
+        ),
+        "local-sgd": _recipe(
+            lambda s: c.local_sgd(_dense(s), **_period(s)), "replicas become their mean every --every steps"
+        ),
+        "diloco": _recipe(_diloco, "an outer Nesterov step every --every steps", steps=False),
+        "sparse-loco": _recipe(
+            lambda s: c.sparse_loco(**_period(s)),
+            "the same, sparse in two bits, with error feedback in place of momentum",
+        ),
+        "gossip": _recipe(
+            lambda s: c.gossip(**_period(s), graph="exponential"),
+            "each replica averages with one partner every --every steps",
+        ),
+        "accumulate": _recipe(
+            lambda s: c.accumulate(after(_dense(s), s), **_period(s)),
+            "one update for every --every batches",
+            steps=False,
+        ),
     }.items()
 }

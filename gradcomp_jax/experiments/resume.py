@@ -4,14 +4,17 @@ import dataclasses
 import json
 import os
 import pathlib
+import secrets
 import shutil
+import time
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from gradcomp_jax._errors import SettingError
 from gradcomp_jax.experiments.run import Listener, Past, RunResult, Trainer
-from gradcomp_jax.experiments.shared_folder import check_shared
 from gradcomp_jax.training import restore_checkpoint, save_checkpoint
 from gradcomp_jax.training.checkpoint import DamagedCheckpointError
 
@@ -19,13 +22,12 @@ _RECORD = "run.json"
 _KEPT = 2
 """Epochs whose states stay in the folder: should the newest be damaged, there is one to go back to."""
 
+# A network file system may show a new file on other machines only after a while.
+_PATIENCE_S = 5.0
+
 
 def train_with_checkpoints(
-    trainer: Trainer,
-    seed: int,
-    folder: pathlib.Path,
-    *,
-    listener: Listener | None = None,
+    trainer: Trainer, seed: int, folder: pathlib.Path, *, listener: Listener | None = None
 ) -> RunResult:
     """Trains, saves after every epoch, and starts from the last epoch saved if there is one.
 
@@ -34,19 +36,13 @@ def train_with_checkpoints(
     are kept; delete the newest (``epoch-N``) and the run goes on from the one before. With several processes all of them
     call this, with a folder that all of them see; how many there were before does not matter.
 
-    Args:
-      trainer: the compiled method.
-      seed: of the initial parameters and of the order of the examples.
-      folder: where to save; it is made when it is not there.
-      listener: hears of every step and epoch.
-
     Raises:
       SettingError: if ``folder`` holds another run, or one that has had all its epochs, or a state that is damaged, or
         if a process does not see it.
     """
     what = _describe(trainer, seed)
     saver = _Saver(what, folder, listener or Listener())
-    check_shared(folder)
+    _check_shared(folder)
     return trainer.run(seed, listener=saver, past=_restore(trainer, seed, what, folder))
 
 
@@ -57,12 +53,8 @@ class _Saver(Listener):
         self._what = what
         self._folder = folder.absolute()
         self._listener = listener
-
-    def started(self, method: str, seed: int, steps: int) -> None:
-        self._listener.started(method, seed, steps)
-
-    def stepped(self, method: str, seed: int, step: int, loss: float) -> None:
-        self._listener.stepped(method, seed, step, loss)
+        for event in ("started", "stepped", "finished"):
+            setattr(self, event, getattr(listener, event))
 
     def finished_epoch(self, method: str, seed: int, epoch: int, past: Past) -> None:
         # A state of this name was left behind by a run that was stopped between the two calls below.
@@ -70,9 +62,6 @@ class _Saver(Listener):
         if jax.process_index() == 0:
             self._record(epoch, past)
         self._listener.finished_epoch(method, seed, epoch, past)
-
-    def finished(self, result: RunResult) -> None:
-        self._listener.finished(result)
 
     def _record(self, epoch: int, past: Past) -> None:
         record = {**self._what, "epoch": epoch, "loss": past.loss, "accuracy": past.accuracy}
@@ -132,3 +121,50 @@ def _describe(trainer: Trainer, seed: int) -> dict[str, Any]:
         "batch": trainer.settings.batch,
         **settings,
     }
+
+
+def _check_shared(folder: pathlib.Path) -> None:
+    """Makes a folder, and makes sure that every process sees the same one.
+
+    The first process writes a random number into a file and sends it to the others, which must find it there.
+
+    Args:
+      folder: it is made when it is not there.
+
+    Raises:
+      SettingError: in every process, if one of them cannot write to the folder or sees another.
+    """
+    token, first = secrets.randbits(31), jax.process_index() == 0
+    path = folder / "processes.token"
+    problem = ""
+    try:
+        if first:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(str(token))
+    except OSError as error:
+        problem = str(error)
+    if jax.process_count() > 1:
+        token = int(multihost_utils.broadcast_one_to_all(np.uint32(token)))
+        found = not problem and _appears(path, str(token))
+        blind = np.flatnonzero(~multihost_utils.process_allgather(np.asarray([found])).reshape(-1))
+        if len(blind) and not problem:
+            problem = f"process {', '.join(map(str, blind))} does not see what process 0 writes there"
+    if first:
+        path.unlink(missing_ok=True)
+    if problem:
+        raise SettingError(
+            f"cannot save in {folder}: {problem}; name a folder that every process can write to and share"
+        )
+
+
+def _appears(path: pathlib.Path, text: str) -> bool:
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            if path.read_text() == text:
+                return True
+        except OSError:
+            pass
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)

@@ -121,22 +121,9 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        method: str,
-        the_task: Task,
-        dataset: Dataset,
-        settings: Settings,
-        *,
-        listener: Listener | None = None,
+        self, method: str, the_task: Task, dataset: Dataset, settings: Settings, *, listener: Listener | None = None
     ) -> None:
-        """Builds the transformation and compiles the training step.
-
-        Args:
-          method: a name of ``recipes.RECIPES``.
-          the_task: the network to train.
-          dataset: what to train it on.
-          settings: the hyper-parameters.
-          listener: hears of the compilation.
+        """Builds the transformation of a name of ``recipes.RECIPES``, and compiles the training step.
 
         Raises:
           UnknownNameError: if there is no such method.
@@ -167,22 +154,12 @@ class Trainer:
         replicas = recipes.RECIPES[self.method].replicas
         return init_state(params, tx, self.mesh, axis_name=self.settings.axis_name, replicas=replicas)
 
-    def run(
-        self,
-        seed: int,
-        *,
-        listener: Listener | None = None,
-        past: Past | None = None,
-    ) -> RunResult:
+    def run(self, seed: int, *, listener: Listener | None = None, past: Past | None = None) -> RunResult:
         """Trains from the start, or on from where an earlier run was broken off.
 
-        The same seed gives the same bits, whether or not the run was broken off in between: the
-        order of the examples depends on the seed and the epoch alone.
-
-        Args:
-          seed: of the initial parameters, the order of the examples and random rounding.
-          listener: hears of every step and epoch.
-          past: where to go on; its state is donated.
+        The same seed (of the initial parameters, the order of the examples and random rounding) gives the same bits, whether or
+        not the run was broken off in between: the order of the examples depends on the seed and the epoch alone. The state of
+        ``past`` is donated.
 
         Raises:
           SettingError: if all the epochs are past already, or the seed is negative.
@@ -255,9 +232,11 @@ class Trainer:
         return split(self.dataset.train_x), split(self.dataset.train_y)
 
     def _count_bytes(self) -> Wire:
-        """Reads the bytes of every stage of the warm-up, and of the stage after it."""
+        """Reads the bytes of every stage of the warm-up, and of the stage after it; or of a period, averaged over its steps."""
         if recipes.RECIPES[self.method].periodic:
-            return self._count_period()
+            # Of a period's steps each exchange takes place in one: those of its final density.
+            mean = mean_wire_bytes(self._step, every=self.settings.every)
+            return Wire(sent=round(mean), sent_mean=mean, sent_most=wire_bytes(self._step, branch=-1).sent)
         warm_up = recipes.RECIPES[self.method].warm_up(self.settings, self.steps_per_epoch)
         final = wire_bytes(self._step, branch=-1).sent
         left = self.settings.epochs * self.steps_per_epoch
@@ -270,15 +249,8 @@ class Trainer:
             left -= taken
         total += left * final
         return Wire(
-            sent=final,
-            sent_mean=total / (self.settings.epochs * self.steps_per_epoch),
-            sent_most=max([final, *stages]),
+            sent=final, sent_mean=total / (self.settings.epochs * self.steps_per_epoch), sent_most=max([final, *stages])
         )
-
-    def _count_period(self) -> Wire:
-        """The bytes of a period's steps, of which each exchange takes place in one; those of its final density."""
-        mean = mean_wire_bytes(self._step, every=self.settings.every)
-        return Wire(sent=round(mean), sent_mean=mean, sent_most=wire_bytes(self._step, branch=-1).sent)
 
 
 def train(
@@ -292,13 +264,8 @@ def train(
 ) -> RunResult:
     """Trains one method on one data set with the hyper-parameters of its task.
 
-    Args:
-      method: a name of ``recipes.RECIPES``.
-      dataset: a name of ``datasets.SOURCES``.
-      seed: of the initial parameters, the order of the examples and random rounding.
-      data_dir: the folder of the data set's files, if not where its package puts them.
-      listener: hears of every step and epoch.
-      **overrides: fields of ``Settings`` that replace those of the task.
+    Takes names of ``recipes.RECIPES`` and ``datasets.SOURCES``, the folder of the data set's files, if it is not where its
+    package puts them, and fields of ``Settings`` in the place of the task's.
 
     Raises:
       ExperimentError: if a name is unknown, the data are missing or the settings do not fit.

@@ -1,8 +1,7 @@
 """Data set, network and hyper-parameters that belong together.
 
 The hyper-parameters are those of the dense run. Methods whose updates have another length take a share of the learning
-rate, see ``registered.RATES``.
-The clipping threshold lets about nine in ten local gradients pass as they are.
+rate, see ``registered.RATES``. The clipping threshold lets about nine in ten local gradients pass as they are.
 """
 
 import dataclasses
@@ -42,27 +41,13 @@ TASKS: dict[str, Task] = {
     "digits": Task(
         "digits",
         models.conv_net(),
-        Settings(
-            epochs=30,
-            batch_per_worker=8,
-            learning_rate=0.05,
-            density=0.01,
-            clip_norm=8.0,
-            warm_up_epochs=2,
-        ),
+        Settings(epochs=30, batch_per_worker=8, learning_rate=0.05, density=0.01, clip_norm=8.0, warm_up_epochs=2),
         "conv net of 38 thousand parameters on scikit-learn's 8x8 digits",
     ),
     "fashion-mnist": Task(
         "fashion-mnist",
         models.mlp(),
-        Settings(
-            epochs=6,
-            batch_per_worker=16,
-            learning_rate=0.02,
-            density=0.001,
-            clip_norm=8.0,
-            warm_up_epochs=0.5,
-        ),
+        Settings(epochs=6, batch_per_worker=16, learning_rate=0.02, density=0.001, clip_norm=8.0, warm_up_epochs=0.5),
         "MLP 784-512-256-10 on Fashion-MNIST",
     ),
 }

@@ -14,6 +14,8 @@ from gradcomp_jax.kernels.selection import (
     _keys,
     _low_bits,
     approximate_best,
+    entries_of,
+    parts_of,
     place_in_rows,
     take_from_rows,
     top_entries,
@@ -40,7 +42,7 @@ def top_of_dealt(flat: Array, deal: Deal, k: int) -> tuple[Array, Array]:
     """
     low_bits = _low_bits(deal.block)
     lines = _run(deal.block, k)
-    if low_bits > 20 or lines == 1 or _parts(deal.block // lines, k) is None:
+    if low_bits > 20 or lines == 1 or parts_of(deal.block // lines, k, 2 * ROUNDS) is None:
         # Nothing to reduce, or to be sorted: as rows.
         return top_entries(deal.blocks(flat), k)
 
@@ -51,13 +53,8 @@ def top_of_dealt(flat: Array, deal: Deal, k: int) -> tuple[Array, Array]:
         keys = _keys(deal.blocks(flat), low_bits)
         return jnp.max(keys, axis=1)[:, None] if k == 1 else approximate_best(keys, k=k, low_bits=low_bits)
 
-    # What follows is computed for every entry of a dense result: it must start from the keys found, not find them anew.
-    keys = lax.optimization_barrier(lax.platform_dependent(flat, tpu=at_once, default=in_lines))
-    index = (keys & jnp.int32((1 << low_bits) - 1)) >> 1
-    if low_bits > 11:
-        return index, take_dealt(flat, deal, index)
-    value = (keys & jnp.int32(0x7FFFFFFF & -(1 << low_bits))) | (keys << 31)
-    return index, lax.bitcast_convert_type(value, jnp.float32)
+    keys = lax.platform_dependent(flat, tpu=at_once, default=in_lines)
+    return entries_of(keys, low_bits, lambda index: take_dealt(flat, deal, index))
 
 
 def _run(block: int, k: int) -> int:
@@ -66,11 +63,6 @@ def _run(block: int, k: int) -> int:
     while run > 1 and (block % run or (k > 1 and block // run < (LANES if k <= 2 * ROUNDS else LANES // 2) * k)):
         run //= 2
     return run
-
-
-def _parts(runs: int, k: int) -> int | None:
-    """Equal parts of a block, of each of which so few entries are wanted that they can be found one after the other."""
-    return next((p for p in range(1, k + 1) if k % p == 0 and runs % p == 0 and k // p <= 2 * ROUNDS), None)
 
 
 def _best_of_lines(flat: Array, deal: Deal, k: int, run: int, low_bits: int) -> Array:
@@ -85,7 +77,7 @@ def _best_of_lines(flat: Array, deal: Deal, k: int, run: int, low_bits: int) -> 
         rest = flat[whole * length :]
         rest = jnp.pad(rest, (0, block * rows - flat.size))
         found.append(_best_of_runs(rest, whole, rows, run, apart, low_bits))
-    parts = _parts(block // run, k) or 1
+    parts = parts_of(block // run, k, 2 * ROUNDS) or 1
     if parts > 1:
         found = [jnp.concatenate(found).reshape(parts, -1, rows).swapaxes(0, 1)]
     best = [functools.reduce(jnp.maximum, [jnp.max(f, axis=0) for f in found])]
@@ -144,9 +136,9 @@ def place_dealt(index: Array, value: Array, deal: Deal, width: int) -> Array:
         return flat.reshape(-1, width)
 
     def in_lines(index: Array, value: Array) -> Array:
-        total = jnp.zeros((deal.size // width, width), jnp.float32)
+        total, bits = jnp.zeros((deal.size // width, width), jnp.float32), lax.bitcast_convert_type(value, jnp.int32)
         for j in range(k):
-            here, there = _along(index[:, j], deal, width), _along(_as_bits(value[:, j]), deal, width)
+            here, there = _along(index[:, j], deal, width), _along(bits[:, j], deal, width)
             line = _line_numbers(deal, width)
             total = jnp.where(here == line, lax.bitcast_convert_type(there, jnp.float32), total)
         return total
@@ -165,7 +157,7 @@ def place_packed(index: Array, value: Array, deal: Deal, width: int) -> Array:
 
     def in_lines(index: Array, value: Array) -> Array:
         total = jnp.zeros((deal.size // width, width), jnp.float32)
-        first = _first_lines(deal, width)
+        first, _ = _begins(deal, width)
         for j in range(k):
             low = lax.bitcast_convert_type(value[:, j], jnp.uint16).astype(jnp.int32)
             word = (index[:, j] << 16) | low
@@ -192,26 +184,17 @@ def _places(index: Array, deal: Deal) -> Array:
     return lax.broadcasted_iota(jnp.int32, index.shape, 0) + deal.rows * index.astype(jnp.int32)
 
 
-def _as_bits(value: Array) -> Array:
-    return lax.bitcast_convert_type(value, jnp.int32)
-
-
-def _first_lines(deal: Deal, width: int) -> Array:
-    """The line in which each row of the matrix begins: int32 ``[size / width, 1]``."""
+def _begins(deal: Deal, width: int) -> tuple[Array, Array]:
+    """The line, and the block, in which each row of the matrix begins: int32 ``[size / width, 1]``."""
     start = lax.broadcasted_iota(jnp.uint32, (deal.size // width, 1), 0) * np.uint32(width)
-    return (start // np.uint32(deal.rows)).astype(jnp.int32)
-
-
-def _starts(deal: Deal, width: int) -> Array:
-    """The block in which each row of the matrix begins: int32 ``[size / width, 1]``."""
-    start = lax.broadcasted_iota(jnp.uint32, (deal.size // width, 1), 0) * np.uint32(width)
-    return (start % np.uint32(deal.rows)).astype(jnp.int32)
+    return (start // np.uint32(deal.rows)).astype(jnp.int32), (start % np.uint32(deal.rows)).astype(jnp.int32)
 
 
 def _line_numbers(deal: Deal, width: int) -> Array:
     """The line of every entry of the matrix."""
     column = lax.broadcasted_iota(jnp.int32, (deal.size // width, width), 1)
-    return _first_lines(deal, width) + (column >= deal.rows - _starts(deal, width)).astype(jnp.int32)
+    line, block = _begins(deal, width)
+    return line + (column >= deal.rows - block).astype(jnp.int32)
 
 
 def _along(table: Array, deal: Deal, width: int, second: int = 0) -> Array:
@@ -226,4 +209,4 @@ def _along(table: Array, deal: Deal, width: int, second: int = 0) -> Array:
     twice = lax.reduce_window(twice, least, lax.max, (2,), (1,), ((0, twice.size),), window_dilation=(twice.size,))
     stretches = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(), start_index_map=(0,))
     mode = lax.GatherScatterMode.CLIP
-    return lax.gather(twice, _starts(deal, width), stretches, slice_sizes=(width,), mode=mode)
+    return lax.gather(twice, _begins(deal, width)[1], stretches, slice_sizes=(width,), mode=mode)

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from gradcomp_jax._typing import Array
-from gradcomp_jax.kernels.random import Generator, uniform
+from gradcomp_jax.kernels.random import Generator, rounded, uniform
 
 _DTYPES = {8: jnp.int8, 16: jnp.int16}
 _MOST_FRACTION_BITS = 126  # the smallest normal float32 is 2**-126
@@ -35,14 +35,9 @@ def to_fixed(rows: Array, key: Array | None, *, bits: int, fraction_bits: int, g
         raise ValueError(f"bits must be 8 or 16, got {bits}")
     # A power of two multiplies exactly; what overflows is beyond the range anyhow.
     scaled = rows * jnp.float32(2.0 ** _fraction(fraction_bits))
-    if key is None:
-        rounded = jnp.round(scaled)
-    else:
-        # A comparison, not floor(scaled + u): that sum rounds, and would at times move a value that is on the grid.
-        low = jnp.floor(scaled)
-        rounded = low + (uniform(key, rows.shape, generator) < scaled - low).astype(jnp.float32)
+    drawn = None if key is None else uniform(key, rows.shape, generator)
     top = 2 ** (bits - 1)
-    return jnp.clip(rounded, -top, top - 1).astype(_DTYPES[bits])
+    return jnp.clip(rounded(scaled, drawn), -top, top - 1).astype(_DTYPES[bits])
 
 
 def from_fixed(words: Array, fraction_bits: int) -> Array:

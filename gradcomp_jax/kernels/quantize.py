@@ -8,7 +8,7 @@ from jax import lax
 from gradcomp_jax import _checks
 from gradcomp_jax._typing import Array
 from gradcomp_jax.kernels.packing import pack_bits, packed_length, plane_starts, unpack_bits
-from gradcomp_jax.kernels.random import Generator, uniform, uniform_planes
+from gradcomp_jax.kernels.random import Generator, rounded, uniform, uniform_planes
 from gradcomp_jax.kernels.reductions import largest_of_rows, norm_of_rows
 
 WIDTHS = (8, 4, 2)
@@ -62,21 +62,13 @@ def quantize(
     if largest is None:
         largest = largest_of_rows(rows) if norm == "max" else norm_of_rows(rows)
     scale = largest[:, None] * jnp.float32(1 / top)
-    # Below the smallest normal float the quotient overflows or is flushed: such a row decodes to zeros and
-    # whoever keeps a residual keeps all of it.
-    # A NaN is not below it and stays in the scale, where it is seen.
+    # Below the smallest normal float the quotient overflows or is flushed: such a row decodes to zeros and whoever
+    # keeps a residual keeps all of it. A NaN is not below it and stays in the scale, where it is seen.
     usable = ~(scale < jnp.finfo(jnp.float32).tiny)
     divisor = jnp.where(usable, scale, 1.0)
 
     def code(part: Array, drawn: Array | None) -> Array:
-        scaled = jnp.where(usable, part / divisor, 0.0)
-        if drawn is None:
-            rounded = jnp.round(scaled)
-        else:
-            # A comparison, not floor(scaled + u): that sum rounds, and would at times move a value that is on the grid.
-            low = jnp.floor(scaled)
-            rounded = low + (drawn < scaled - low).astype(jnp.float32)
-        return jnp.clip(rounded, -top, top)
+        return jnp.clip(rounded(jnp.where(usable, part / divisor, 0.0), drawn), -top, top)
 
     sent = jnp.where(usable, scale, 0.0)
     if bits == 8:

@@ -99,21 +99,20 @@ def fold_seeds(seeds: Array, number: Array | int) -> Array:
     return mix(mix(seeds ^ folded) + mix(folded ^ jnp.uint32(_GOLDEN)))
 
 
-def uniform(
-    key: Array,
-    shape: tuple[int, ...],
-    generator: Generator = "hash",
-    *,
-    first: Array | int = 0,
-    stride: int | None = None,
-) -> Array:
-    """Uniform float32 in [0, 1) with 24 random bits, shape ``(rows, width)``; see :func:`hash_bits`.
-
-    Only the hash can start at a position; threefry draws the shape as a whole.
-    """
+def uniform(key: Array, shape: tuple[int, ...], generator: Generator = "hash") -> Array:
+    """Uniform float32 in [0, 1) with 24 random bits, shape ``(rows, width)``; see :func:`hash_bits`."""
     if generator == "threefry":
         return jax.random.uniform(key, shape, jnp.float32)
-    return _fraction(hash_bits(key, shape, first=first, stride=stride))
+    return _fraction(hash_bits(key, shape))
+
+
+def rounded(scaled: Array, drawn: Array | None) -> Array:
+    """The nearest integers, ties to even; with numbers drawn from [0, 1), unbiased."""
+    if drawn is None:
+        return jnp.round(scaled)
+    # A comparison, not floor(scaled + u): that sum rounds, and would at times move a value that is on the grid.
+    low = jnp.floor(scaled)
+    return low + (drawn < scaled - low).astype(jnp.float32)
 
 
 def uniform_planes(key: Array, rows: int, block: int, starts: list[int], width: int) -> list[Array]:

@@ -1,5 +1,7 @@
 """A tensor seen as float32 rows of a fixed length, and back."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -11,13 +13,10 @@ def row_count(size: int, block: int) -> int:
     return -(-size // block)
 
 
-def as_rows(x: Array, block: int, *, rows: int | None = None) -> Array:
-    """Flattens ``x`` of any shape and real dtype into float32 ``[rows, block]``, zeros at the end.
-
-    ``rows`` is ``ceil(size / block)``, or more where that is asked for.
-    """
+def as_rows(x: Array, block: int) -> Array:
+    """Flattens ``x`` of any shape and real dtype into float32 ``[ceil(size / block), block]``, zeros at the end."""
     flat = x.reshape(-1).astype(jnp.float32)
-    rows = row_count(flat.size, block) if rows is None else rows
+    rows = row_count(flat.size, block)
     if flat.size != rows * block:
         flat = jnp.pad(flat, (0, rows * block - flat.size))
     return flat.reshape(rows, block)
@@ -25,9 +24,7 @@ def as_rows(x: Array, block: int, *, rows: int | None = None) -> Array:
 
 def from_rows(rows: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
     """Inverse of :func:`as_rows`: drops the padding and restores shape and dtype."""
-    size = 1
-    for n in shape:
-        size *= n
+    size = math.prod(shape)
     flat = rows.reshape(-1)
     if flat.size != size:
         flat = jax.lax.slice(flat, (0,), (size,))

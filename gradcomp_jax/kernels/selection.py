@@ -1,6 +1,7 @@
 """Which entries to send: the largest of each row."""
 
 import functools
+from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import lax
@@ -68,17 +69,16 @@ def _best_in_parts(keys: Array, *, k: int) -> Array:
     n, block = keys.shape
     # Where lanes thin the row out, a round reads little, and more are affordable: longer parts miss less.
     rounds = 4 * ROUNDS if 4 * LANES * k <= block else 2 * ROUNDS if LANES * k < block else ROUNDS
-    parts = _parts(block, k, rounds)
+    parts = parts_of(block, k, rounds) or 1
     if parts > 1 and block % (_TURNS * parts) == 0:
         # Each part has stretches from all over the row: neighbours that are large together fall to all of them.
         keys = keys.reshape(n, _TURNS, parts, -1).swapaxes(1, 2)
     return _best_of_part(keys.reshape(n * parts, block // parts), k // parts, rounds).reshape(n, k)
 
 
-def _parts(block: int, k: int, rounds: int) -> int:
-    """Equal parts of a row, with so few entries wanted of each that they can be found one after the other."""
-    fitting = (p for p in range(1, k + 1) if block % p == 0 and k % p == 0 and k // p <= rounds)
-    return next(fitting, 1)
+def parts_of(block: int, k: int, rounds: int) -> int | None:
+    """Equal parts of a row, with so few entries wanted of each that they can be found one after the other, if there are any."""
+    return next((p for p in range(1, k + 1) if block % p == 0 and k % p == 0 and k // p <= rounds), None)
 
 
 def _best_of_part(keys: Array, k: int, rounds: int) -> Array:
@@ -108,14 +108,13 @@ def _best_of_part(keys: Array, k: int, rounds: int) -> Array:
 def top_of_rows(rows: Array, k: int) -> Array:
     """Positions of the ``k`` largest magnitudes of every row, approximately.
 
-    Magnitudes are compared without their lowest ``log2(block) + 1`` mantissa bits: an entry counts as largest up to a
-    relative difference of 2**-12 for a block of 1024. For ``k > 1`` and ``16 k`` below the block, the row is first
-    reduced to the best of at least ``16 k`` interleaved lanes and of as many runs of neighbours, so a large entry is missed if
-    larger ones share both its lane and its run. For more than 16 entries (32 where ``64 k`` are in the block, 8 where ``16 k``
-    lanes are not below the block) the row is cut into equal parts that give up to so many each (where block and k have such a
-    divisor; otherwise it is sorted), so a part with more of the largest loses some. On TPU
-    its own approximate top-k takes over for ``k > 1``. :func:`recall` says how many are found. A selection rule need not
-    be finer: what is not sent stays behind.
+    Magnitudes are compared without their lowest ``log2(block) + 1`` mantissa bits: an entry counts as largest up to a relative
+    difference of 2**-12 for a block of 1024. For ``k > 1`` and ``16 k`` below the block, the row is first reduced to the best
+    of at least ``16 k`` interleaved lanes and of as many runs of neighbours, so a large entry is missed if larger ones share
+    both its lane and its run. For more than 16 entries (32 where ``64 k`` are in the block, 8 where ``16 k`` lanes are not
+    below the block) the row is cut into equal parts that give up to so many each (where block and k have such a divisor;
+    otherwise it is sorted), so a part with more of the largest loses some. On TPU its own approximate top-k takes over for ``k
+    > 1``. :func:`recall` says how many are found. A selection rule need not be finer: what is not sent stays behind.
 
     Args:
         rows: float32 ``[rows, block]``.
@@ -146,14 +145,18 @@ def top_entries(rows: Array, k: int) -> tuple[Array, Array]:
     if low_bits > 20:
         index = lax.top_k(jnp.abs(rows), k)[1].astype(jnp.int32)
         return index, take_from_rows(rows, index)
+    return entries_of(_best_keys(rows, k), low_bits, lambda index: take_from_rows(rows, index))
+
+
+def entries_of(keys: Array, low_bits: int, take: Callable[[Array], Array]) -> tuple[Array, Array]:
+    """The positions and values that keys name; ``take(index)`` gives values of which too little is in a key."""
     # What follows is computed for every entry of a dense result: it must start from the keys found, not find them anew.
-    keys = lax.optimization_barrier(_best_keys(rows, k))
+    keys = lax.optimization_barrier(keys)
     index = (keys & jnp.int32((1 << low_bits) - 1)) >> 1
     if low_bits > 11:
-        return index, take_from_rows(rows, index)
-    sign = keys << 31
-    value = lax.bitcast_convert_type((keys & jnp.int32(0x7FFFFFFF & -(1 << low_bits))) | sign, jnp.float32)
-    return index, value
+        return index, take(index)
+    value = (keys & jnp.int32(0x7FFFFFFF & -(1 << low_bits))) | (keys << 31)
+    return index, lax.bitcast_convert_type(value, jnp.float32)
 
 
 def recall(rows: Array, k: int) -> Array:

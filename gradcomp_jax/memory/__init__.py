@@ -1,17 +1,10 @@
 """What stays behind on a worker."""
 
 from gradcomp_jax.memory.base import Memory as Memory
-from gradcomp_jax.memory.estimate import estimate as estimate
+from gradcomp_jax.memory.base import none as none
 from gradcomp_jax.memory.momentum import Momentum as Momentum
 from gradcomp_jax.memory.momentum import momentum_correction as momentum_correction
-from gradcomp_jax.memory.none import none as none
+from gradcomp_jax.memory.residual import estimate as estimate
 from gradcomp_jax.memory.residual import residual as residual
 
-__all__ = [
-    "Memory",
-    "Momentum",
-    "estimate",
-    "momentum_correction",
-    "none",
-    "residual",
-]
+__all__ = ["Memory", "Momentum", "estimate", "momentum_correction", "none", "residual"]

@@ -1,4 +1,4 @@
-"""What every memory is: what a worker adds to its gradient, and what it keeps of what it did not send."""
+"""What every memory is: what a worker adds to its gradient, and what it keeps of what it did not send; and none."""
 
 import abc
 import dataclasses
@@ -27,7 +27,6 @@ class Memory(abc.ABC):
 
     def on_dense(self, *, lossless: bool) -> "Memory":
         """The memory for leaves that are sent whole, ``lossless`` or rounded to a narrower dtype."""
-        del lossless
         return self
 
     def held(self, memory: Any) -> Array:
@@ -52,3 +51,30 @@ class Memory(abc.ABC):
             sent_mask: boolean ``[rows, block]``, the entries that went out.
             memory: what :meth:`compensate` returned.
         """
+
+
+@dataclasses.dataclass(frozen=True)
+class NoMemory(Memory):
+    """See :func:`none`."""
+
+    @property
+    def keeps(self) -> bool:
+        """Returns that nothing is kept."""
+        return False
+
+    def init(self, rows: Array) -> Any:
+        """Returns ``()``: there is no state."""
+        return ()
+
+    def compensate(self, gradient: Array, memory: Any) -> tuple[Array, Any]:
+        """Returns the gradient as it is."""
+        return gradient, memory
+
+    def update(self, target: Array, sent: Array, sent_mask: Array, memory: Any) -> Any:
+        """Returns the memory, which has no arrays."""
+        return memory
+
+
+def none() -> NoMemory:
+    """Keeps nothing. TernGrad has none: its code is unbiased."""
+    return NoMemory()

@@ -27,7 +27,6 @@ class MomentumCorrection(Memory):
 
     def on_dense(self, *, lossless: bool) -> "MomentumCorrection":
         """Sent whole, an entry's velocity is ordinary momentum and must go on."""
-        del lossless
         return dataclasses.replace(self, masking=False)
 
     def held(self, memory: Momentum) -> Array:

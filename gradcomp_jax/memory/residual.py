@@ -1,12 +1,11 @@
-"""Error feedback: what was not sent is added to the next gradient."""
+"""Error feedback: what was not sent is added to the next gradient; or, that of 2021, what is sent moves a common estimate."""
 
 import dataclasses
 from typing import Any
 
 from gradcomp_jax import _checks
 from gradcomp_jax._typing import Array
-from gradcomp_jax.memory.base import Memory
-from gradcomp_jax.memory.none import none
+from gradcomp_jax.memory.base import Memory, none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +30,6 @@ class Residual(Memory):
 
     def update(self, target: Array, sent: Array, sent_mask: Array, memory: Array) -> Array:
         """Returns the target minus what was sent."""
-        del sent_mask, memory
         return target - sent
 
 
@@ -39,8 +37,7 @@ def residual(*, decay: Any = 1.0) -> Residual:
     r"""Error feedback, :math:`p_t = g_t + \gamma e_t`, :math:`e_{t+1} = p_t - D(C(p_t))`, with :math:`e_0 = 0`.
 
     Args:
-        decay: :math:`\gamma`. Below 1 the memory forgets on purpose; the conservation law holds for what it has not
-            forgotten.
+        decay: :math:`\gamma`. Below 1 the memory forgets on purpose; the conservation law holds for what it has not forgotten.
 
     Raises:
         ValueError: for a negative decay.
@@ -50,3 +47,38 @@ def residual(*, decay: Any = 1.0) -> Residual:
     """
     _checks.at_least_zero("decay", decay)
     return Residual(decay)
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate(Memory):
+    """See :func:`estimate`."""
+
+    @property
+    def counts_sent(self) -> bool:
+        """The estimate is the sum of what was sent."""
+        return True
+
+    def init(self, rows: Array) -> Array:
+        """Returns an estimate of zeros."""
+        return rows
+
+    def compensate(self, gradient: Array, memory: Array) -> tuple[Array, Array]:
+        """Returns the gradient minus the estimate."""
+        return gradient - memory, memory
+
+    def update(self, target: Array, sent: Array, sent_mask: Array, memory: Array) -> Array:
+        """The estimate moves by what was sent."""
+        return memory + sent
+
+
+def estimate() -> Estimate:
+    r"""EF21's memory: :math:`c_t = C(g_t - \hat g_{t-1})`, :math:`\hat g_t = \hat g_{t-1} + c_t`, with :math:`\hat g_0 = 0`.
+
+    What is kept is :math:`g_t - \hat g_t`, the part of the gradient that the estimate lacks; nothing is added up over the
+    steps. Every worker's update must be the running sum of the means of the :math:`c_t`, which is the mean of the
+    estimates: see :func:`gradcomp_jax.running_sum`.
+
+    References:
+        Richtarik et al., 2021, EF21, https://arxiv.org/abs/2106.05203, algorithm 2.
+    """
+    return Estimate()

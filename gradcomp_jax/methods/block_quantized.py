@@ -4,8 +4,8 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.methods.registry import GATHERS, register
-from gradcomp_jax.transforms import Mask, exchange
+from gradcomp_jax.methods.registry import GATHERS, averaged, register
+from gradcomp_jax.transforms import Mask
 
 
 @register(kept="residual", momentum="after", collectives=GATHERS, paper="2306.10209")
@@ -32,8 +32,7 @@ def block_quantized(
         block: entries that share a float32 scale.
         error_feedback: keep what rounding takes; without, nothing is kept and nothing is stored.
         collective: see :func:`gradcomp_jax.exchange`.
-        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
-            get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
 
     Raises:
         ValueError: for values out of range.
@@ -41,10 +40,6 @@ def block_quantized(
     References:
         Wang et al., 2023, ZeRO++, https://arxiv.org/abs/2306.10209, section 3.3 (qgZ).
     """
-    return exchange(
-        compressors.block_quantized(bits=bits, block=block),
-        axis_name=axis_name,
-        memory=memory.residual() if error_feedback else memory.none(),
-        collective=collectives.as_collective(collective, lossy_downlink=True),
-        mask=mask,
-    )
+    code = compressors.block_quantized(bits=bits, block=block)
+    kept = memory.residual() if error_feedback else memory.none()
+    return averaged(code, axis_name=axis_name, memory=kept, collective=collective, mask=mask)

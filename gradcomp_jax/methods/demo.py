@@ -42,8 +42,7 @@ def demo(
         signed: the sign of the mean, as in the paper's optimizer.
         dtype: of values on the wire, bfloat16 or float32.
         collective: see :func:`gradcomp_jax.exchange`; the paper gathers.
-        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
-            get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
         average: of a frequency over all ``workers``, or over its ``senders`` as the official code has it. The latter breaks the
             law that updates and momenta add up to all gradients, so it is not the default.
         rate: schedule of the learning rate, which the momentum then has in it, as in the official code; see

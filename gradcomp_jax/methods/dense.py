@@ -6,8 +6,7 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.methods.registry import GATHERS, register
-from gradcomp_jax.transforms.exchange import exchange
+from gradcomp_jax.methods.registry import GATHERS, averaged, register
 
 
 @register(
@@ -37,10 +36,5 @@ def dense(
     Raises:
         ValueError: for another dtype.
     """
-    return exchange(
-        compressors.dense(dtype),
-        axis_name=axis_name,
-        memory=memory.none(),
-        collective=collectives.as_collective(collective, lossy_downlink=True),
-        mask=True,
-    )
+    code = compressors.dense(dtype)
+    return averaged(code, axis_name=axis_name, memory=memory.none(), collective=collective, mask=True)

@@ -9,7 +9,7 @@ from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
 from gradcomp_jax.methods.registry import SELECTS, register
 from gradcomp_jax.transforms import Mask, Stages, by_tensor, exchange, local_clip, staged
-from gradcomp_jax.transforms import weight_decay as decay
+from gradcomp_jax.transforms.local import weight_decay as decay
 from gradcomp_jax.transforms.masks import gains
 
 
@@ -56,8 +56,7 @@ def dgc(
             again as a worker sends, rounded down. Where that is one entry, as with the default density, one more is 1.5 times
             the bytes, and serves workers that disagree faster.
         dtype: of values on the wire, bfloat16 or float32; of the dense leaves too.
-        exact: the paper's selection, by sorting: the largest entries of each tensor as a whole, or of every 2**20 entries dealt
-            out of a longer one, in place of ``block``. Many times slower; a tensor is one row, so gather it.
+        exact: the paper's selection, by sorting, as for :func:`gradcomp_jax.topk_sgd`.
         collective: see :func:`gradcomp_jax.exchange`. By default ``all_gather`` for two workers and ``two_phase`` for more,
             where a worker takes back, of an entry that its owner does not send, at most the smallest that it does, and the
             owner keeps the rest.
@@ -99,7 +98,7 @@ def dgc(
             dense_compressor=compressors.dense(dtype),
         )
 
-    before = [] if isinstance(weight_decay, (int, float)) and not weight_decay else [decay.weight_decay(weight_decay)]
+    before = [] if isinstance(weight_decay, (int, float)) and not weight_decay else [decay(weight_decay)]
     if clip_norm is not None:
         before.append(local_clip(clip_norm, axis_name=axis_name))
     after = [] if momentum_correction else [optax.trace(momentum, nesterov)]

@@ -6,8 +6,8 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.methods.registry import GATHERS, register
-from gradcomp_jax.transforms import Mask, exchange
+from gradcomp_jax.methods.registry import GATHERS, averaged, register
+from gradcomp_jax.transforms import Mask
 
 
 @register(kept="nothing", momentum="after", collectives=GATHERS, paper="2108.08842", biased=False)
@@ -37,8 +37,7 @@ def eden(
         block: entries that are rotated together, a power of two.
         error_feedback: keep what was not sent, or an unbiased code without memory.
         collective: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``all_gather`` and ``two_phase``.
-        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
-            get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
         key: seed (int) or typed JAX key of the rotations.
 
     Raises:
@@ -47,11 +46,6 @@ def eden(
     References:
         Vargaftik et al., 2021, DRIVE, https://arxiv.org/abs/2105.08339; 2022, EDEN, https://arxiv.org/abs/2108.08842.
     """
-    return exchange(
-        compressors.rotated(bits, block=block, unbiased=not error_feedback),
-        axis_name=axis_name,
-        memory=memory.residual() if error_feedback else memory.none(),
-        collective=collectives.as_collective(collective, lossy_downlink=True),
-        mask=mask,
-        key=key,
-    )
+    code = compressors.rotated(bits, block=block, unbiased=not error_feedback)
+    kept = memory.residual() if error_feedback else memory.none()
+    return averaged(code, axis_name=axis_name, memory=kept, collective=collective, mask=mask, key=key)

@@ -6,8 +6,8 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.methods.registry import SELECTS, register
-from gradcomp_jax.transforms import Mask, exchange, running_sum
+from gradcomp_jax.methods.registry import SELECTS, averaged, register
+from gradcomp_jax.transforms import Mask, running_sum
 
 
 @register(kept="estimate", momentum="after", collectives=SELECTS, paper="2106.05203")
@@ -31,12 +31,10 @@ def ef21(
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         density: fraction of the entries to send.
-        block: entries among which the largest are chosen; 1024 by default, longer for densities that need it.
+        block: as for :func:`gradcomp_jax.topk_sgd`.
         dtype: of values on the wire, bfloat16 or float32.
-        collective: see :func:`gradcomp_jax.exchange`. By default ``all_gather`` for two workers and ``two_phase`` for more,
-            where owners keep what they do not send in a residual of their own.
-        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
-            get smaller.
+        collective: as for :func:`gradcomp_jax.topk_sgd`.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
 
     Raises:
         ValueError: for values out of range.
@@ -45,11 +43,5 @@ def ef21(
     References:
         Richtarik et al., 2021, https://arxiv.org/abs/2106.05203, algorithm 2.
     """
-    differences = exchange(
-        compressors.topk(density, block=block, dtype=dtype),
-        axis_name=axis_name,
-        memory=memory.estimate(),
-        collective=collectives.as_collective(collective, lossy_downlink=True),
-        mask=mask,
-    )
-    return running_sum(differences)
+    code, kept = compressors.topk(density, block=block, dtype=dtype), memory.estimate()
+    return running_sum(averaged(code, axis_name=axis_name, memory=kept, collective=collective, mask=mask))

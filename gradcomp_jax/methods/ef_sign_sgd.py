@@ -4,8 +4,8 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.methods.registry import GATHERS, register
-from gradcomp_jax.transforms import Mask, exchange
+from gradcomp_jax.methods.registry import GATHERS, averaged, register
+from gradcomp_jax.transforms import Mask
 
 
 @register(kept="residual", momentum="after", collectives=GATHERS, paper="1901.09847")
@@ -27,8 +27,7 @@ def ef_sign_sgd(
         axis_name: the axis to average over, or ``None`` for one worker.
         block: entries that share a magnitude. The paper takes a whole layer; a smaller block follows the gradient better.
         collective: see :func:`gradcomp_jax.exchange`.
-        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
-            get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
 
     Raises:
         ValueError: for values out of range.
@@ -37,10 +36,5 @@ def ef_sign_sgd(
         Karimireddy et al., 2019, https://arxiv.org/abs/1901.09847, algorithm 1; Zheng et al., 2019,
         https://arxiv.org/abs/1905.10936 (blocks, and both directions).
     """
-    return exchange(
-        compressors.sign("l1", block=block),
-        axis_name=axis_name,
-        memory=memory.residual(),
-        collective=collectives.as_collective(collective, lossy_downlink=True),
-        mask=mask,
-    )
+    code, kept = compressors.sign("l1", block=block), memory.residual()
+    return averaged(code, axis_name=axis_name, memory=kept, collective=collective, mask=mask)

@@ -6,8 +6,8 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.methods.registry import GATHERS, register
-from gradcomp_jax.transforms import Mask, exchange
+from gradcomp_jax.methods.registry import GATHERS, averaged, register
+from gradcomp_jax.transforms import Mask
 
 
 @register(kept="residual", momentum="after", collectives=GATHERS, paper="2209.05433")
@@ -33,8 +33,7 @@ def fp8(
         scaled: one float32 scale for each block; without, plain casts.
         error_feedback: keep what rounding takes.
         collective: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``all_gather`` and ``two_phase``.
-        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
-            get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
 
     Raises:
         ValueError: for values out of range.
@@ -42,10 +41,6 @@ def fp8(
     References:
         Micikevicius et al., 2022, https://arxiv.org/abs/2209.05433, section 3.
     """
-    return exchange(
-        compressors.float8(format, block=block, scaled=scaled),
-        axis_name=axis_name,
-        memory=memory.residual() if error_feedback else memory.none(),
-        collective=collectives.as_collective(collective, lossy_downlink=True),
-        mask=mask,
-    )
+    code = compressors.float8(format, block=block, scaled=scaled)
+    kept = memory.residual() if error_feedback else memory.none()
+    return averaged(code, axis_name=axis_name, memory=kept, collective=collective, mask=mask)

@@ -6,8 +6,8 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.methods.registry import SELECTS, register
-from gradcomp_jax.transforms import Mask, exchange
+from gradcomp_jax.methods.registry import SELECTS, averaged, register
+from gradcomp_jax.transforms import Mask
 
 
 @register(kept="residual", momentum="after", collectives=SELECTS, paper="1704.05021")
@@ -34,12 +34,10 @@ def gradient_dropping(
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         density: fraction of the entries to send; the paper drops 99%.
-        block: entries among which the largest are chosen; 1024 by default, longer for densities that need it.
+        block: as for :func:`gradcomp_jax.topk_sgd`.
         dtype: of values on the wire, bfloat16 or float32.
-        collective: see :func:`gradcomp_jax.exchange`. By default ``all_gather`` for two workers and ``two_phase`` for more,
-            where owners keep what they do not send in a residual of their own.
-        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
-            get smaller.
+        collective: as for :func:`gradcomp_jax.topk_sgd`.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
 
     Raises:
         ValueError: for values out of range.
@@ -48,11 +46,5 @@ def gradient_dropping(
     References:
         Aji and Heafield, 2017, https://arxiv.org/abs/1704.05021, section 3.
     """
-    return exchange(
-        compressors.topk(density, block=block, dtype=dtype),
-        axis_name=axis_name,
-        memory=memory.residual(),
-        collective=collectives.as_collective(collective, lossy_downlink=True),
-        mask=mask,
-        view="tree",
-    )
+    code, kept = compressors.topk(density, block=block, dtype=dtype), memory.residual()
+    return averaged(code, axis_name=axis_name, memory=kept, collective=collective, mask=mask, view="tree")

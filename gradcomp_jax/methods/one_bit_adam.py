@@ -29,10 +29,9 @@ def one_bit_adam(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Adam, dense at first; then its variance freezes and its momentum crosses as signs.
 
-    Warm-up: Adam on the mean gradient. After it v is a constant preconditioner, and every worker sends
-    :math:`\beta_1 m + (1 - \beta_1) g^i` plus its residual as scaled signs; the owners add their own residual to the
-    mean and send scaled signs back, which are the new m. Returns Adam's direction: chain a learning rate after it, and no
-    other momentum.
+    Warm-up: Adam on the mean gradient. After it v is a constant preconditioner, and every worker sends :math:`\beta_1 m + (1 -
+    \beta_1) g^i` plus its residual as scaled signs; the owners add their own residual to the mean and send scaled signs back,
+    which are the new m. Returns Adam's direction: chain a learning rate after it, and no other momentum.
 
     The owners' residual depends on the number of workers: initialise inside the axis (``gc.init_state`` does).
 
@@ -42,12 +41,10 @@ def one_bit_adam(
         b1: decay of the momentum.
         b2: decay of the variance.
         eps: added to the root of the variance.
-        floor: least root of the frozen variance, as a share of its root mean square over the tensor: the same rounding
-            error is divided by every entry's own variance, and one that is far too small makes training diverge. The
-            paper has none (0).
+        floor: least root of the frozen variance, as a share of its root mean square over the tensor: the same rounding error is
+            divided by every entry's own variance, and one that is far too small makes training diverge. The paper has none (0).
         block: entries that share a magnitude.
-        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
-            get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
 
     Raises:
         ValueError: for values out of range.

@@ -7,8 +7,8 @@ import optax
 
 from gradcomp_jax import _checks, collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.methods.registry import GATHERS, register
-from gradcomp_jax.transforms import Mask, by_column, exchange
+from gradcomp_jax.methods.registry import GATHERS, averaged, register
+from gradcomp_jax.transforms import Mask, by_column
 
 
 @register(kept="residual", momentum="after", collectives=GATHERS, paper="Interspeech 2014")
@@ -35,8 +35,7 @@ def one_bit_sgd(
             transposition and suits tensors with short columns.
         block: entries of a block.
         collective: see :func:`gradcomp_jax.exchange`.
-        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
-            get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
 
     Raises:
         ValueError: for values out of range.
@@ -49,11 +48,11 @@ def one_bit_sgd(
     dense = compressors.dense()
     means = functools.partial(compressors.sign, "means")
     by_columns = granularity == "column"
-    return exchange(
+    return averaged(
         by_column(lambda entries: means(block=entries), dense=dense) if by_columns else means(block=block),
         axis_name=axis_name,
         memory=memory.residual(),
-        collective=collectives.as_collective(collective, lossy_downlink=True),
+        collective=collective,
         mask=mask,
         view="columns" if by_columns else "rows",
         dense_compressor=dense,

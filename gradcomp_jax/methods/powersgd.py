@@ -48,8 +48,7 @@ def powersgd(
             of dimensions; the first pattern found counts. Or a function ``matrix(path, leaf)`` that returns one of those or
             ``None``, the default. With ``batch`` alone the other dimensions are split as by default; vectors go dense.
         momentum: :math:`\lambda`, in [0, 1); ``None`` for none.
-        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
-            get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
         seed: of the first Q.
 
     Raises:

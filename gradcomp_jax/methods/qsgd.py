@@ -7,8 +7,8 @@ import optax
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
 from gradcomp_jax.kernels.random import Generator
-from gradcomp_jax.methods.registry import GATHERS, register
-from gradcomp_jax.transforms import Mask, exchange
+from gradcomp_jax.methods.registry import GATHERS, averaged, register
+from gradcomp_jax.transforms import Mask
 
 
 @register(kept="nothing", momentum="after", collectives=GATHERS, paper="1610.02132", biased=False)
@@ -38,8 +38,7 @@ def qsgd(
             of a bucket are zero and the variance is larger.
         bucket_size: entries that share a norm.
         collective: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``all_gather`` and ``two_phase``.
-        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
-            get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
         generator: random numbers, ``hash`` or ``threefry``.
         key: seed (int) or typed JAX key.
 
@@ -49,11 +48,5 @@ def qsgd(
     References:
         Alistarh et al., 2017, https://arxiv.org/abs/1610.02132, sections 3.1 and 4.
     """
-    return exchange(
-        compressors.block_quantized(bits=bits, block=bucket_size, stochastic=True, norm=norm, generator=generator),
-        axis_name=axis_name,
-        memory=memory.none(),
-        collective=collectives.as_collective(collective, lossy_downlink=True),
-        mask=mask,
-        key=key,
-    )
+    code = compressors.block_quantized(bits=bits, block=bucket_size, stochastic=True, norm=norm, generator=generator)
+    return averaged(code, axis_name=axis_name, memory=memory.none(), collective=collective, mask=mask, key=key)

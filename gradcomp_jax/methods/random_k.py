@@ -6,8 +6,8 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.methods.registry import SELECTS, register
-from gradcomp_jax.transforms import Mask, exchange
+from gradcomp_jax.methods.registry import SELECTS, averaged, register
+from gradcomp_jax.transforms import Mask
 
 
 @register(kept="residual", momentum="after", collectives=SELECTS, paper="1809.07599")
@@ -36,8 +36,7 @@ def random_k(
         error_feedback: keep what was not sent, or rescale what is.
         dtype: of values on the wire, bfloat16 or float32.
         collective: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``all_gather`` and ``two_phase``.
-        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
-            get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
         key: seed (int) or typed JAX key of the positions.
 
     Raises:
@@ -47,11 +46,6 @@ def random_k(
     References:
         Stich et al., 2018, https://arxiv.org/abs/1809.07599, section 2.
     """
-    return exchange(
-        compressors.random_k(density, block=block, rescale=not error_feedback, dtype=dtype),
-        axis_name=axis_name,
-        memory=memory.residual() if error_feedback else memory.none(),
-        collective=collectives.as_collective(collective, lossy_downlink=True),
-        mask=mask,
-        key=key,
-    )
+    code = compressors.random_k(density, block=block, rescale=not error_feedback, dtype=dtype)
+    kept = memory.residual() if error_feedback else memory.none()
+    return averaged(code, axis_name=axis_name, memory=kept, collective=collective, mask=mask, key=key)

@@ -10,7 +10,10 @@ import jax.numpy as jnp
 import optax
 
 from gradcomp_jax import _checks, _markdown
+from gradcomp_jax.collectives import Collective, as_collective
+from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.methods.traffic import traffic_of
+from gradcomp_jax.transforms import Policy, exchange
 
 Kept = Literal["nothing", "residual", "momentum", "estimate"]
 Make = TypeVar("Make", bound=Callable[..., optax.GradientTransformationExtraArgs])
@@ -80,6 +83,13 @@ def register(
     return registered
 
 
+def averaged(
+    compressor: Compressor | Policy, *, collective: Collective | str, **options: Any
+) -> optax.GradientTransformationExtraArgs:
+    """:func:`gradcomp_jax.exchange` as methods have it: what ``auto`` chooses may lose something on the downlink."""
+    return exchange(compressor, collective=as_collective(collective, lossy_downlink=True), **options)
+
+
 def command_name(name: str) -> str:
     """Returns a method's name as the commands print it; they take it with ``_`` as well."""
     return name.replace("_", "-")
@@ -95,10 +105,7 @@ class Row:
         downlink: bits for each entry that come back as the mean; 0 where payloads are gathered and nothing comes back.
         sent: bits for each entry that one worker sends in all, as :func:`gradcomp_jax.wire_bytes` counts.
         state: bytes of state for each parameter on each worker.
-        biased: see :class:`Method`.
-        momentum: see :class:`Method`.
-        collectives: see :class:`Method`.
-        paper: see :class:`Method`.
+        biased, momentum, collectives, paper: see :class:`Method`.
     """
 
     name: str
@@ -171,10 +178,11 @@ def markdown_table(*, workers: int = 8) -> str:
 
 def cells(row: Row) -> tuple[str, ...]:
     """One row as text."""
-    downlink = "-" if not row.downlink else _bits(row.downlink)
+    method, downlink = METHODS[row.name], "-" if not row.downlink else _bits(row.downlink)
+    options = ", ".join(f"{k}={v!r}" for k, v in method.options.items())
     link = f"[{row.paper}](https://arxiv.org/abs/{row.paper})" if row.paper[:1].isdigit() else row.paper
     return (
-        f"`gc.{_call(row.name)}`",
+        f"`gc.{method.make.__name__}({options})`",
         f"{_bits(row.uplink)} / {downlink}",
         _bits(row.sent),
         # Counters of steps are a few bytes in all.
@@ -184,12 +192,6 @@ def cells(row: Row) -> tuple[str, ...]:
         ", ".join(row.collectives),
         link,
     )
-
-
-def _call(name: str) -> str:
-    method = METHODS[name]
-    options = ", ".join(f"{k}={v!r}" for k, v in method.options.items())
-    return f"{method.make.__name__}({options})"
 
 
 def _bits(bits: float) -> str:

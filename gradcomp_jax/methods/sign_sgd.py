@@ -6,8 +6,8 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.methods.registry import GATHERS, register
-from gradcomp_jax.transforms import Mask, exchange
+from gradcomp_jax.methods.registry import GATHERS, averaged, register
+from gradcomp_jax.transforms import Mask
 
 
 @register(kept="nothing", momentum="after", collectives=GATHERS, paper="1802.04434", update="sign")
@@ -31,8 +31,7 @@ def sign_sgd(
         axis_name: the axis to average over, or ``None`` for one worker.
         block: entries that share the byte that says whether there is anything but zeros.
         collective: see :func:`gradcomp_jax.exchange`.
-        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
-            get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
         key: seed (int) or typed JAX key of the votes of zeros and ties.
 
     Raises:
@@ -42,12 +41,6 @@ def sign_sgd(
         Bernstein et al., 2018, https://arxiv.org/abs/1802.04434, algorithm 1 and section 3.3; 2019,
         https://arxiv.org/abs/1810.05291 (majority vote).
     """
-    voted = exchange(
-        compressors.sign("unit", block=block),
-        axis_name=axis_name,
-        memory=memory.none(),
-        collective=collectives.as_collective(collective, lossy_downlink=True),
-        mask=mask,
-        key=key,
-    )
+    code, kept = compressors.sign("unit", block=block), memory.none()
+    voted = averaged(code, axis_name=axis_name, memory=kept, collective=collective, mask=mask, key=key)
     return optax.chain(voted, optax.scale_by_sign())

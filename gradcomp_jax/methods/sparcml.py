@@ -40,8 +40,7 @@ def sparcml(
             power of two).
         downlink: of ``split``: ``exact``, or blocks of integers, whose rounding stays with the owner.
         dtype: of the values that workers send, float32 or bfloat16.
-        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
-            get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
 
     Raises:
         ValueError: for values out of range, and for a second phase that the algorithm does not have.

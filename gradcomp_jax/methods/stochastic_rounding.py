@@ -7,8 +7,8 @@ import optax
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
 from gradcomp_jax.kernels.random import Generator
-from gradcomp_jax.methods.registry import GATHERS, register
-from gradcomp_jax.transforms import Mask, exchange
+from gradcomp_jax.methods.registry import GATHERS, averaged, register
+from gradcomp_jax.transforms import Mask
 
 
 @register(kept="nothing", momentum="after", collectives=GATHERS, paper="1502.02551", biased=False)
@@ -34,8 +34,7 @@ def stochastic_rounding(
         bits: 16 or 8.
         fraction_bits: F; 16 bits with the default reach from -8 to 8 in steps of 0.00024.
         collective: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``all_gather`` and ``two_phase``.
-        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
-            get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
         generator: random numbers, ``hash`` or ``threefry``.
         key: seed (int) or typed JAX key.
 
@@ -45,11 +44,5 @@ def stochastic_rounding(
     References:
         Gupta et al., 2015, https://arxiv.org/abs/1502.02551, section 3.
     """
-    return exchange(
-        compressors.fixed_point(bits=bits, fraction_bits=fraction_bits, generator=generator),
-        axis_name=axis_name,
-        memory=memory.none(),
-        collective=collectives.as_collective(collective, lossy_downlink=True),
-        mask=mask,
-        key=key,
-    )
+    code = compressors.fixed_point(bits=bits, fraction_bits=fraction_bits, generator=generator)
+    return averaged(code, axis_name=axis_name, memory=memory.none(), collective=collective, mask=mask, key=key)

@@ -31,10 +31,9 @@ def terngrad(
     :math:`t^i_j = sign(g^i_j)` with probability :math:`|g^i_j| / s`, else 0.
     The update is :math:`s\,\frac1N \sum_i t^i`. There is no memory: the code is unbiased but for the clipping.
 
-    Uplink: five values in a byte. Downlink: ``exact`` is the integer sum, 2N + 1 levels, packed as digits (4.57 bits
-    at N = 8); ``ternary`` is ternarized once more, a scale for each bucket: 1.6 bits, noisier.
-    Momentum or Adam go after it. The paper keeps the last classification layer dense: leave it out with
-    ``mask=gc.masks.without("classifier")``.
+    Uplink: five values in a byte. Downlink: ``exact`` is the integer sum, 2N + 1 levels, packed as digits (4.57 bits at
+    N = 8); ``ternary`` is ternarized once more, a scale for each bucket: 1.6 bits, noisier. Momentum or Adam go after
+    it. The paper keeps the last classification layer dense: leave it out with ``mask=gc.masks.without("classifier")``.
 
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
@@ -44,8 +43,7 @@ def terngrad(
         share_scale: workers agree on the largest scale; ``exact`` needs it.
         downlink: what owners send, ``exact`` or ``ternary``.
         collective: see :func:`gradcomp_jax.exchange`; ``"sum"`` adds int8 values in an all-reduce, for at most 127 workers.
-        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
-            get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
         generator: random numbers, ``hash`` or ``threefry``.
         key: seed (int) or typed JAX key.
 

@@ -6,8 +6,8 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.methods.registry import SELECTS, register
-from gradcomp_jax.transforms import Mask, by_tensor, exchange
+from gradcomp_jax.methods.registry import SELECTS, averaged, register
+from gradcomp_jax.transforms import Mask, Policy, by_tensor
 
 
 @register(kept="residual", momentum="after", collectives=SELECTS, paper="1809.07599")
@@ -38,8 +38,7 @@ def topk_sgd(
             out of a longer one, in place of ``block``. Many times slower; a tensor is one row, so gather it.
         collective: see :func:`gradcomp_jax.exchange`. By default ``all_gather`` for two workers and ``two_phase`` for more,
             where owners keep what they do not send in a residual of their own.
-        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions that
-            get smaller.
+        mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
 
     Raises:
         ValueError: for values out of range, and for a block with ``exact``.
@@ -52,15 +51,7 @@ def topk_sgd(
     if exact and block is not None:
         raise ValueError(f"exact=True takes whole tensors as blocks, got block={block}; leave one of them out")
     options = {"downlink_density": downlink_density, "dtype": dtype, "exact": exact}
-    largest = compressors.topk(density, block=block, **options)
-
-    def whole(entries: int) -> compressors.Compressor:
-        return compressors.topk(density, block=entries, **options)
-
-    return exchange(
-        by_tensor(whole, dense=compressors.dense()) if exact else largest,
-        axis_name=axis_name,
-        memory=memory.residual(),
-        collective=collectives.as_collective(collective, lossy_downlink=True),
-        mask=mask,
-    )
+    code: compressors.Compressor | Policy = compressors.topk(density, block=block, **options)
+    if exact:
+        code = by_tensor(lambda size: compressors.topk(density, block=size, **options), dense=compressors.dense())
+    return averaged(code, axis_name=axis_name, memory=memory.residual(), collective=collective, mask=mask)

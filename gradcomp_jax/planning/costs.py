@@ -62,12 +62,8 @@ def two_phase(workers: int, up: float, down: float, link: Link) -> float:
 def hierarchical(nodes: int, per_node: int, size: float, inner: Link, outer_seconds: float) -> float:
     """A dense reduce-scatter within each node, the exchange between nodes of a device's shard, a dense all-gather within.
 
-    Args:
-        nodes: how many; with one, nothing is between them.
-        per_node: devices of a node.
-        size: bytes of the dense gradient.
-        inner: the link within a node.
-        outer_seconds: what the exchange of ``size / per_node`` bytes of gradient between the nodes takes.
+    Of ``size`` bytes of dense gradient, ``size / per_node`` are exchanged between nodes (if there are several), which takes
+    ``outer_seconds``.
     """
     within = ring_reduce_scatter(per_node, size, inner) + ring_all_gather(per_node, size / per_node, inner)
     return within + (outer_seconds if nodes > 1 else 0.0)

@@ -113,12 +113,7 @@ def outlook(
 
     Break-even rates and curves are by the formulas, because a calibration knows one link and one number of workers.
 
-    Args:
-        workload: of one worker.
-        cluster: what joins the workers.
-        methods: names; all by default.
-        device: see :func:`gradcomp_jax.predict`.
-        calibration: see :func:`gradcomp_jax.predict`.
+    Takes the arguments of :func:`gradcomp_jax.should_compress`.
 
     Raises:
         ValueError: as :func:`gradcomp_jax.predict`, for a single worker, and for no methods but the baselines.

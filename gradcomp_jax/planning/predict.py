@@ -155,7 +155,6 @@ def should_compress(
     methods: Iterable[str] | None = None,
     device: Device | None = None,
     calibration: Calibration | None = None,
-    traffic: TrafficOf = read_method,
 ) -> Verdict:
     """Predicts all methods, and says whether one is worth it.
 
@@ -165,15 +164,12 @@ def should_compress(
         methods: names; all by default. The dense baselines are always among them.
         device: see :func:`predict`.
         calibration: see :func:`predict`.
-        traffic: see :func:`predict`.
 
     Raises:
         ValueError: as :func:`predict`.
     """
     names = dict.fromkeys([*BASELINES, *(METHODS if methods is None else methods)])
-    found = [
-        predict(workload, cluster, name, device=device, calibration=calibration, traffic=traffic) for name in names
-    ]
+    found = [predict(workload, cluster, name, device=device, calibration=calibration) for name in names]
     ranking = tuple(sorted(found, key=lambda p: p.step))
     dense = next(p for p in ranking if p.method in BASELINES)
     best = ranking[0]
@@ -187,9 +183,7 @@ def break_even(
     cluster: Cluster,
     method: str,
     *,
-    baselines: Sequence[str] = BASELINES,
     device: Device | None = None,
-    traffic: TrafficOf = read_method,
 ) -> float:
     """The rate of the outer link, bytes a second, above which the better baseline is faster than the method.
 
@@ -199,11 +193,9 @@ def break_even(
         workload: of one worker.
         cluster: with any outer rate; its latency counts.
         method: a name.
-        baselines: what it must beat.
         device: see :func:`predict`.
-        traffic: see :func:`predict`.
     """
-    return break_evens(workload, cluster, [method], baselines=baselines, device=device, traffic=traffic)[method]
+    return break_evens(workload, cluster, [method], device=device)[method]
 
 
 def break_evens(
@@ -211,19 +203,17 @@ def break_evens(
     cluster: Cluster,
     methods: Iterable[str],
     *,
-    baselines: Sequence[str] = BASELINES,
     device: Device | None = None,
-    traffic: TrafficOf = read_method,
 ) -> dict[str, float]:
     """:func:`break_even` of several methods."""
 
     def step(name: str, rate: float) -> float:
         there = dataclasses.replace(cluster, outer=Link(rate, cluster.outer.latency))
-        return predict(workload, there, name, device=device, traffic=traffic).step
+        return predict(workload, there, name, device=device).step
 
     @functools.cache
     def dense(rate: float) -> float:
-        return min(step(name, rate) for name in baselines)
+        return min(step(name, rate) for name in BASELINES)
 
     def wins(method: str, rate: float) -> bool:
         return step(method, rate) < dense(rate)

@@ -18,6 +18,7 @@ from gradcomp_jax.replicas.elastic import ElasticState as ElasticState
 from gradcomp_jax.replicas.elastic import elastic_average as elastic_average
 from gradcomp_jax.replicas.gossip import GossipState as GossipState
 from gradcomp_jax.replicas.gossip import gossip as gossip
+from gradcomp_jax.replicas.nonfinite import ReplicaState as ReplicaState
 from gradcomp_jax.replicas.outer import OuterState as OuterState
 from gradcomp_jax.replicas.outer import local_sgd as local_sgd
 from gradcomp_jax.replicas.outer import outer_average as outer_average

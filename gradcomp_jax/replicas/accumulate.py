@@ -38,10 +38,7 @@ class AccumulateState:
 
 
 def accumulate(
-    inner: optax.GradientTransformation,
-    *,
-    axis_name: AxisName | None,
-    every: int | Callable[[Array], Array],
+    inner: optax.GradientTransformation, *, axis_name: AxisName | None, every: int | Callable[[Array], Array]
 ) -> optax.GradientTransformationExtraArgs:
     r"""Adds up each worker's gradients of several batches, and exchanges and updates once with their mean.
 

@@ -12,11 +12,8 @@ from gradcomp_jax._typing import Array
 def when(predicate: Array | bool, do: Callable[..., Any], otherwise: Any, *operands: Any) -> Any:
     """``do(*operands)`` where the predicate holds, else ``otherwise``.
 
-    Args:
-        predicate: boolean scalar, equal on every worker: ``do`` may communicate. ``True`` itself costs no branch.
-        do: what is done.
-        otherwise: of the structure that ``do`` returns, with ``None`` in place of whole parts that are then zeros.
-        operands: arrays.
+    The predicate is a boolean scalar, equal on every worker: ``do`` may communicate. ``True`` itself costs no branch.
+    ``otherwise`` is of the structure that ``do`` returns, with ``None`` in place of whole parts that are then zeros.
     """
     if predicate is True:
         return do(*operands)

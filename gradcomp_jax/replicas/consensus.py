@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from gradcomp_jax import _checks
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.audit import wire_bytes
-from gradcomp_jax.per_device import PerDevice, is_lifted, is_per_device
+from gradcomp_jax.per_device import is_lifted, is_per_device, nodes_of
 from gradcomp_jax.replicas.elastic import ElasticState
 from gradcomp_jax.replicas.outer import OuterState
 
@@ -32,10 +32,7 @@ def consolidate(state: Any, *, of: Of = "mean") -> PyTree:
     if of == "mean":
         return jax.tree.map(_mean, params, is_leaf=is_per_device)
 
-    def is_centred(node: object) -> bool:
-        return isinstance(node, (ElasticState, OuterState))
-
-    found = [x for x in jax.tree.leaves(state, is_leaf=is_centred) if is_centred(x)]
+    found = nodes_of(state, lambda node: isinstance(node, (ElasticState, OuterState)))
     if len(found) != 1:
         raise ValueError(
             f"a centre is in the state of elastic_average, local_sgd, diloco and sparse_loco, and here are {len(found)} of"
@@ -56,11 +53,7 @@ def staleness(state: Any) -> Array:
     Raises:
         ValueError: if there is none, or more than one.
     """
-
-    def is_loose(node: object) -> bool:
-        return hasattr(node, "staleness")
-
-    found = [x for x in jax.tree.leaves(state, is_leaf=is_loose) if is_loose(x)]
+    found = nodes_of(state, lambda node: hasattr(node, "staleness"))
     if len(found) != 1:
         raise ValueError(f"expected the state of one method of gradcomp_jax.replicas, found {len(found)}")
     return found[0].staleness()
@@ -99,9 +92,8 @@ def replica_spread(state: Any) -> Array:
         float32 scalar; 0 for parameters of which there is only one set, and where the mean is zero.
     """
     params = getattr(state, "params", state)
-    marks = [x for x in jax.tree.leaves(params, is_leaf=is_per_device) if isinstance(x, PerDevice)]
     apart = norm = jnp.zeros((), jnp.float32)
-    for mark in marks:
+    for mark in nodes_of(params, is_per_device):
         value = mark.value.astype(jnp.float32)
         mean = value.mean(axis=0)
         apart = apart + jnp.sum((value - mean) ** 2) / value.shape[0]

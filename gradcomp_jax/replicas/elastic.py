@@ -9,7 +9,6 @@ import optax
 
 from gradcomp_jax import _checks, _compat
 from gradcomp_jax._typing import Array, AxisName, PyTree
-from gradcomp_jax.per_device import PerDevice
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import when
 from gradcomp_jax.transforms.context import with_context
@@ -17,22 +16,16 @@ from gradcomp_jax.transforms.context import with_context
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class ElasticState:
-    """State of :func:`elastic_average`.
+class ElasticState(nonfinite.ReplicaState):
+    """State of :func:`elastic_average`: a :class:`ReplicaState`, and the centre.
 
     Attributes:
-        step: int32 scalar, updates seen.
-        dropped: ``PerDevice`` int32 ``[1]``, how many of this replica's updates were not finite and are left out.
         centre: the centre, float32, equal on every worker.
         method: state of the exchange.
-        every: steps, as configured.
     """
 
-    step: Array
-    dropped: PerDevice
     centre: PyTree
     method: Any
-    every: int = dataclasses.field(metadata={"static": True})
 
     def staleness(self) -> Array:
         """How many steps a replica has taken since the centre last pulled at it: int32 scalar."""
@@ -88,7 +81,7 @@ def elastic_average(
     def init(params: PyTree) -> ElasticState:
         centre = _compat.invarying(nonfinite.or_zeros(params)[0], axis_name)
         zero = jnp.zeros((), jnp.int32)
-        return ElasticState(zero, nonfinite.counter(axis_name), centre, exchange.init(params), every)
+        return ElasticState(zero, nonfinite.counter(axis_name), every, centre, exchange.init(params))
 
     def update(updates: PyTree, state: ElasticState, params: PyTree | None = None, **extra: Any) -> Any:
         nonfinite.need_replicas(params, axis_name, "elastic_average")
@@ -108,7 +101,7 @@ def elastic_average(
         now = True if every == 1 else state.step % every == 0
         operands = (own, state.centre, state.method)
         own, centre, inner = when(now, pull, operands, *operands)
-        new = ElasticState(state.step + 1, nonfinite.count(state.dropped, ok), centre, inner, every)
+        new = ElasticState(state.step + 1, nonfinite.count(state.dropped, ok), every, centre, inner)
         return nonfinite.like(own, updates), new
 
     return optax.GradientTransformationExtraArgs(init, update)

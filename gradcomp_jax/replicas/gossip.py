@@ -11,7 +11,6 @@ from gradcomp_jax import _checks, _compat, kernels
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import Workers, permute
 from gradcomp_jax.compressors import Compressor, RowInfo, dense
-from gradcomp_jax.per_device import PerDevice
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import each_nth, one_of, when
 from gradcomp_jax.transforms.step_keys import StepKeys
@@ -21,18 +20,8 @@ Graph = Literal["hypercube", "exponential"]
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class GossipState:
-    """State of :func:`gossip`.
-
-    Attributes:
-        step: int32 scalar, updates seen.
-        dropped: ``PerDevice`` int32 ``[1]``, how many of this replica's updates were not finite and are left out.
-        every: steps, as configured.
-    """
-
-    step: Array
-    dropped: PerDevice
-    every: int = dataclasses.field(metadata={"static": True})
+class GossipState(nonfinite.ReplicaState):
+    """State of :func:`gossip`: a :class:`ReplicaState`."""
 
     def staleness(self) -> Array:
         """How many steps a replica has taken since it last met a partner: int32 scalar."""
@@ -88,11 +77,9 @@ def gossip(
         )
 
     def init(params: PyTree) -> GossipState:
-        del params
         return GossipState(jnp.zeros((), jnp.int32), nonfinite.counter(axis_name), every)
 
     def update(updates: PyTree, state: GossipState, params: PyTree | None = None, **extra: Any) -> Any:
-        del extra
         nonfinite.need_replicas(params, axis_name, "gossip")
         turns = permutations(graph, _compat.axis_size(axis_name) or 1)
         own, ok = nonfinite.steady(updates, params)

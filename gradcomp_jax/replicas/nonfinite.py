@@ -4,6 +4,7 @@ Where replicas differ, a bad gradient is the worker's own affair. In a synchrono
 all must stay equal.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -13,6 +14,22 @@ from gradcomp_jax import _compat, kernels
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.compressors.base import LARGEST
 from gradcomp_jax.per_device import PerDevice
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ReplicaState:
+    """What the state of a method begins with that goes after a replica's own optimizer.
+
+    Attributes:
+        step: int32 scalar, updates seen.
+        dropped: ``PerDevice`` int32 ``[1]``, how many of this replica's updates were not finite and are left out.
+        every: steps from one exchange to the next, as configured.
+    """
+
+    step: Array
+    dropped: PerDevice
+    every: int = dataclasses.field(metadata={"static": True})
 
 
 def or_zeros(tree: PyTree, largest: float = LARGEST) -> tuple[PyTree, Array]:

@@ -10,31 +10,24 @@ import optax
 
 from gradcomp_jax import _checks, _compat
 from gradcomp_jax._typing import Array, AxisName, PyTree
-from gradcomp_jax.per_device import PerDevice
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import each_nth, when
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class OuterState:
-    """State of :func:`outer_average`, :func:`local_sgd`, :func:`diloco` and :func:`sparse_loco`.
+class OuterState(nonfinite.ReplicaState):
+    """State of :func:`outer_average`, :func:`local_sgd`, :func:`diloco` and :func:`sparse_loco`: a :class:`ReplicaState`.
 
     Attributes:
-        step: int32 scalar, updates seen.
-        dropped: ``PerDevice`` int32 ``[1]``, how many of this replica's updates were not finite and are left out.
         centre: where the replicas were when they were last together, float32, equal on every worker.
         outer: for each part of the tree, state of the outer optimizer.
         method: for each part of the tree, state of the exchange.
-        every: steps, as configured.
     """
 
-    step: Array
-    dropped: PerDevice
     centre: PyTree
     outer: tuple
     method: tuple
-    every: int = dataclasses.field(metadata={"static": True})
 
     def staleness(self) -> Array:
         """How many steps a replica has taken since the part that waits longest was last together: int32 scalar."""
@@ -59,10 +52,9 @@ def outer_average(
 
     .. math:: c \leftarrow c + \mathrm{outer}(\Delta), \qquad x_i \leftarrow c.
 
-    The :math:`c - x_i` cross by any exchange; what a method does not send stays in its memory and is part of the next outer
-    gradient. Goes after the inner optimizer, whose state is each replica's own:
-    ``optax.chain(optax.adamw(1e-3), gc.outer_average(gc.dense(axis_name="data"), optax.sgd(0.7, 0.9, nesterov=True),
-    axis_name="data", every=100))``.
+    The :math:`c - x_i` cross by any exchange; what a method does not send stays in its memory and is part of the next
+    outer gradient. Goes after the inner optimizer, whose state is each replica's own: ``optax.chain(optax.adamw(1e-3),
+    gc.outer_average(gc.dense(axis_name="data"), optax.sgd(0.7, 0.9, nesterov=True), axis_name="data", every=100))``.
 
     With ``parts`` the tree is cut into that many parts of about equal size, and each has its turn once in ``every`` steps:
     as many bytes, spread over the period (streaming).
@@ -101,10 +93,10 @@ def outer_average(
         return OuterState(
             jnp.zeros((), jnp.int32),
             nonfinite.counter(axis_name),
+            every,
             centre,
             tuple(outer.init(piece) for piece in pieces),
             tuple(exchange.init(piece) for piece in pieces),
-            every,
         )
 
     def update(updates: PyTree, state: OuterState, params: PyTree | None = None, **extra: Any) -> Any:
@@ -131,14 +123,8 @@ def outer_average(
             )
             for i, u, c in zip(members, jax.tree.leaves(moved), jax.tree.leaves(centre), strict=True):
                 own_leaves[i], centre_leaves[i] = u, c
-        new = OuterState(
-            state.step + 1,
-            nonfinite.count(state.dropped, ok),
-            jax.tree.unflatten(treedef, centre_leaves),
-            tuple(outers),
-            tuple(methods),
-            every,
-        )
+        dropped, centre = nonfinite.count(state.dropped, ok), jax.tree.unflatten(treedef, centre_leaves)
+        new = OuterState(state.step + 1, dropped, every, centre, tuple(outers), tuple(methods))
         return nonfinite.like(jax.tree.unflatten(treedef, own_leaves), updates), new
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -1,6 +1,8 @@
 """Checkpoints through Orbax: bit for bit, residuals included, onto any number of workers."""
 
 import contextlib
+import hashlib
+import json
 import os
 import pathlib
 from collections.abc import Iterator
@@ -8,11 +10,15 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from gradcomp_jax._typing import PyTree
-from gradcomp_jax.per_device import is_per_device
-from gradcomp_jax.training.digests import damaged_files, write_digests
+from gradcomp_jax.per_device import is_per_device, nodes_of
 from gradcomp_jax.training.resize import resize_workers
+from gradcomp_jax.transforms.policies import path_name
+
+_DIGESTS = "sha256.json"
+"""Of a checkpoint's files: a bit that flips on a disk is found before it is trained on."""
 
 
 class DamagedCheckpointError(ValueError):
@@ -36,7 +42,7 @@ def save_checkpoint(directory: str | os.PathLike[str], state: PyTree, *, overwri
 
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(path := os.path.abspath(directory), state, force=overwrite)
-    write_digests(pathlib.Path(path))
+    _write_digests(pathlib.Path(path))
 
 
 def restore_checkpoint(directory: str | os.PathLike[str], like: PyTree) -> PyTree:
@@ -47,8 +53,7 @@ def restore_checkpoint(directory: str | os.PathLike[str], like: PyTree) -> PyTre
 
     Args:
         directory: what :func:`save_checkpoint` wrote.
-        like: a state of the same model and optimizer on the present mesh, usually from ``init_state``; its values are
-            not used.
+        like: a state of the same model and optimizer on the present mesh, usually from ``init_state``; its values are not used.
 
     Raises:
         FileNotFoundError: if there is no checkpoint.
@@ -60,7 +65,7 @@ def restore_checkpoint(directory: str | os.PathLike[str], like: PyTree) -> PyTre
     path = os.path.abspath(directory)
     if not os.path.isdir(path):
         raise FileNotFoundError(f"there is no checkpoint at {path}; save one with gradcomp_jax.save_checkpoint")
-    if damaged := damaged_files(pathlib.Path(path)):
+    if damaged := _damaged_files(pathlib.Path(path)):
         raise _damaged(path, f"{damaged} of its files differ from what was saved")
     with ocp.StandardCheckpointer() as checkpointer:
         with _damage(path):
@@ -103,8 +108,8 @@ def _placed(value: np.ndarray, target: jax.Array) -> jax.Array:
 
 def _saved_shapes(metadata: PyTree, path: str, like: PyTree) -> PyTree:
     """What the checkpoint holds, in the structure of ``like``."""
-    found = {_plain(p): leaf for p, leaf in jax.tree_util.tree_leaves_with_path(metadata)}
-    wanted = [_plain(p) for p, _ in jax.tree_util.tree_leaves_with_path(like)]
+    found = {path_name(p): leaf for p, leaf in jax.tree_util.tree_leaves_with_path(metadata)}
+    wanted = [path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(like)]
     missing, surplus = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
     if missing or surplus:
         raise ValueError(
@@ -126,17 +131,12 @@ def _metadata(checkpointer: Any, path: str) -> PyTree:
     return tree
 
 
-def _plain(path: tuple) -> str:
-    """A path without the node types, which a checkpoint does not keep."""
-    return "/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path)
-
-
 def _workers(state: PyTree) -> int | None:
     """The number of workers that all per-device leaves fit; ``None`` without such leaves, or if there is none.
 
     Owners' shards alone could fit several numbers; an exchange's state has a number for each worker beside them.
     """
-    marked = [leaf for leaf in jax.tree.leaves(state, is_leaf=is_per_device) if is_per_device(leaf) and leaf.rows]
+    marked = [leaf for leaf in nodes_of(state, is_per_device) if leaf.rows]
     sizes = [leaf.value.shape[0] for leaf in marked]
 
     def fits(workers: int) -> bool:
@@ -152,6 +152,49 @@ def _same_shapes(found: PyTree, like: PyTree) -> None:
     for (path, a), b in pairs:
         if a.shape != b.shape or a.dtype != b.dtype:
             raise ValueError(
-                f"the checkpoint's {_plain(path)} is {a.dtype}{list(a.shape)}, the state's {b.dtype}{list(b.shape)}:"
+                f"the checkpoint's {path_name(path)} is {a.dtype}{list(a.shape)}, the state's {b.dtype}{list(b.shape)}:"
                 " it is of another model, block or number of workers"
             )
+
+
+def _write_digests(folder: pathlib.Path) -> None:
+    """Writes the digest of every file in a folder into one more file, in one go.
+
+    With several processes the first one does it, and reads what the others have written.
+    """
+    if jax.process_index() != 0:
+        return
+    draft = folder / f"{_DIGESTS}.draft"
+    draft.write_text(json.dumps(_digests(folder)))
+    os.replace(draft, folder / _DIGESTS)
+
+
+def _damaged_files(folder: pathlib.Path) -> int:
+    """How many files of a folder are missing or differ from their digests; 0 where no digests were written.
+
+    With several processes the first one looks and tells the others, so that all of them go on or none does.
+    """
+    found = _count_damaged(folder) if jax.process_index() == 0 else 0
+    if jax.process_count() > 1:
+        found = int(multihost_utils.broadcast_one_to_all(np.int32(found)))
+    return found
+
+
+def _count_damaged(folder: pathlib.Path) -> int:
+    try:
+        written = json.loads((folder / _DIGESTS).read_bytes())
+        present = _digests(folder)
+        return sum(present.get(name) != digest for name, digest in written.items())
+    except FileNotFoundError:
+        return 0
+    except (ValueError, AttributeError, OSError):
+        return 1
+
+
+def _digests(folder: pathlib.Path) -> dict[str, str]:
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.name.startswith(_DIGESTS):
+            with path.open("rb") as file:
+                found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found

@@ -1,7 +1,7 @@
 """Delayed averages whose exchange runs beside the steps, in a thread, where one program cannot do both at once."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -17,8 +17,8 @@ from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.replicas import DelayedState, delayed_average
 from gradcomp_jax.replicas.delayed import mean_of
-from gradcomp_jax.training.gradients import local_value_and_grad
 from gradcomp_jax.training.state import TrainState, check_axis, has_replicas, lift_replicas, state_specs
+from gradcomp_jax.training.step import local_value_and_grad
 
 _ARRIVED = "gradcomp_arrived"
 
@@ -31,18 +31,11 @@ class OverlappedStep:
     """
 
     def __init__(
-        self,
-        tx: optax.GradientTransformation,
-        local: Callable[..., Any],
-        pick: Callable[..., Any],
-        cross: Callable[..., Any],
-        zeros: Callable[..., Any],
-        delay: int,
-        every: int,
+        self, tx: optax.GradientTransformation, programs: Sequence[Callable[..., Any]], delay: int, every: int
     ) -> None:
         """Takes the programs: a step without communication, a sum out of the ring, its exchange, and no mean at all."""
         self.tx = tx
-        self._local, self._pick, self._cross, self._zeros = local, pick, cross, zeros
+        self._local, self._pick, self._cross, self._zeros = programs
         self._delay, self._every = delay, every
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradcomp-exchange")
         self._flying: dict[int, Future] = {}
@@ -56,14 +49,16 @@ class OverlappedStep:
             raise ValueError("the state has one set of parameters for all workers: init_state(..., replicas=True)")
         if state is not self._last:
             # Begun, or restored: what is on its way in this state is sent (again).
-            self._forget()
+            # What went before is let end, well or not: whoever goes back to a checkpoint has been told why.
+            wait(self._flying.values())
+            self._flying.clear()
             self._number = int(state.step)
             for period in range(self._landed(self._number), self._number // self._every):
                 self._send(state, period)
         n = self._number
         lands = self._landed(n + 1) - 1 if self._landed(n + 1) > self._landed(n) else None
         # The exchange's own state stays out of the step, which takes over the memory of all that it is given.
-        arrived, inner = self._nothing(state.params), _delayed(state.opt_state).method
+        arrived, inner = self._nothing(state.params), state.opt_state[0].method
         if lands is not None:
             arrived, inner = self._flying.pop(lands).result()
         state, metrics = self._local(_with_method(state, ()), batch, arrived)
@@ -79,18 +74,13 @@ class OverlappedStep:
         for future in list(self._flying.values()):
             future.result()
 
-    def _forget(self) -> None:
-        """Lets what is on its way end, well or not: whoever goes back to a checkpoint has been told why."""
-        wait(self._flying.values())
-        self._flying.clear()
-
     def _landed(self, step: int) -> int:
         """How many periods' means have arrived before a step; below zero, as one program has it, of nothing but zeros."""
         landed = (step - self._delay) // self._every
         return landed if self._every == 1 else max(0, landed)
 
     def _send(self, state: TrainState, period: int) -> None:
-        delayed = _delayed(state.opt_state)
+        delayed: DelayedState = state.opt_state[0]
         sums = self._pick(delayed.flying, np.int32(period))
         earlier = self._flying.get(period - 1)
 
@@ -190,7 +180,7 @@ def make_overlapped_step(
         return mapped(sums, inner)
 
     zeros = jax.jit(nothing, out_shardings=NamedSharding(mesh, everywhere))
-    return OverlappedStep(tx, jax.jit(step, donate_argnums=0), jax.jit(pick), jax.jit(cross), zeros, delay, every)
+    return OverlappedStep(tx, (jax.jit(step, donate_argnums=0), jax.jit(pick), jax.jit(cross), zeros), delay, every)
 
 
 def _slot(flying: PyTree, period: Any) -> PyTree:
@@ -206,14 +196,9 @@ def _arriving(method: optax.GradientTransformation) -> optax.GradientTransformat
     """Returns what the thread has brought, in the method's place."""
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, Any]:
-        del updates, params
         return extra[_ARRIVED], state
 
     return optax.GradientTransformationExtraArgs(method.init, update)
-
-
-def _delayed(opt_state: Any) -> DelayedState:
-    return opt_state[0]
 
 
 def _with_method(state: TrainState, inner: Any) -> TrainState:

@@ -17,15 +17,13 @@ from gradcomp_jax.transforms import ExchangeState
 def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
     """Gives per-device state of ``old`` workers to ``new`` workers.
 
-    The mean over the workers of every residual and velocity stays what it was: where ``new`` is a multiple of ``old``
-    the workers' own rows are repeated, otherwise everyone gets the mean, and the first worker what rounding the mean to
-    float32 left over, so that what is off in the sum is one rounding of the first worker's rows. Owners' shards are
-    cut anew; where so few workers are left that there are no owners, what those held goes back to every worker.
-    Everything else is passed through.
+    The mean over the workers of every residual and velocity stays what it was: where ``new`` is a multiple of ``old`` the
+    workers' own rows are repeated, otherwise everyone gets the mean, and the first worker what rounding the mean to float32
+    left over, so that what is off in the sum is one rounding of the first worker's rows. Owners' shards are cut anew; where so
+    few workers are left that there are no owners, what those held goes back to every worker. Everything else is passed through.
 
     Args:
-        state: a tree with the global values of its :class:`PerDevice` leaves, as ``init_state`` and checkpoints hold
-            them.
+        state: a tree with the global values of its :class:`PerDevice` leaves, as ``init_state`` and checkpoints hold them.
         old: workers that the state belongs to; of a hierarchical exchange, outer ones.
         new: workers that it shall belong to.
 

@@ -1,4 +1,4 @@
-"""The train state: where each part of it lives on a mesh."""
+"""The train state: where each part of it, and a batch, lives on a mesh."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ import optax
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from gradcomp_jax import _checks, _compat, _mapped, _specs, per_device
+from gradcomp_jax import _checks, _compat, _specs, per_device
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.replicas import MARKED
@@ -77,6 +77,20 @@ def state_shardings(state: PyTree, mesh: Mesh, *, axis_name: AxisName, param_spe
     )
 
 
+def data_sharding(mesh: Mesh, *, axis_name: AxisName = "data") -> NamedSharding:
+    """The sharding of a batch whose leading dimension is split over the workers, for ``jax.device_put``.
+
+    Args:
+        mesh: with the axis among its names.
+        axis_name: the axis of the workers.
+
+    Raises:
+        ValueError: if the mesh has no such axis.
+    """
+    check_axis(mesh, axis_name)
+    return NamedSharding(mesh, PartitionSpec(axis_name))
+
+
 def init_state(
     params: PyTree,
     tx: optax.GradientTransformation,
@@ -123,7 +137,7 @@ def init_state(
     names = _specs.names_of(axis_name)
     mapping: dict[str, Any] = {"mesh": mesh, "axis_names": set(names)}
     in_specs = manual_specs(param_specs, params, axis_name)
-    shapes = _mapped.local_shapes(start, params, in_specs=(in_specs,), **mapping)
+    shapes = _compat.local_shapes(start, params, in_specs=(in_specs,), **mapping)
     specs = state_specs(shapes, axis_name=axis_name, param_specs=None if replicas else in_specs)
     mapped = jax.shard_map(start, in_specs=(in_specs,), out_specs=specs, **mapping)
 
@@ -153,7 +167,7 @@ def lift_replicas(state: TrainState) -> TrainState:
 
 def has_replicas(state: TrainState) -> bool:
     """Whether every worker has parameters of its own."""
-    return any(per_device.is_lifted(x) for x in jax.tree.leaves(state.params, is_leaf=is_per_device))
+    return bool(per_device.nodes_of(state.params, per_device.is_lifted))
 
 
 def _constrain(leaf: Any, place: Any) -> Any:

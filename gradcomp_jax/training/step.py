@@ -1,4 +1,4 @@
-"""A data-parallel train step around any optax chain with an exchange in it."""
+"""Gradients that are still each worker's own, and a data-parallel train step around any optax chain with an exchange in it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +11,33 @@ from jax.sharding import Mesh, PartitionSpec
 
 from gradcomp_jax import _compat, _specs, per_device
 from gradcomp_jax._typing import AxisName, PyTree
-from gradcomp_jax.training.gradients import local_value_and_grad
 from gradcomp_jax.training.state import TrainState, check_axis, has_replicas, lift_replicas, manual_specs, state_specs
+from gradcomp_jax.transforms.bucketed import forward_order
 from gradcomp_jax.transforms.context import with_context
-from gradcomp_jax.transforms.forward_order import forward_order
+
+
+def local_value_and_grad(
+    loss: Callable[..., Any], *, axis_name: AxisName | None, has_aux: bool = False
+) -> Callable[..., tuple[Any, Any]]:
+    """Like ``jax.value_and_grad``, for the gradient of this worker's loss alone.
+
+    Inside ``jax.shard_map`` with ``check_vma=True``, ``jax.grad`` with respect to replicated parameters already sums over the
+    axis, in a dense all-reduce. This casts the parameters to per-device values first; elsewhere it changes nothing.
+
+    Args:
+        loss: ``loss(params, *args) -> scalar``, or ``(scalar, aux)`` with ``has_aux``.
+        axis_name: the axis that the workers lie along.
+        has_aux: whether ``loss`` returns auxiliary output.
+
+    Returns:
+        A function with the arguments of ``loss`` that returns ``(value, gradient)``.
+    """
+
+    def value_and_grad(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        local = _compat.varying(params, axis_name)
+        return jax.value_and_grad(loss, has_aux=has_aux)(local, *args, **kwargs)
+
+    return value_and_grad
 
 
 def make_train_step(
@@ -33,8 +56,7 @@ def make_train_step(
 
     Args:
         loss: ``loss(params, batch) -> scalar``, the mean over the batch it sees; ``(scalar, aux)`` with ``has_aux``.
-        tx: an optax transformation that averages over ``axis_name``, such as ``optax.chain(gc.dgc(...),
-            optax.sgd(0.1))``.
+        tx: an optax transformation that averages over ``axis_name``, such as ``optax.chain(gc.dgc(...), optax.sgd(0.1))``.
         mesh: the mesh of :func:`init_state`.
         axis_name: the axis of the workers.
         has_aux: ``aux`` (scalars) is averaged over the workers into ``metrics["aux"]``.
@@ -42,9 +64,8 @@ def make_train_step(
         check_vma: as for ``jax.shard_map``.
         param_specs: the specs of :func:`init_state`. Parameters that lie along the axis of the workers (FSDP) are gathered for
             the loss, and ``tx`` is given their whole gradients and returns updates of the shards
-            (:func:`gradcomp_jax.hierarchical`, :func:`gradcomp_jax.collectives.ReduceScatter`). Axes of the mesh that
-            are not ``axis_name`` are left to the compiler; with parameters along one of them see
-            :func:`gradcomp_jax.model_parallel`.
+            (:func:`gradcomp_jax.hierarchical`, :func:`gradcomp_jax.collectives.ReduceScatter`). Axes of the mesh that are not
+            ``axis_name`` are left to the compiler; with parameters along one of them see :func:`gradcomp_jax.model_parallel`.
         mean_metrics: whether ``metrics`` are means over the workers, which costs an all-reduce of a few bytes: on links of long
             latency as much as the exchange. Otherwise they are the workers' own, ``[N]``, split along the axis.
 

@@ -1,18 +1,18 @@
-"""An exchange in buckets, so that it can begin before the backward pass ends.
+"""An exchange in buckets, so that it can begin before the backward pass ends, and the order of the forward pass.
 
 The context tells the exchange which leaves cross together. So no method has an argument for it, and the seeds and the state are
 those without buckets.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _checks
+from gradcomp_jax import _checks, _compat
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.transforms.context import context_of, with_context
 from gradcomp_jax.transforms.policies import path_name
@@ -23,12 +23,11 @@ def bucketed(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Divides the exchange into buckets in the order in which the backward pass finishes gradients.
 
-    Everything of an exchange crosses in one buffer, which waits for the last gradient. In buckets each has collectives of
-    its own, which need nothing but their gradients: a compiler that hides latency starts them while the backward pass
-    goes on. Results are those without buckets, but for which worker keeps what rounding takes on the downlink, and for
-    the random numbers of the downlink. A step with a non-finite gradient in any bucket is skipped in all of them.
-    Each bucket costs the latency of its collectives, so buckets pay where bytes take longer than that: some megabytes of
-    gradient each.
+    Everything of an exchange crosses in one buffer, which waits for the last gradient. In buckets each has collectives of its
+    own, which need nothing but their gradients: a compiler that hides latency starts them while the backward pass goes on.
+    Results are those without buckets, but for which worker keeps what rounding takes on the downlink, and for the random
+    numbers of the downlink. A step with a non-finite gradient in any bucket is skipped in all of them. Each bucket costs the
+    latency of its collectives, so buckets pay where bytes take longer than that: some megabytes of gradient each.
 
     Local clipping (``gc.dgc(clip_norm=...)``) needs the norm of the whole gradient before anything is sent, and
     ``view="tree"`` (gradient dropping) the whole gradient; with them nothing can begin early.
@@ -92,3 +91,51 @@ def buckets_of(
 def _natural(name: str) -> list[tuple[int, str]]:
     """Returns a key by which ``layer_2`` comes before ``layer_10``."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def forward_order(loss: Callable[..., Any], params: PyTree, *args: Any, **kwargs: Any) -> tuple[str, ...]:
+    """Paths of the parameters in the order in which ``loss(params, *args)`` first computes with them.
+
+    What is done to a parameter alone (a cast, a reshape, a scale) does not count as a use. A parameter that is never used
+    comes last. Nothing is computed.
+
+    Args:
+        loss: as for ``jax.value_and_grad``.
+        params: arrays or shapes.
+        *args: likewise.
+        **kwargs: likewise.
+    """
+    closed = jax.make_jaxpr(lambda p, a, k: loss(p, *a, **k))(params, args, kwargs)
+    names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    found: list[int] = []
+    aliases = {var: number for number, var in enumerate(closed.jaxpr.invars[: len(names)])}
+    _read(closed.jaxpr, aliases, found)
+    rest = [number for number in range(len(names)) if number not in found]
+    return tuple(names[number] for number in [*found, *rest])
+
+
+def _read(jaxpr: Any, aliases: dict[Any, int], found: list[int]) -> None:
+    """Appends the parameters' numbers as they are used; ``aliases`` are the variables made of one parameter alone."""
+    for equation in jaxpr.eqns:
+        operands = [v for v in equation.invars if not _compat.is_literal(v)]
+        used = [aliases[v] for v in operands if v in aliases]
+        if not used:
+            continue
+        inner = next((p for p in map(_body, equation.params.values()) if p is not None), None)
+        if inner is not None and len(inner.invars) == len(equation.invars):
+            pairs = zip(inner.invars, equation.invars, strict=True)
+            inside = {a: aliases[b] for a, b in pairs if not _compat.is_literal(b) and b in aliases}
+            _read(inner, inside, found)
+            for outer, result in zip(equation.outvars, inner.outvars, strict=False):
+                if not _compat.is_literal(result) and result in inside:
+                    aliases[outer] = inside[result]
+        elif len(set(used)) == 1 and len(used) == len(operands):
+            aliases.update(dict.fromkeys(equation.outvars, used[0]))
+        else:
+            found.extend(number for number in dict.fromkeys(used) if number not in found)
+
+
+def _body(parameter: Any) -> Any:
+    """The program inside an equation, of a jitted or rematerialised function for instance."""
+    inner = getattr(parameter, "jaxpr", parameter)
+    return inner if hasattr(inner, "eqns") else None

@@ -1,7 +1,7 @@
 """What an exchange sends, from its layout and its collectives alone: its operations, with zeros in the place of payloads."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,18 +25,12 @@ class _Blank(NamedTuple):
     def steps(self, workers: co.Workers) -> co.Steps:
         """Sends as many zeros as the collective sends of a message."""
         for send in self.collective.sends(self.compressor, self.rows, workers.count):
-            yield send._replace(payload=_zeros(send.payload))
+            yield send._replace(payload=jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), send.payload))
         return co.InboundMessage(None, None)
 
 
 def describe(layout: Layout, buckets: Sequence[Sequence[int]] | None, workers: co.Workers) -> Array:
-    """Puts zeros through every operation of an exchange, without a pass over any tensor; returns the common decision.
-
-    Args:
-        layout: of all leaves.
-        buckets: the leaves of each bucket; ``None`` for one bucket.
-        workers: along the axis.
-    """
+    """Puts zeros through every operation of an exchange, without a pass over any tensor; returns the common decision."""
     ok = []
     for bucket in layout.buckets(buckets):
         numbers = [n for n, members in enumerate(bucket) if members]
@@ -59,7 +53,3 @@ def describe(layout: Layout, buckets: Sequence[Sequence[int]] | None, workers: c
         # All that transport reads of a message is its steps.
         ok.append(transport(messages, jnp.array(False), workers).ok)  # type: ignore[arg-type]
     return jnp.stack(ok).all()
-
-
-def _zeros(spec: Any) -> Any:
-    return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), spec)

@@ -18,11 +18,11 @@ from gradcomp_jax.transforms.inbound import take_in
 from gradcomp_jax.transforms.initial_state import init_memory, init_server
 from gradcomp_jax.transforms.layout import Layout, View
 from gradcomp_jax.transforms.layout_rules import LayoutRules, layout_rules
+from gradcomp_jax.transforms.local import refuse_reduced
 from gradcomp_jax.transforms.masks import Mask
 from gradcomp_jax.transforms.memory_ratio import ratio_of
 from gradcomp_jax.transforms.outbound import all_finite, outbound
 from gradcomp_jax.transforms.policies import Policy
-from gradcomp_jax.transforms.reduced import refuse_reduced
 from gradcomp_jax.transforms.step_keys import StepKeys
 from gradcomp_jax.transforms.transport import Transported, transport
 
@@ -77,9 +77,8 @@ def exchange(
     entries up before they send (signs, rotations, frequencies, low rank) may skip from that over their block's entries on.
 
     State: :class:`ExchangeState`; memories are float32 and per device. Initialise inside the axis
-    (:func:`gradcomp_jax.init_state` does): the owners' shards, which selections in two phases have by default, depend on
-    the number of workers.
-    Wire: the payloads, one buffer, and one word for the common decision to skip.
+    (:func:`gradcomp_jax.init_state` does): the owners' shards, which selections in two phases have by default, depend
+    on the number of workers. Wire: the payloads, one buffer, and one word for the common decision to skip.
 
     Args:
         compressor: encodes the leaves of the mask, each by itself; or a policy that says which compressor for which leaf
@@ -132,7 +131,6 @@ def exchange(
     def update(
         updates: PyTree, state: ExchangeState, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, ExchangeState]:
-        del params
         context, workers = context_of(extra), _bound(axis_name)
         layout = rules.layout(updates, axis_name, workers.count)
         _refuse_sharded_twice(rules, context)

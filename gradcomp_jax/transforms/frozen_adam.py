@@ -81,7 +81,9 @@ def frozen_adam(
     def update(updates: PyTree, state: FrozenAdamState, params: PyTree | None = None, **extra: Any) -> Any:
         if context_of(extra).describes:
             return compressed.update(updates, state.compressed, params, **extra)[0], state
-        gradient = jax.tree.map(lambda g: _seen(g.astype(jnp.float32)), updates)
+        gradient = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
+        # An infinity in the place of what has squares that overflow, alone or summed over a tensor.
+        gradient = jax.tree.map(lambda g: jnp.where(jnp.abs(g) > _LARGEST, jnp.inf, g), gradient)
 
         def warming(gradient: PyTree, state: FrozenAdamState) -> tuple[Array, FrozenAdamState]:
             mean, inner = dense.update(gradient, state.dense, params, **extra)
@@ -114,11 +116,6 @@ def frozen_adam(
         return result, new._replace(taken=taken)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _seen(g: Array) -> Array:
-    """The gradient, with an infinity in the place of what has squares that overflow, alone or summed over a tensor."""
-    return jnp.where(jnp.abs(g) > _LARGEST, jnp.inf, g)
 
 
 def _towards(old: PyTree, new: PyTree, decay: float) -> PyTree:

@@ -10,8 +10,8 @@ from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.collectives import fused
 from gradcomp_jax.transforms import worker_shards
 from gradcomp_jax.transforms.context import context_of
+from gradcomp_jax.transforms.local import refuse_reduced
 from gradcomp_jax.transforms.policies import path_name
-from gradcomp_jax.transforms.reduced import refuse_reduced
 from gradcomp_jax.transforms.worker_shards import ShardState, in_buckets, shards_of
 
 
@@ -64,10 +64,8 @@ def hierarchical(
         Jia et al., 2018, https://arxiv.org/abs/1807.11205, section 3 (hierarchical all-reduce). Rajbhandari et al., 2020,
         https://arxiv.org/abs/1910.02054, section 5 (sharded parameters).
     """
-    if axis_name == inner_axis_name:
-        raise ValueError(f"axis_name and inner_axis_name must differ, got {axis_name!r} for both")
     inside = optax.with_extra_args_support(exchange)
-    axes = {"axis_name": axis_name, "inner_axis_name": inner_axis_name}
+    axes = worker_shards.axes_of(axis_name, "inner_axis_name", inner_axis_name)
 
     def init(params: PyTree) -> ShardState:
         return worker_shards.init(inside, params, shards_of(param_specs, params, inner_axis_name), **axes)

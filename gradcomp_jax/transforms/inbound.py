@@ -18,25 +18,13 @@ from gradcomp_jax.transforms.outbound import OutboundMessage, compensated
 
 
 def take_in(
-    out: OutboundMessage,
-    came: co.InboundMessage,
-    leaves: Sequence[Array],
-    state: Any,
-    ok: Array,
-    workers: co.Workers,
+    out: OutboundMessage, came: co.InboundMessage, leaves: Sequence[Array], state: Any, ok: Array, workers: co.Workers
 ) -> dict[int, Array]:
-    """Decodes what came of a message and brings the group's state up to date.
+    """Decodes what came of a message that was sent, and brings the group's state up to date.
 
-    Args:
-        out: the message that was sent.
-        came: what came of it.
-        leaves: of the gradient.
-        state: of the exchange, in lists; the entries of the message's segments are replaced.
-        ok: boolean scalar, whether the exchange takes place. Otherwise the state stays what it was.
-        workers: along the axis.
-
-    Returns:
-        The updates of the segments' leaves by number, zeros where the exchange does not take place.
+    ``state`` is that of the exchange, in lists, of which the entries of the message's segments are replaced. Returns the
+    updates of the segments' leaves by number. Where the exchange does not take place (``ok``) they are zeros, and the
+    state stays.
     """
     group, n = out.group, out.number
     updates: dict[int, Array] = {}
@@ -63,13 +51,7 @@ def take_in(
 
 
 def _memory(
-    out: OutboundMessage,
-    i: int,
-    came: co.InboundMessage,
-    span: co.Span,
-    leaves: Sequence[Array],
-    old: Any,
-    ok: Array,
+    out: OutboundMessage, i: int, came: co.InboundMessage, span: co.Span, leaves: Sequence[Array], old: Any, ok: Array
 ) -> Any:
     """The new memory of the message's segment number i."""
     group, segment, info, code = out.group, out.segments[i], out.infos[i], out.compressor

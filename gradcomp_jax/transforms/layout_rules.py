@@ -13,7 +13,7 @@ from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.compressors import Compressor, dense
 from gradcomp_jax.transforms.layout import Group, Layout, Segment, View
 from gradcomp_jax.transforms.masks import Mask, by_leaf, gains
-from gradcomp_jax.transforms.policies import Everywhere, Policy, path_name
+from gradcomp_jax.transforms.policies import ByPath, Policy, path_name
 from gradcomp_jax.transforms.shards import Shards
 
 # Entries from which a leaf that goes dense is a segment of its own: joined, it would wait for all the others.
@@ -67,12 +67,7 @@ class LayoutRules:
     def layout(self, tree: PyTree, axis_name: AxisName | None = None, workers: int = 1) -> Layout:
         """Divides a tree into segments: one a leaf (one in all with the view ``tree``), small ones that go dense together.
 
-        Leaves without entries are in none.
-
-        Args:
-            tree: of arrays or shapes; whole, also where parameters are sharded.
-            axis_name: the axis of the workers.
-            workers: how many there are.
+        Leaves without entries are in none. The tree is of arrays or shapes; whole, also where parameters are sharded.
 
         Raises:
             TypeError: for a leaf that is not a real floating-point array.
@@ -193,7 +188,7 @@ def layout_rules(
             " gradcomp_jax.by_size or gradcomp_jax.by_path"
         )
     else:
-        policy = Everywhere(compressor)
+        policy = ByPath("", compressor, otherwise=None)  # which is found in every path
         mask = gains(compressor, dense_compressor) if mask is None else mask
     if view is not None:
         _checks.one_of("view", view, get_args(View))

@@ -19,15 +19,9 @@ MOST = 2**14
 def ratio_of(layout: Layout, memory: Sequence[Sequence[Any]], gradient: Sequence[Array], before: Any, ok: Array) -> Any:
     """Estimates the norm of a worker's memories over that of its gradient: ``PerDevice`` float32 ``[1]``.
 
-    Both norms are from at most ``MOST`` entries of each tensor, evenly spread, so the estimate costs no pass. It stays what
-    it was where the exchange was skipped, or the entries that were looked at have no gradient.
-
-    Args:
-        layout: of the gradient.
-        memory: of each group and segment, the new state.
-        gradient: the leaves.
-        before: the last estimate; ``()`` where there is no memory, and no estimate.
-        ok: boolean scalar, whether the exchange took place.
+    Both norms are from at most ``MOST`` entries of each tensor, evenly spread, so the estimate costs no pass. It stays
+    what it was (``before``; ``()`` where there is no memory) where the exchange was skipped (``ok``), or the entries that
+    were looked at have no gradient. ``memory`` is the new state of each group and segment.
     """
     if not is_per_device(before):
         return before

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import optax
 
-from gradcomp_jax import _compat, _mapped, _specs
+from gradcomp_jax import _compat, _specs
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.per_device import state_specs
 from gradcomp_jax.transforms import worker_shards
@@ -48,10 +48,8 @@ def model_parallel(
     References:
         Shoeybi et al., 2019, https://arxiv.org/abs/1909.08053, section 3 (tensor parallelism).
     """
-    if axis_name == model_axis_name:
-        raise ValueError(f"axis_name and model_axis_name must differ, got {axis_name!r} for both")
     inside = optax.with_extra_args_support(exchange)
-    axes = {"axis_name": axis_name, "inner_axis_name": model_axis_name}
+    axes = worker_shards.axes_of(axis_name, "model_axis_name", model_axis_name)
 
     def init_shard(params: PyTree) -> ShardState:
         return worker_shards.init(inside, params, shards_of(param_specs, params, model_axis_name), **axes)
@@ -69,7 +67,7 @@ def model_parallel(
         if not _compat.is_auto(model_axis_name):
             return init_shard(params)
         mapping = {"axis_names": {model_axis_name}, "check_vma": _compat.tracks_varying(axis_name)}
-        shapes = _mapped.local_shapes(init_shard, params, in_specs=(specs_of(params),), **mapping)
+        shapes = _compat.local_shapes(init_shard, params, in_specs=(specs_of(params),), **mapping)
         return _nested(init_shard, (params,), (specs_of(params),), _state_specs(shapes), mapping)
 
     def update(
@@ -82,7 +80,8 @@ def model_parallel(
         everywhere = jax.sharding.PartitionSpec()
         of_params = None if params is None else places
         # What is not an array (names, functions) goes past the mapping.
-        arrays = {name: value for name, value in extra.items() if _is_arrays(value)}
+        kinds = (jax.Array, np.ndarray, float)
+        arrays = {k: v for k, v in extra.items() if all(isinstance(leaf, kinds) for leaf in jax.tree.leaves(v))}
         static = {name: value for name, value in extra.items() if name not in arrays}
 
         def local(updates: PyTree, state: Any, params: PyTree | None, arrays: Any) -> Any:
@@ -95,10 +94,6 @@ def model_parallel(
         return state_specs(state, axis_name=model_axis_name)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _is_arrays(value: Any) -> bool:
-    return all(isinstance(leaf, (jax.Array, np.ndarray, float)) for leaf in jax.tree.leaves(value))
 
 
 def _nested(f: Callable[..., Any], args: Any, in_specs: Any, out_specs: Any, mapping: Any) -> Any:

@@ -48,22 +48,6 @@ Rule = Choice | Policy
 
 
 @dataclasses.dataclass(frozen=True)
-class Everywhere(Policy):
-    """One compressor for all tensors."""
-
-    compressor: Compressor
-
-    def choose(self, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:
-        """Returns the compressor for every tensor."""
-        del path, leaf
-        return self.compressor
-
-    def compressors(self) -> Iterator[Compressor]:
-        """Yields the one compressor."""
-        yield self.compressor
-
-
-@dataclasses.dataclass(frozen=True)
 class BySize(Policy):
     """See :func:`by_size`."""
 
@@ -72,12 +56,8 @@ class BySize(Policy):
     def choose(self, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:
         """Takes the rule of the largest bound that the tensor reaches."""
         rule = next((rule for least, rule in reversed(self.rules) if leaf.size >= least), None)
-        if rule is None:
-            raise ValueError(
-                f"by_size has no rule for {path!r} with {leaf.size} entries: its rules begin at {self.rules[0][0]};"
-                " add 0: 'dense'"
-            )
-        return _resolve(rule, path, leaf)
+        begins = f"with {leaf.size} entries: its rules begin at {self.rules[0][0]}; add 0: 'dense'"
+        return _resolve(rule, path, leaf, f"by_size has no rule for {path!r} {begins}")
 
     def compressors(self) -> Iterator[Compressor]:
         """Yields those of all rules."""
@@ -95,12 +75,8 @@ class ByPath(Policy):
     def choose(self, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:
         """Takes the rule where the pattern is found in the path."""
         rule = self.rule if re.search(self.pattern, path) else self.otherwise
-        if rule is None:
-            raise ValueError(
-                f"by_path({self.pattern!r}, ...) has no rule for {path!r}; pass otherwise='dense', a compressor or"
-                " another policy"
-            )
-        return _resolve(rule, path, leaf)
+        remedy = "pass otherwise='dense', a compressor or another policy"
+        return _resolve(rule, path, leaf, f"by_path({self.pattern!r}, ...) has no rule for {path!r}; {remedy}")
 
     def compressors(self) -> Iterator[Compressor]:
         """Yields those of both rules."""
@@ -133,12 +109,7 @@ class ByShape(Policy):
         return iter(())
 
 
-def by_matrix(
-    make: Callable[[int, int], Compressor],
-    *,
-    dense: Compressor,
-    matrix: Matrix | None = None,
-) -> Policy:
+def by_matrix(make: Callable[[int, int], Compressor], *, dense: Compressor, matrix: Matrix | None = None) -> Policy:
     """Sees a tensor as a matrix, or as several of one shape, and makes a compressor for its two sides.
 
     The block of the compressor is one matrix. By default a tensor is one matrix, whose rows are the leading dimensions that
@@ -228,7 +199,9 @@ def path_name(path: tuple) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _resolve(rule: Rule, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:
+def _resolve(rule: Rule | None, path: str, leaf: jax.ShapeDtypeStruct, missing: str) -> Choice:
+    if rule is None:
+        raise ValueError(missing)
     return rule.choose(path, leaf) if isinstance(rule, Policy) else rule
 
 

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import optax
 
 from gradcomp_jax._typing import Array, PyTree
+from gradcomp_jax.per_device import nodes_of
 from gradcomp_jax.transforms.context import with_context
 from gradcomp_jax.transforms.exchange import ExchangeState
 from gradcomp_jax.transforms.frozen_adam import FrozenAdamState
-from gradcomp_jax.transforms.running_sum import RunningSumState
+from gradcomp_jax.transforms.sums import RunningSumState
 
 
 class RateWeightedState(NamedTuple):
@@ -44,9 +45,8 @@ def rate_weighted(
     Law: :math:`\sum_t \eta_t u_t + \bar e_T = \sum_t \eta_t \bar g_t`, owners' residuals included in :math:`\bar e`.
 
     With momentum correction the velocity, too, is of rate times gradient. Momentum that follows sees updates divided by the
-    present rate. A method's updates must grow with its gradients: not around a sign (a signed ``gc.demo`` takes ``rate``).
-    In a step whose rate is not positive all workers skip the exchange: the update is zero, memories stay, and ``skipped``
-    goes up.
+    present rate. A method's updates must grow with its gradients: not around a sign (a signed ``gc.demo`` takes ``rate``). In a
+    step whose rate is not positive all workers skip the exchange: the update is zero, memories stay, and ``skipped`` goes up.
 
     State: :class:`RateWeightedState`. Wire: the method's. One more copy of the gradient, in float32.
 
@@ -76,7 +76,6 @@ def rate_weighted(
         return RateWeightedState(jnp.zeros((), jnp.int32), inner)
 
     def update(updates: PyTree, state: RateWeightedState, params: PyTree | None = None, **extra: Any) -> Any:
-        del params
         now = jnp.asarray(rate(state.step), jnp.float32)
         usable = now > 0
         # Nothing that is sent could be divided by zero: what is not finite makes all workers skip.
@@ -93,7 +92,7 @@ def rate_weighted(
 
 def _check(inner: Any) -> None:
     kinds = (ExchangeState, FrozenAdamState, RunningSumState)
-    found = [s for s in jax.tree.leaves(inner, is_leaf=lambda s: isinstance(s, kinds)) if isinstance(s, kinds)]
+    found = nodes_of(inner, lambda s: isinstance(s, kinds))
     if any(isinstance(s, RunningSumState) for s in found):
         raise ValueError(
             "EF21 adds no errors up, its estimates are compared anew with every gradient: leave rate_weighted out"

@@ -13,10 +13,7 @@ from gradcomp_jax.transforms.step_keys import StepKeys
 
 
 def side_information(
-    groups: Sequence[tuple[Group, Sequence[Segment]]],
-    statistics: list[list[Any]],
-    keys: StepKeys,
-    workers: co.Workers,
+    groups: Sequence[tuple[Group, Sequence[Segment]]], statistics: list[list[Any]], keys: StepKeys, workers: co.Workers
 ) -> list[list[Array | None]]:
     """Returns what all workers know of each segment: the maximum or the mean of their statistics, or seeds.
 

@@ -5,23 +5,17 @@ from typing import Any
 import jax
 
 from gradcomp_jax._typing import Array
+from gradcomp_jax.per_device import nodes_of
 from gradcomp_jax.transforms.exchange import ExchangeState
 
 
 def took_place(before: Any, after: Any) -> Array:
     """Whether every exchange within a state went on from ``before`` to ``after``: boolean scalar, equal on all workers."""
-    states = [_exchanges(s) for s in (before, after)]
+    states = [nodes_of(s, lambda node: isinstance(node, ExchangeState)) for s in (before, after)]
     if not states[0]:
         raise ValueError("there is no exchange in this transformation: put a gradcomp_jax.exchange or a method inside")
     skipped = [b.skipped != a.skipped for b, a in zip(*states, strict=True)]
     return ~jax.numpy.stack(skipped).any()
-
-
-def _exchanges(state: Any) -> list[ExchangeState]:
-    def is_exchange(node: Any) -> bool:
-        return isinstance(node, ExchangeState)
-
-    return [s for s in jax.tree.leaves(state, is_leaf=is_exchange) if is_exchange(s)]
 
 
 def keep_if(ok: Array, new: Any, old: Any) -> Any:

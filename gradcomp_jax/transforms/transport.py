@@ -41,13 +41,10 @@ def transport(
 ) -> Transported:
     """Takes every message across the axis: all-to-all, then all-gather, then all-reduce, each at most once.
 
-    Args:
-        messages: what this worker sends.
-        bad: boolean scalar, whether this worker's gradient is unusable. It rides in the last collective, so that
-            the workers' common decision costs no message of its own.
-        workers: along the axis.
-        after: what has to have come in before each of these collectives starts, of the bucket before. A compiler that
-            combines collectives would make one of both, which waits for what the later one is made of.
+    ``bad`` (boolean scalar) says whether this worker's gradient is unusable. It rides in the last collective, so that the
+    workers' common decision costs no message of its own. ``after`` is what has to have come in before each of these
+    collectives starts, of the bucket before: a compiler that combines collectives would make one of both, which waits for
+    what the later one is made of.
     """
     after, axis_name = after or Arrived(), workers.axis_name
     crossing = [_Crossing(m.steps(workers)) for m in messages]

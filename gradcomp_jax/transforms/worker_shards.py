@@ -22,6 +22,17 @@ class ShardState(NamedTuple):
     shard: Any
 
 
+def axes_of(axis_name: AxisName, option: str, inner_axis_name: AxisName) -> dict[str, Any]:
+    """Returns both axes by the names that they have here; ``option`` is what the user calls the inner one.
+
+    Raises:
+        ValueError: if they are the same.
+    """
+    if axis_name == inner_axis_name:
+        raise ValueError(f"axis_name and {option} must differ, got {axis_name!r} for both")
+    return {"axis_name": axis_name, "inner_axis_name": inner_axis_name}
+
+
 def init(
     inside: optax.GradientTransformation,
     params: PyTree,
@@ -52,16 +63,8 @@ def update(
 ) -> tuple[PyTree, ShardState]:
     """Exchanges this device's shards, and gathers the updates of what the user's sharding leaves whole.
 
-    Args:
-        inside: the exchange, which is told that it sees a part of a worker's gradient.
-        mine: this device's shards, one of each leaf of ``like``.
-        every: how each leaf is divided.
-        like: the gradient tree, for shapes and dtypes of the updates.
-        state: of :func:`init`.
-        params: whole, or shards of what is sharded.
-        axis_name: the axis between workers.
-        inner_axis_name: the axis within a worker.
-        extra: for the exchange.
+    ``mine`` are the shards, one of each leaf of the gradient tree ``like``, which has the shapes and dtypes of the updates;
+    ``params`` are whole, or shards of what is sharded. The exchange is told that it sees a part of a worker's gradient.
     """
     leaves, treedef = jax.tree.flatten(like)
     index = _compat.axis_index(inner_axis_name)

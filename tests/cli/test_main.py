@@ -32,7 +32,7 @@ def test_workers_are_simulated_without_any_environment(tmp_path):
 
 
 def test_other_flags_of_xla_are_kept(monkeypatch):
-    from gradcomp_jax.cli.devices import simulate
+    from gradcomp_jax.cli.runs import simulate
 
     monkeypatch.setenv("XLA_FLAGS", "--a=1 --xla_force_host_platform_device_count=2 --b=2")
     simulate(8)

@@ -48,10 +48,14 @@ def test_digits_split_is_a_partition_and_always_the_same():
     np.testing.assert_array_equal(both[np.lexsort(both.T)], original[np.lexsort(original.T)])
 
 
+def read_idx(path):
+    return datasets.parse_idx(path, datasets.unpack(path))
+
+
 def test_read_idx_gives_back_what_was_written(tmp_path):
     array = np.arange(2 * 3 * 4).reshape(2, 3, 4)
     write_idx(tmp_path / "a.gz", array)
-    np.testing.assert_array_equal(datasets.read_idx(tmp_path / "a.gz"), array)
+    np.testing.assert_array_equal(read_idx(tmp_path / "a.gz"), array)
 
 
 @pytest.mark.parametrize(
@@ -61,13 +65,13 @@ def test_read_idx_gives_back_what_was_written(tmp_path):
 def test_read_idx_refuses_a_wrong_header(tmp_path, options, message):
     write_idx(tmp_path / "a.gz", np.arange(24).reshape(2, 3, 4), **options)
     with pytest.raises(MissingDataError, match=message):
-        datasets.read_idx(tmp_path / "a.gz")
+        read_idx(tmp_path / "a.gz")
 
 
 def test_read_idx_refuses_what_is_not_gzip(tmp_path):
     (tmp_path / "a.gz").write_bytes(b"no gzip")
     with pytest.raises(MissingDataError, match="not a readable gzip"):
-        datasets.read_idx(tmp_path / "a.gz")
+        read_idx(tmp_path / "a.gz")
 
 
 def test_missing_fashion_mnist_names_the_command(tmp_path):

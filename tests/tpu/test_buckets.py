@@ -9,7 +9,6 @@ import pytest
 
 import gradcomp_jax as gc
 from benchmarks import tpu_programs as tpu
-from gradcomp_jax.training.lowering import trace_step
 from tests.tpu.programs import ONE_SLICE, SLICED, needs_compiler
 
 pytestmark = needs_compiler
@@ -36,7 +35,7 @@ def schedule(tx, topology: str) -> tuple[list[tuple[int, str]], list[int]]:
     batch = jax.ShapeDtypeStruct((64 * mesh.size, WIDTH), jnp.float32)
     axis = where.axes if where.slices > 1 else where.axes[0]
     tx = optax.chain(tx, optax.sgd(0.1))
-    text = trace_step(loss, params, batch, tx, mesh, axis_name=axis).lower().compile().as_text()
+    text = tpu.trace_step(loss, params, batch, tx, mesh, axis_name=axis).lower().compile().as_text()
     assert "is_scheduled=true" in text
     entry = text[text.index("ENTRY") :].splitlines()
     starts = [(n, m[1]) for n, line in enumerate(entry) if (m := re.search(STARTS, line))]

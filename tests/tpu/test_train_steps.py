@@ -10,7 +10,7 @@ import pytest
 
 import gradcomp_jax as gc
 from benchmarks import tpu_programs as tpu
-from gradcomp_jax.collectives import scattering
+from gradcomp_jax.collectives import gathering
 from gradcomp_jax.collectives.gathering import LANES
 
 from .programs import ONE_SLICE, SLICED, methods, needs_compiler
@@ -132,7 +132,7 @@ def test_within_a_slice_a_reduce_scatter_stays_one(method: str, topology: str) -
     """Of all gradients, filled up to tiles; an all-reduce in its place would send twice the bytes."""
     made = operands(tpu.train_step(method, topology, hierarchical=True).made, (tpu.CHIPS,))
     chips = program_size(topology) // SLICES
-    tiles = chips * 4 * scattering.LANES * scattering.ROWS
+    tiles = chips * 4 * gathering.LANES * gathering.ROWS
     assert tpu.gradient_bytes() <= made["reduce-scatter", "f32"] < tpu.gradient_bytes() + tiles
     assert made.get(("all-reduce", "f32"), 0) <= TILE
 

@@ -1,5 +1,6 @@
-"""Clipping of a worker's own gradient, before anything is accumulated or sent."""
+"""A worker's own gradient before anything is accumulated or sent: clipped, decayed, and refused if it is no longer its own."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ from gradcomp_jax import _checks, _compat
 from gradcomp_jax import collectives as co
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.transforms.context import context_of
+from gradcomp_jax.transforms.policies import path_name
 
 _UNIT = 2.0**-80  # any float32 times this has a square that is finite, summed over 2**31 entries too
 
@@ -33,11 +35,9 @@ def local_clip(max_norm: Any, *, axis_name: AxisName | None) -> optax.GradientTr
     _checks.at_least_zero("clip_norm", max_norm)
 
     def init(params: PyTree) -> optax.EmptyState:
-        del params
         return optax.EmptyState()
 
     def update(updates: PyTree, state: optax.EmptyState, params: PyTree | None = None, **extra: Any) -> Any:
-        del params
         context = context_of(extra)
         if context.not_gradients:
             raise ValueError(
@@ -63,3 +63,49 @@ def local_clip(max_norm: Any, *, axis_name: AxisName | None) -> optax.GradientTr
         return jax.tree.map(lambda g: (g.astype(jnp.float32) * factor).astype(g.dtype), updates), state
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def weight_decay(strength: Any) -> optax.GradientTransformation:
+    r"""``optax.add_decayed_weights``, with an error that says where else a decay belongs.
+
+    Args:
+        strength: :math:`\lambda`.
+
+    Raises:
+        ValueError: when traced, without parameters.
+    """
+    plain = optax.add_decayed_weights(strength)
+
+    def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, Any]:
+        if params is None:
+            raise ValueError(
+                "weight_decay is added to a gradient and needs the parameters: call update(updates, state, params). Inside"
+                " elastic_average, outer_average, local_sgd, diloco and rate_weighted what crosses is no gradient, and"
+                " make_overlapped_step exchanges without parameters: leave weight_decay out, and give the decay to the inner"
+                " optimizer, such as optax.adamw, or put optax.add_decayed_weights before it"
+            )
+        return plain.update(updates, state, params)
+
+    return optax.GradientTransformation(plain.init, update)
+
+
+def refuse_reduced(updates: PyTree, axis_name: AxisName | None, averaged: Iterable[int] = ()) -> None:
+    """Refuses a gradient that does not vary over the axis: somebody summed it, and nothing is left to compress.
+
+    Leaves whose numbers are in ``averaged`` are their mean on purpose.
+
+    Raises:
+        ValueError: naming the first such leaf.
+    """
+    if not _compat.tracks_varying(axis_name):
+        return
+    expected = set(averaged)
+    for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(updates)):
+        # Without entries there is nothing to reduce, and a choice among none is a constant.
+        if i not in expected and jnp.size(leaf) and not _compat.is_varying(leaf, axis_name):
+            raise ValueError(
+                f"the gradient {path_name(path)!r} is already reduced over {axis_name!r}: inside jax.shard_map, "
+                "jax.grad with respect to replicated parameters inserts a dense all-reduce of its own. Differentiate with"
+                f" gradcomp_jax.local_value_and_grad(loss, axis_name={axis_name!r}), or cast the parameters first with"
+                f" jax.lax.pcast(params, {axis_name!r}, to='varying')"
+            )
