@@ -116,7 +116,7 @@ def _predict(
     crossing = _traffic(cell["model"], n, name)
     workload = Workload(compute, _shapes(cell["model"]))
     # One worker's round trip; seconds, as copies at one copy a second.
-    device = Device(8 * workload.values, {method: max(0.0, alone[name] - alone["dense f32"])})
+    device = Device(8 * workload.values, {method: max(0.0, alone[name] - alone["dense"])})
     outer = Link(math.inf, 0.0)
     if base is not None:
         outer = _nominal(cell, base)
