@@ -11,7 +11,7 @@ from gradcomp_jax._typing import Array, PyTree
 
 
 def local_shapes(start: Callable[..., PyTree], *args: PyTree, in_specs: Any, **mapping: Any) -> PyTree:
-    """Shapes and dtypes of what ``start`` returns on one device, with its marks, which may depend on the size of an axis.
+    """Returns shapes, dtypes and marks of what ``start`` returns on one device; they may depend on the size of an axis.
 
     Args:
         start: called inside ``jax.shard_map``.

@@ -25,7 +25,7 @@ RateOption = Annotated[float | None, typer.Option(help="Learning rate; the task'
 MomentumOption = Annotated[float | None, typer.Option(help="Momentum, in [0, 1).")]
 DensityOption = Annotated[
     float | None,
-    typer.Option(help="Share of the entries that DGC sends, in (0, 1]; the task's own by default."),
+    typer.Option(help="Fraction of the entries that DGC sends, in (0, 1]; the task's own by default."),
 ]
 DelayOption = Annotated[
     int | None, typer.Option(help="Steps until a delayed average arrives; 4 by default.", show_default=False)

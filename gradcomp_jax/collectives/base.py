@@ -1,4 +1,4 @@
-"""What every collective is: a way of messages across an axis that knows what it may carry, what goes out and what comes in."""
+"""What every collective is: how messages cross an axis. It knows what it may carry, what goes out and what comes in."""
 
 import abc
 import dataclasses
@@ -12,7 +12,7 @@ from gradcomp_jax.compressors import Compressor, RowInfo, nbytes
 from gradcomp_jax.memory import Memory
 
 Remainder = Literal["split", "put_back", "server", "drop"]
-"""What becomes of what a second encoding loses: see :class:`~gradcomp_jax.collectives.TwoPhase`."""
+"""What becomes of what the downlink loses: see :class:`~gradcomp_jax.collectives.TwoPhase`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Message(Protocol):
     Attributes:
         compressor: which encoded it.
         payload: leaves ``[rows, ...]``.
-        info: of its rows: their counts, the side information of all workers, and a key for a second encoding.
-        remainder: what becomes of what a second encoding loses; ``None`` where nothing is lost.
+        info: of its rows: their counts, the side information of all workers, and a key for the downlink.
+        remainder: what becomes of what the downlink loses; ``None`` where nothing is lost.
         residual: float32 ``[ceil(rows / N), block]``, what this worker keeps as an owner of rows, or ``None``. With one,
             owners take rows in turn; otherwise each owns as many that follow one another.
     """
@@ -98,7 +98,7 @@ Steps = Generator[Send, Any, InboundMessage]
 
 @dataclasses.dataclass(frozen=True)
 class Collective(abc.ABC):
-    """A way of payloads across an axis of N workers. Static and hashable."""
+    """How payloads cross an axis of N workers. Static and hashable."""
 
     def check(self, compressor: Compressor, memory: Memory) -> None:
         """Refuses combinations that cannot keep the laws, naming the remedy.
@@ -122,7 +122,7 @@ class Collective(abc.ABC):
         return self
 
     def remainder_of(self, compressor: Compressor, memory: Memory, workers: int) -> Remainder | None:
-        """Returns what becomes of the loss of a second encoding; ``None`` where there is no loss."""
+        """Returns what becomes of what the downlink loses; ``None`` where there is no loss."""
         del compressor, memory, workers
         return None
 

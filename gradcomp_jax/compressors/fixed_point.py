@@ -26,8 +26,8 @@ class FixedPoint(Compressor):
     generator: Generator
     unbiased = True  # what lies beyond the range is lost on purpose
 
-    def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
-        """The largest magnitude of each row: integers have no room for what is not finite."""
+    def statistic(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
+        """Returns the largest magnitude of each row: integers have no room for what is not finite."""
         return kernels.largest_of_rows(rows)
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[FixedPointPayload, PyTree]:
@@ -49,7 +49,7 @@ class FixedPoint(Compressor):
 def fixed_point(
     *, bits: int = 16, fraction_bits: int = 12, block: int = 1024, generator: Generator = "hash"
 ) -> FixedPoint:
-    r"""Fixed point, :math:`\epsilon = 2^{-F}`: integers of 8 or 16 bits times :math:`\epsilon`, stochastically rounded.
+    r"""Rounds stochastically to integers of 8 or 16 bits times :math:`\epsilon = 2^{-F}` (fixed point).
 
     :math:`P(\lfloor x \rfloor + \epsilon) = (x - \lfloor x \rfloor) / \epsilon`, so the expectation is the value wherever it
     lies in :math:`[-2^{bits-1} \epsilon, (2^{bits-1} - 1) \epsilon]`; what lies beyond saturates.

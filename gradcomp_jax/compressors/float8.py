@@ -24,8 +24,8 @@ class Float8(Compressor):
     format: Format
     scaled: bool
 
-    def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
-        """The largest magnitude of each row."""
+    def statistic(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
+        """Returns the largest magnitude of each row."""
         return kernels.largest_of_rows(rows)
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[Float8Payload, PyTree]:
@@ -40,7 +40,7 @@ class Float8(Compressor):
 
 
 def float8(format: Format = "e4m3", *, block: int = 256, scaled: bool = True) -> Float8:
-    """Eight-bit floating point: e4m3 (3 bits of mantissa, up to 448) or e5m2 (2 bits, up to 57344).
+    """Casts to eight-bit floating point: e4m3 (3 bits of mantissa, up to 448) or e5m2 (2 bits, up to 57344).
 
     Scaled, the largest entry of each block becomes the format's largest number: 8.125 bits a value with the defaults.
     A plain cast has no scale, loses what is below the format's smallest number (2**-9 and 2**-16) and saturates above

@@ -82,19 +82,23 @@ def _dgc(settings: Settings, warm_up: Stages, seed: int, **ablation: Any) -> Tra
 
 def _dgc_gather(settings: Settings, warm_up: Stages, seed: int) -> Transformation:
     """Makes DGC by gather at 2 / N of the density, which sends as many bytes as two phases do."""
-    share = 2 / settings.workers
-    stages = tuple((steps, density * share) for steps, density in warm_up)
-    return _dgc(dataclasses.replace(settings, density=settings.density * share), stages, seed, collective="all_gather")
+    fraction = 2 / settings.workers
+    stages = tuple((steps, density * fraction) for steps, density in warm_up)
+    return _dgc(
+        dataclasses.replace(settings, density=settings.density * fraction), stages, seed, collective="all_gather"
+    )
 
 
 def _collective(name: str) -> collectives.Collective:
     return collectives.AllGather() if name == "all_gather" else collectives.TwoPhase(cast(collectives.Remainder, name))
 
 
-def _residual(settings: Settings, warm_up: Stages, seed: int, *, collective: str, share: float = 1.0) -> Transformation:
+def _residual(
+    settings: Settings, warm_up: Stages, seed: int, *, collective: str, fraction: float = 1.0
+) -> Transformation:
     """Top-k with error feedback, and the momentum after it."""
     del warm_up, seed
-    code = topk(settings.density * share)
+    code = topk(settings.density * fraction)
     return after(exchange(code, axis_name=settings.axis_name, collective=_collective(collective)), settings)
 
 
@@ -129,7 +133,7 @@ RECIPES: dict[str, Recipe] = {
         stages=warm_up_stages,
     ),
     "topk-gather": Recipe(
-        functools.partial(_residual, collective="all_gather", share=0.25),
+        functools.partial(_residual, collective="all_gather", fraction=0.25),
         "top-k with a residual, by gather at the same bytes",
     ),
     "topk-put-back": Recipe(

@@ -11,7 +11,7 @@ from jax.experimental import multihost_utils
 from gradcomp_jax._errors import SettingError
 
 # A network file system may show a new file on other machines only after a while.
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 
 
 def check_shared(folder: pathlib.Path) -> None:
@@ -49,7 +49,7 @@ def check_shared(folder: pathlib.Path) -> None:
 
 
 def _appears(path: pathlib.Path, text: str) -> bool:
-    until = time.monotonic() + _PATIENCE_S
+    until = time.monotonic() + _TIMEOUT_S
     while True:
         try:
             if path.read_text() == text:

@@ -40,13 +40,13 @@ def dct(rows: Array) -> Array:
 
 
 def inverse_dct(rows: Array) -> Array:
-    """Inverse of :func:`dct` up to rounding: the DCT-III."""
+    """Inverts :func:`dct` up to rounding: the DCT-III."""
     a, b = sides(rows.shape[1])
     return on_both_sides(rows, _matrix(a).T, _matrix(b).T)
 
 
 def sides(block: int) -> tuple[int, int]:
-    """What :func:`dct` sees a block as: (1, block) up to 128, otherwise the most nearly square [a, b].
+    """Returns what :func:`dct` sees a block as: (1, block) up to 128, otherwise the most nearly square [a, b].
 
     Raises:
         ValueError: for a block below 1, or one without a divisor that leaves both sides at most 1024.

@@ -20,7 +20,7 @@ _GOLDEN = 0x9E3779B9  # 2**32 over the golden ratio: no zero is left a fixed poi
 
 
 def mix(x: Array) -> Array:
-    """A bijection of uint32 with low bias (the two-multiply xor-shift construction of Wellons, hash-prospector)."""
+    """Returns a bijection of uint32 with low bias (two-multiply xor-shift of Wellons, hash-prospector)."""
     x = x ^ (x >> 16)
     x = x * jnp.uint32(0x7FEB352D)
     x = x ^ (x >> 15)
@@ -62,7 +62,7 @@ def _hash(key: Array, position: Array, lap: Array | None) -> Array:
 
 
 def row_seeds(key: Array, rows: int) -> Array:
-    """A seed for each row, to be shared by whoever draws for that row alone: uint32 ``[rows]``.
+    """Returns a seed for each row, to be shared by whoever draws for that row alone: uint32 ``[rows]``.
 
     Seeds of a hundred thousand rows hold a pair or so of equal ones by chance.
     """
@@ -138,7 +138,7 @@ def uniform_planes(key: Array, rows: int, block: int, starts: list[int], width: 
 
 
 def uniform_of_planes(key: Array, rows: int, block: int, starts: list[int], width: int) -> Array:
-    """:func:`uniform_planes` laid out as the row: float32 ``(rows, block)``, a hash for every entry."""
+    """Returns :func:`uniform_planes` laid out as the row: float32 ``(rows, block)``, a hash for every entry."""
     entry = np.arange(block)
     plane = entry // width
     first_of_pair = np.asarray(starts)[plane - plane % 2]

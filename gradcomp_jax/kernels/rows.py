@@ -7,7 +7,7 @@ from gradcomp_jax._typing import Array
 
 
 def row_count(size: int, block: int) -> int:
-    """Number of rows of ``block`` entries that hold ``size`` entries."""
+    """Returns the number of rows of ``block`` entries that hold ``size`` entries."""
     return -(-size // block)
 
 
@@ -24,7 +24,7 @@ def as_rows(x: Array, block: int, *, rows: int | None = None) -> Array:
 
 
 def from_rows(rows: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-    """Inverse of :func:`as_rows`: drops the padding and restores shape and dtype."""
+    """Inverts :func:`as_rows`: drops the padding and restores shape and dtype."""
     size = 1
     for n in shape:
         size *= n
@@ -35,7 +35,7 @@ def from_rows(rows: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
 
 
 def valid_counts(size: int, block: int) -> Array:
-    """How many entries of each row are not padding: int32 ``[rows]``; ``size`` may be more than an int32 holds."""
+    """Returns how many entries of each row are not padding: int32 ``[rows]``; ``size`` may exceed an int32."""
     rows = row_count(size, block)
     whole = jnp.full((rows,), block, jnp.int32)
     # The last row by its number: where it begins may be more than an int32 holds.

@@ -128,7 +128,7 @@ def top_of_rows(rows: Array, k: int) -> Array:
 
 
 def top_entries(rows: Array, k: int) -> tuple[Array, Array]:
-    """:func:`top_of_rows` with the values, from one pass over the rows.
+    """Returns :func:`top_of_rows` with the values, from one pass over the rows.
 
     Args:
         rows: float32 ``[rows, block]``; a row with a NaN or an infinity gives one.
@@ -157,7 +157,7 @@ def top_entries(rows: Array, k: int) -> tuple[Array, Array]:
 
 
 def recall(rows: Array, k: int) -> Array:
-    """The part of the true ``k`` largest of each row that :func:`top_of_rows` finds: float32 scalar in [0, 1].
+    """Returns the part of the true ``k`` largest of each row that :func:`top_of_rows` finds: float32 scalar in [0, 1].
 
     Args:
         rows: float32 ``[rows, block]``, at least one row.
@@ -169,7 +169,7 @@ def recall(rows: Array, k: int) -> Array:
 
 
 def take_from_rows(rows: Array, index: Array) -> Array:
-    """Values at ``index`` (int ``[rows, k]``) of each row: float32 ``[rows, k]``."""
+    """Returns the values at ``index`` (int ``[rows, k]``) of each row: float32 ``[rows, k]``."""
     if rows.shape[0] == 0:
         return jnp.zeros(index.shape, rows.dtype)
     return jnp.take_along_axis(rows, index.astype(jnp.int32), axis=1)

@@ -12,7 +12,7 @@ class Estimate(Memory):
 
     @property
     def counts_sent(self) -> bool:
-        """The estimate is the sum of what was sent."""
+        """Returns true: the estimate is the sum of what was sent."""
         return True
 
     def init(self, rows: Array) -> Array:
@@ -24,7 +24,7 @@ class Estimate(Memory):
         return gradient - memory, memory
 
     def update(self, target: Array, sent: Array, sent_mask: Array, memory: Array) -> Array:
-        """The estimate moves by what was sent."""
+        """Moves the estimate by what was sent."""
         del target, sent_mask
         return memory + sent
 

@@ -26,7 +26,7 @@ class MomentumCorrection(Memory):
     masking: bool
 
     def on_dense(self, *, lossless: bool) -> "MomentumCorrection":
-        """Sent whole, an entry's velocity is ordinary momentum and must go on."""
+        """Keeps no mask: sent whole, an entry's velocity is ordinary momentum and must go on."""
         del lossless
         return dataclasses.replace(self, masking=False)
 
@@ -56,7 +56,7 @@ class MomentumCorrection(Memory):
 
 
 def momentum_correction(momentum: Any = 0.9, *, nesterov: bool = False, masking: bool = True) -> MomentumCorrection:
-    r"""Deep Gradient Compression's memory: :math:`u = m u + g`, :math:`v = v + u`, send from v, keep the rest of v.
+    r"""Makes Deep Gradient Compression's memory: :math:`u = m u + g`, :math:`v = v + u`, send from v, keep the rest.
 
     With Nesterov momentum :math:`u = m (u + g)`, :math:`v = v + u + g`. Entries that are sent leave v, and with
     ``masking`` leave u as well, so that an old velocity does not push them in a stale direction. The optimizer after

@@ -27,7 +27,7 @@ def one_bit_adam(
     block: int = 2048,
     mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Adam, dense at first; then its variance freezes and its momentum crosses as signs.
+    r"""Runs Adam, dense at first; then its variance freezes and its momentum crosses as signs.
 
     Warm-up: Adam on the mean gradient. After it v is a constant preconditioner, and every worker sends
     :math:`\beta_1 m + (1 - \beta_1) g^i` plus its residual as scaled signs; the owners add their own residual to the
@@ -42,7 +42,7 @@ def one_bit_adam(
         b1: decay of the momentum.
         b2: decay of the variance.
         eps: added to the root of the variance.
-        floor: least root of the frozen variance, as a share of its root mean square over the tensor: the same rounding
+        floor: least root of the frozen variance, as a fraction of its root mean square over the tensor: the same rounding
             error is divided by every entry's own variance, and one that is far too small makes training diverge. The
             paper has none (0).
         block: entries that share a magnitude.

@@ -25,7 +25,7 @@ def write_digests(folder: pathlib.Path) -> None:
 
 
 def damaged_files(folder: pathlib.Path) -> int:
-    """How many files of a folder are missing or differ from their digests; 0 where no digests were written.
+    """Returns how many files of a folder are missing or differ from their digests; 0 where no digests were written.
 
     With several processes the first one looks and tells the others, so that all of them go on or none does.
     """

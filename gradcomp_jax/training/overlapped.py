@@ -55,7 +55,7 @@ class OverlappedStep:
         if not has_replicas(state):
             raise ValueError("the state has one set of parameters for all workers: init_state(..., replicas=True)")
         if state is not self._last:
-            # Begun, or restored: what is on its way in this state is sent (again).
+            # Begun, or restored: what is in flight in this state is sent (again).
             self._forget()
             self._number = int(state.step)
             for period in range(self._landed(self._number), self._number // self._every):
@@ -80,7 +80,7 @@ class OverlappedStep:
             future.result()
 
     def _forget(self) -> None:
-        """Lets what is on its way end, well or not: whoever goes back to a checkpoint has been told why."""
+        """Lets what is in flight end, well or not: whoever goes back to a checkpoint has been told why."""
         wait(self._flying.values())
         self._flying.clear()
 

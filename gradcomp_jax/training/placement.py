@@ -7,7 +7,7 @@ from gradcomp_jax.training.state import check_axis
 
 
 def data_sharding(mesh: Mesh, *, axis_name: AxisName = "data") -> NamedSharding:
-    """The sharding of a batch whose leading dimension is split over the workers, for ``jax.device_put``.
+    """Returns the sharding of a batch whose leading dimension is split over the workers, for ``jax.device_put``.
 
     Args:
         mesh: with the axis among its names.

@@ -9,7 +9,7 @@ from gradcomp_jax.transforms.exchange import ExchangeState
 
 
 def took_place(before: Any, after: Any) -> Array:
-    """Whether every exchange within a state went on from ``before`` to ``after``: boolean scalar, equal on all workers."""
+    """Returns whether every exchange of a state went on from ``before`` to ``after``: boolean scalar, equal on all workers."""
     states = [_exchanges(s) for s in (before, after)]
     if not states[0]:
         raise ValueError("there is no exchange in this transformation: put a gradcomp_jax.exchange or a method inside")
@@ -25,5 +25,5 @@ def _exchanges(state: Any) -> list[ExchangeState]:
 
 
 def keep_if(ok: Array, new: Any, old: Any) -> Any:
-    """New values where the exchange took place, old ones where it was skipped."""
+    """Returns new values where the exchange took place, old ones where it was skipped."""
     return jax.tree.map(lambda n, o: jax.numpy.where(ok, n, o), new, old)

@@ -58,8 +58,8 @@ def encode(compressor: Compressor, rows, key, count, statistic=None, side=None):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def measure(compressor: Compressor, rows, count):
-    return compressor.measure(rows, RowInfo(count))
+def statistic_of(compressor: Compressor, rows, count):
+    return compressor.statistic(rows, RowInfo(count))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -84,7 +84,7 @@ def side_of(compressor: Compressor, *workers: np.ndarray) -> np.ndarray | None:
     """The scale that these workers agree on, one for each row."""
     if isinstance(compressor, Levels):
         return np.full(workers[0].shape[0], 0.75, np.float32)
-    measured = [measure(compressor, w, full(w)) for w in workers]
+    measured = [statistic_of(compressor, w, full(w)) for w in workers]
     if measured[0] is None:
         return None
     return np.broadcast_to(np.max(np.stack(measured), axis=0), workers[0].shape[:1])
