@@ -183,7 +183,7 @@ def local_sgd(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Sets all replicas to their mean every ``every`` steps: :math:`x_i \leftarrow \frac1N \sum_j x_j`.
 
-    :func:`outer_average` with an outer step of the whole way. With ``every=1``, dense and plain SGD this is synchronous
+    :func:`outer_average` with an outer step of the whole distance. With ``every=1``, dense and plain SGD this is synchronous
     SGD up to the rounding of :math:`x`.
 
     Args:
