@@ -59,7 +59,7 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """Where the instruction comes from in the user's program, or an empty string."""
+        """Returns where the instruction comes from in the user's program, or an empty string."""
         metadata = self.attributes.get("metadata", "{}")
         match = re.search(r'op_name="((?:[^"\\]|\\.)*)"', metadata)
         return match[1] if match else ""
@@ -108,7 +108,7 @@ class Module:
 
     @functools.cached_property
     def by_opcode(self) -> dict[str, list[Instruction]]:
-        """Every instruction of the module, by opcode."""
+        """Returns every instruction of the module, by opcode."""
         found: dict[str, list[Instruction]] = {}
         for computation in self.computations.values():
             for instruction in computation.instructions.values():

@@ -19,7 +19,7 @@ LONGEST = 1024
 
 
 def dct(rows: Array) -> Array:
-    r"""Orthonormal DCT-II of each row: norms stay what they are.
+    r"""Returns the orthonormal DCT-II of each row: norms stay what they are.
 
     :math:`y_k = \sqrt{2/b}\, c_k \sum_i x_i \cos(\pi (2i + 1) k / 2b)`, with :math:`c_0 = \sqrt{1/2}` and otherwise 1, as
     one matrix product. A block above 128 is seen as a two-dimensional chunk ``[a, b]``, a the largest divisor of the block

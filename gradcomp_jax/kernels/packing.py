@@ -34,7 +34,7 @@ def packed_length(n: int, base: int, word_bits: int) -> int:
 
 
 def plane_starts(n: int, base: int, word_bits: int) -> list[int]:
-    """Where in a row of ``n`` digits each of a word's planes begins.
+    """Returns where in a row of ``n`` digits each of a word's planes begins.
 
     The last planes begin early where the row is not a multiple of the planes: they overlap and carry some digits once
     more, so that no row has to be padded, which would copy the tensor.

@@ -112,7 +112,7 @@ def dequantize(words: Array, scale: Array, block: int, bits: int = 8) -> Array:
 
 
 def pack_signs(rows: Array) -> Array:
-    """One bit for each entry, set where it is negative: float32 ``[rows, block]`` to uint8 ``[rows, ceil(block / 8)]``.
+    """Packs the signs, bits set where negative: float32 ``[rows, block]`` to uint8 ``[rows, ceil(block / 8)]``.
 
     Zeros, of either sign, count as positive; what a zero decodes to is its code's affair.
     """

@@ -29,7 +29,7 @@ def mix(x: Array) -> Array:
 
 
 def hash_bits(key: Array, shape: tuple[int, ...], *, first: Array | int = 0, stride: int | None = None) -> Array:
-    """Uniform uint32 ``shape`` from a key, by hashing each entry's position.
+    """Draws uniform uint32 ``shape`` from a key, by hashing each entry's position.
 
     Args:
         key: a typed JAX key (scalar).
@@ -70,7 +70,7 @@ def row_seeds(key: Array, rows: int) -> Array:
 
 
 def seeded_bits(seeds: Array, width: int) -> Array:
-    """Uniform bits of each row, from its seed and the column alone: a part of the rows draws what the whole draws.
+    """Draws uniform bits of each row from its seed and the column alone: a part of the rows draws what the whole draws.
 
     Args:
         seeds: uint32 ``[rows]``.
@@ -86,7 +86,7 @@ def seeded_bits(seeds: Array, width: int) -> Array:
 
 
 def fold_seeds(seeds: Array, number: Array | int) -> Array:
-    """Other seeds for each number, such as a worker's index; different seeds stay different.
+    """Returns other seeds for each number, such as a worker's index; different seeds stay different.
 
     Args:
         seeds: uint32 ``[rows]``.
@@ -107,7 +107,7 @@ def uniform(
     first: Array | int = 0,
     stride: int | None = None,
 ) -> Array:
-    """Uniform float32 in [0, 1) with 24 random bits, shape ``(rows, width)``; see :func:`hash_bits`.
+    """Draws uniform float32 in [0, 1) with 24 random bits, shape ``(rows, width)``; see :func:`hash_bits`.
 
     Only the hash can start at a position; threefry draws the shape as a whole.
     """
@@ -117,7 +117,7 @@ def uniform(
 
 
 def uniform_planes(key: Array, rows: int, block: int, starts: list[int], width: int) -> list[Array]:
-    """Uniform float32 ``(rows, width)`` in [0, 1) for each plane of a row, one hash for every two planes.
+    """Draws uniform float32 ``(rows, width)`` in [0, 1) for each plane of a row, one hash for every two planes.
 
     The second of a pair reads the bits of the first turned by 16. Each number has 24 random bits of its own; of a pair's
     two, the upper 16 bits are independent and the lower 8 repeat the other's upper 8, which correlates them by 2**-15: far

@@ -44,5 +44,5 @@ def valid_counts(size: int, block: int) -> Array:
 
 
 def valid_mask(count: Array, block: int) -> Array:
-    """Boolean ``[rows, block]``, true where an entry is not padding."""
+    """Returns boolean ``[rows, block]``, true where an entry is not padding."""
     return jax.lax.broadcasted_iota(jnp.int32, (count.shape[0], block), 1) < count[:, None]

@@ -176,7 +176,7 @@ def take_from_rows(rows: Array, index: Array) -> Array:
 
 
 def place_in_rows(index: Array, value: Array, block: int, into: Array | None = None) -> Array:
-    """Dense rows with ``value`` added at ``index``; positions are distinct within a row.
+    """Returns dense rows with ``value`` added at ``index``; positions are distinct within a row.
 
     Args:
         index: integer ``[rows, k]``.
@@ -198,7 +198,7 @@ def place_in_rows(index: Array, value: Array, block: int, into: Array | None = N
 
 
 def mark_in_rows(index: Array, block: int) -> Array:
-    """Boolean ``[rows, block]``, true at ``index`` (int32 ``[rows, k]``); a negative index marks nothing."""
+    """Returns boolean ``[rows, block]``, true at ``index`` (int32 ``[rows, k]``); a negative index marks nothing."""
     n, k = index.shape
     if k <= ROUNDS:
         position = lax.broadcasted_iota(jnp.int32, (n, block), 1)

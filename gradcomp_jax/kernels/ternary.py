@@ -74,7 +74,7 @@ def _row_bounds(rows: Array, count: Array, clip: float) -> Array:
 
 
 def ternarize(rows: Array, bound: Array, scale: Array, key: Array, *, generator: Generator = "hash") -> Array:
-    r"""Stochastic ternary code :math:`t = sign(g)\,b`, :math:`b \sim Bernoulli(\min(|g|, bound) / scale)`.
+    r"""Draws the stochastic ternary code :math:`t = sign(g)\,b`, :math:`b \sim Bernoulli(\min(|g|, bound) / scale)`.
 
     ``scale * t`` has the clipped gradient as its expectation, exactly so up to the generator's 24 bits.
 

@@ -33,7 +33,7 @@ class Policy(abc.ABC):
 
     @abc.abstractmethod
     def compressors(self) -> Iterator[Compressor]:
-        """Every compressor that is known before a tensor is seen."""
+        """Returns every compressor that is known before a tensor is seen."""
 
     def masked(self) -> "Policy":
         """Returns the policy for the leaves of a mask, which takes the place of its own rule of what gains.
