@@ -80,7 +80,7 @@ def blocks(block: int) -> dict[str, np.ndarray]:
     }
 
 
-def share(x: np.ndarray, density: float, view: str | None) -> float:
+def energy_in(x: np.ndarray, density: float, view: str | None) -> float:
     """What an exchange sends of a tensor."""
     code = gc.compressors.topk(density, block=1024, dtype="float32")
     tx = gc.exchange(code, axis_name=None, view=view, mask=True)
@@ -90,7 +90,7 @@ def share(x: np.ndarray, density: float, view: str | None) -> float:
     return float(np.square(sent).sum() / best.sum())
 
 
-def share_of_blocks(x: np.ndarray, k: int) -> float:
+def energy_of_blocks(x: np.ndarray, k: int) -> float:
     """What a selection of a block finds."""
     index = np.asarray(kernels.top_of_rows(jnp.asarray(x, jnp.float32), k))
     return float(np.square(np.take_along_axis(x, index, 1)).sum() / np.sort(np.square(x), axis=1)[:, -k:].sum())
@@ -106,12 +106,12 @@ def page(command: str) -> str:
     heads = [f"{view}, {density:g}" for density in DENSITIES for view in ("stretches", "dealt")]
     rows: list[tuple[str, ...]] = []
     for name, x in tensors().items():
-        shares = [share(x, density, view) for density in DENSITIES for view in ("rows", None)]
-        rows.append((name, " x ".join(map(str, x.shape)), *(f"{s:.3f}" for s in shares)))
+        parts = [energy_in(x, density, view) for density in DENSITIES for view in ("rows", None)]
+        rows.append((name, " x ".join(map(str, x.shape)), *(f"{s:.3f}" for s in parts)))
     lines += _markdown.table(("tensor", "shape", *heads), rows, align="llr")
     lines += ["", "Within a block, k of its entries over its k largest:", ""]
     table = {block: blocks(block) for block, _ in BLOCKS}
-    rows = [(name, *(f"{share_of_blocks(table[b][name], k):.3f}" for b, k in BLOCKS)) for name in table[1024]]
+    rows = [(name, *(f"{energy_of_blocks(table[b][name], k):.3f}" for b, k in BLOCKS)) for name in table[1024]]
     lines += _markdown.table(("block", *(f"{k} of {block}" for block, k in BLOCKS)), rows, align="lr")
     return "\n".join(lines) + "\n"
 

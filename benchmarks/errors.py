@@ -64,7 +64,7 @@ def round_trip(compressor: Compressor, x: jax.Array, key: jax.Array) -> jax.Arra
     own, common = jax.random.split(key)
 
     def step(state: Any) -> tuple[Any, Any, Any]:
-        statistic, side = compressor.measure(rows, RowInfo(count), state), None
+        statistic, side = compressor.statistic(rows, RowInfo(count), state), None
         if compressor.side_information == "max":
             side = jnp.broadcast_to(statistic, count.shape)
         elif compressor.side_information == "mean":

@@ -27,7 +27,7 @@ QUICK = {
     "delays": ["0ms"],
     "workers": [2],
     "models": ["conv"],
-    "methods": ["dense f32", "dense bf16", "block int4", "dgc"],
+    "methods": ["dense", "dense-bf16", "block-quantized-int4", "dgc"],
     "rounds": 2,
     "seconds": 10.0,
 }

@@ -88,7 +88,7 @@ def encode(compressor: gc.compressors.Compressor) -> Callable[[jax.Array], Any]:
             flat = kernels.as_rows(x, compressor.block).reshape(-1)
             return compressor.encode_dealt(flat, deal_of(compressor, x), (), RowInfo(zero, KEY))[0], None
         rows, count = kernels.as_rows(x, compressor.block), kernels.valid_counts(x.size, compressor.block)
-        statistic = compressor.measure(rows, RowInfo(count))
+        statistic = compressor.statistic(rows, RowInfo(count))
         side = statistic if compressor.side_information else None
         payload, _ = compressor.encode(rows, (), RowInfo(count, KEY, statistic, side))
         return payload, None if side is None else jnp.broadcast_to(side, count.shape)

@@ -63,7 +63,7 @@ def slices(tpu, topology: str, methods: list[str], *, hierarchical: bool) -> lis
     baseline, rows = across("dense_bf16"), []
     for method in methods:
         program = tpu.train_step(method, topology, hierarchical=hierarchical)
-        crossing = [row for row in program.made.rows if row.axis is None or tpu.SLICES in row.axis]
+        between = [row for row in program.made.rows if row.axis is None or tpu.SLICES in row.axis]
         rows.append(
             (
                 f"`{method}`",
@@ -72,7 +72,7 @@ def slices(tpu, topology: str, methods: list[str], *, hierarchical: bool) -> lis
                 f"{program.made.sent - across(method):,}",
                 f"{program.memory.temp_size_in_bytes / tpu.gradient_bytes():.2f}",
                 f"{program.peak / 1e6:.1f}",
-                collectives(crossing),
+                collectives(between),
             )
         )
     title = "`hierarchical`: each chip's shard between slices" if hierarchical else "all chips as workers"

@@ -104,7 +104,7 @@ def batch_shapes(workers: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStru
 
 
 def transformation(method: str, topology: Topology, *, hierarchical: bool) -> optax.GradientTransformation:
-    """A registered method and SGD after it: over all chips as one axis of workers, or between slices for each chip's share."""
+    """A registered method and SGD after it: over all chips as one axis of workers, or between slices for each chip's shard."""
     if not hierarchical:
         tx = METHODS[method].build(axis_name=topology.axes if topology.slices > 1 else DATA)
     else:
@@ -173,18 +173,18 @@ def predicted(method: str, workers: int, *, devices: int = 1) -> gc.WireReport:
     """
     mesh = AbstractMesh((workers,), (SLICES,), axis_types=(AxisType.Auto,))
     tx = METHODS[method].build(axis_name=SLICES)
-    shares = {
+    shards = {
         name: jax.ShapeDtypeStruct((-(-leaf.shape[0] // devices), *leaf.shape[1:]), leaf.dtype)
         for name, leaf in parameters().items()
     }
-    stacked = {name: jax.ShapeDtypeStruct((workers, *leaf.shape), leaf.dtype) for name, leaf in shares.items()}
+    stacked = {name: jax.ShapeDtypeStruct((workers, *leaf.shape), leaf.dtype) for name, leaf in shards.items()}
 
     def update(stacked: Any, params: Any) -> Any:
         return tx.update(jax.tree.map(lambda g: g[0], stacked), tx.init(params), params)[0]
 
     spec = PartitionSpec(SLICES)
     mapped = jax.shard_map(update, mesh=mesh, in_specs=(spec, PartitionSpec()), out_specs=PartitionSpec())
-    lowered = jax.jit(mapped).trace(stacked, shares).lower(lowering_platforms=("cpu",))
+    lowered = jax.jit(mapped).trace(stacked, shards).lower(lowering_platforms=("cpu",))
     return gc.wire_bytes(lowered.as_text(dialect="hlo"), branch=-1)
 
 

@@ -28,7 +28,7 @@ def axis_size(axis_name: AxisName | None) -> int | None:
 
 
 def is_auto(axis_name: str) -> bool:
-    """Whether an axis of the mesh is not mapped here: its sharding is in the types, or left to the compiler."""
+    """Returns whether an axis of the mesh is not mapped here: its sharding is in the types, or left to the compiler."""
     return axis_size(axis_name) is None and axis_name in jax.sharding.get_abstract_mesh().axis_names
 
 
@@ -50,7 +50,7 @@ def _names_in(aval: Any) -> frozenset[Any]:
 
 
 def tracks_varying(axis_name: AxisName | None) -> bool:
-    """Whether the surrounding trace records which values differ along the axis.
+    """Returns whether the surrounding trace records which values differ along the axis.
 
     True inside ``jax.shard_map`` with ``check_vma=True``; false under ``check_vma=False``, ``pmap``,
     ``vmap``, where the axis is not bound, and for no axis.
@@ -61,7 +61,7 @@ def tracks_varying(axis_name: AxisName | None) -> bool:
 
 
 def is_varying(x: Array, axis_name: AxisName) -> bool:
-    """Whether ``x`` is recorded to differ along every name of the axis."""
+    """Returns whether ``x`` is recorded to differ along every name of the axis."""
     return set(names_of(axis_name)) <= _varying_names(x)
 
 
@@ -99,7 +99,7 @@ def _invarying_batched(axis_data: Any, xs: Any, dims: Any, *, axes: tuple[Any, .
 
 
 # lax.pcast goes from invarying to varying only, and the collectives that return replicated values move
-# bytes. So the way back is a primitive of our own: a type that changes, and no instruction.
+# bytes. So the cast back is a primitive of our own: a type that changes, and no instruction.
 _invarying_p = Primitive("gradcomp_invarying")
 _invarying_p.def_impl(lambda x, *, axes: x)
 _invarying_p.def_abstract_eval(lambda aval, *, axes: _without_names(aval, axes))
@@ -184,11 +184,11 @@ def all_gather(x: Array, axis_name: AxisName | None) -> Array:
 
 
 def is_one_manual_axis(axis_name: AxisName) -> bool:
-    """Whether the axis is a single one of a mesh and bound by ``shard_map`` or ``pmap``, where devices can be grouped."""
+    """Returns whether it is one axis of a mesh, bound by ``shard_map`` or ``pmap``, where devices can be grouped."""
     names = names_of(axis_name)
     return len(names) == 1 and names[0] in jax.sharding.get_abstract_mesh().manual_axes
 
 
 def is_literal(operand: Any) -> bool:
-    """Whether an operand of a traced program is a constant rather than a variable."""
+    """Returns whether an operand of a traced program is a constant rather than a variable."""
     return isinstance(operand, Literal)

@@ -9,12 +9,12 @@ from gradcomp_jax._typing import AxisName, PyTree
 
 
 def names_of(axis_name: AxisName) -> tuple[Any, ...]:
-    """An axis as a tuple of names."""
+    """Returns an axis as a tuple of names."""
     return axis_name if isinstance(axis_name, tuple) else (axis_name,)
 
 
 def by_leaf(specs: PyTree, tree: PyTree) -> list[PartitionSpec]:
-    """The spec of every leaf of ``tree``; ``specs`` may be a prefix of it, and ``None`` stands for ``P()``.
+    """Returns the spec of every leaf of ``tree``; ``specs`` may be a prefix of it, and ``None`` stands for ``P()``.
 
     Raises:
         ValueError: if ``specs`` is not a prefix of the tree.
@@ -34,12 +34,12 @@ def by_leaf(specs: PyTree, tree: PyTree) -> list[PartitionSpec]:
 
 
 def like(specs: PyTree, tree: PyTree) -> PyTree:
-    """:func:`by_leaf` in the structure of ``tree``."""
+    """Returns :func:`by_leaf` in the structure of ``tree``."""
     return jax.tree.unflatten(jax.tree.structure(tree), by_leaf(specs, tree))
 
 
 def sharded_dim(spec: PartitionSpec, axis_name: AxisName) -> int | None:
-    """The dimension that lies along the axis, or ``None``.
+    """Returns the dimension that lies along the axis, or ``None``.
 
     Raises:
         ValueError: if a dimension lies along the axis and others together.
@@ -56,7 +56,7 @@ def sharded_dim(spec: PartitionSpec, axis_name: AxisName) -> int | None:
 
 
 def only(spec: PartitionSpec, axes: tuple[Any, ...]) -> PartitionSpec:
-    """A spec without the axes that are left to the compiler."""
+    """Returns a spec without the axes that are left to the compiler."""
 
     def keep(entry: Any) -> Any:
         kept = tuple(name for name in names_of(entry) if name in axes)

@@ -74,7 +74,7 @@ class PerDevice:
 
 
 def is_per_device(node: object) -> bool:
-    """Whether a node of a state tree is a :class:`PerDevice`, for ``is_leaf``."""
+    """Returns whether a node of a state tree is a :class:`PerDevice`, for ``is_leaf``."""
     return isinstance(node, PerDevice)
 
 
@@ -101,7 +101,7 @@ def lift(tree: Any, *, marked: tuple[type, ...] = ()) -> Any:
 
 
 def lower(tree: Any) -> Any:
-    """Inverse of :func:`lift`, on one device's values."""
+    """Inverts :func:`lift`, on one device's values."""
 
     def down(leaf: Any) -> Any:
         return leaf.value[0] if is_lifted(leaf) else leaf
@@ -110,7 +110,7 @@ def lower(tree: Any) -> Any:
 
 
 def is_lifted(node: object) -> bool:
-    """Whether a node of a state tree comes from :func:`lift`."""
+    """Returns whether a node of a state tree comes from :func:`lift`."""
     return isinstance(node, PerDevice) and node.lifted
 
 

@@ -208,7 +208,7 @@ def test_claimed_bits_are_payload_bits(name: str) -> None:
     sent = 8 * gc.wire_bytes(compiled, branch=-1).sent / (256 * 512)
     claimed = {"one_bit_sgd": 1.25, "sign_sgd": 1, "ef_sign_sgd": 1, "one_bit_adam": 1, "qsgd": 4, "eden": 4, "fp8": 8}
     if name in claimed:
-        # Both ways, with scales and padding; two means for each column of 256 are a quarter of a bit.
+        # Uplink and downlink, with scales and padding; two means for each column of 256 are a quarter of a bit.
         assert sent < 2 * (N - 1) / N * claimed[name] * 1.08
     assert sent < 2 * (N - 1) / N * 32
 

@@ -34,7 +34,7 @@ class Network:
     connections outlive a change, and with them what TCP has found: the most that a link could hold before it lost a segment. Go
     from links that hold more to links that hold less, or start new processes.
 
-    The rate holds for each direction of each worker's link. A message between two workers is on its way for ``delay_s``.
+    The rate holds for each direction of each worker's link. A message between two workers is in flight for ``delay_s``.
 
     Args:
         workers: 1 to 64.

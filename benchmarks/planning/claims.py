@@ -6,7 +6,7 @@ from collections.abc import Callable
 from gradcomp_jax._markdown import table
 from gradcomp_jax.planning import Device, Link, Workload, alexnet, predict
 from gradcomp_jax.planning.links import Cluster
-from gradcomp_jax.planning.traffic import Crossing, Traffic
+from gradcomp_jax.planning.traffic import CollectiveTraffic, Traffic
 
 MIB = 2**20
 # Of AlexNet: what the DGC paper says that a node sends, and the dense gradient, 232.56 MiB.
@@ -31,28 +31,30 @@ class Claim:
 
 
 def _dense(nodes: int, gbit: float) -> Callable[[float], float]:
-    return lambda node: _step(node, nodes, gbit, [Crossing("all-reduce", 1, 2 * (nodes - 1) / nodes * 4 * VALUES)])
+    return lambda node: _step(
+        node, nodes, gbit, [CollectiveTraffic("all-reduce", 1, 2 * (nodes - 1) / nodes * 4 * VALUES)]
+    )
 
 
 def _dgc(nodes: int, gbit: float) -> Callable[[float], float]:
     """The paper gathers the payloads of all nodes."""
-    return lambda node: _step(node, nodes, gbit, [Crossing("all-gather", 1, (nodes - 1) * DGC_PAYLOAD)])
+    return lambda node: _step(node, nodes, gbit, [CollectiveTraffic("all-gather", 1, (nodes - 1) * DGC_PAYLOAD)])
 
 
 def _terngrad(nodes: int, gbit: float, workers: int) -> Callable[[float], float]:
-    """2 bits a value to the server; back the sum of ternary values on a shared scale, of 2N + 1 levels."""
+    """2 bits a value on the uplink; on the downlink the sum of ternary values on a shared scale, of 2N + 1 levels."""
     shard = (nodes - 1) / nodes * VALUES / 8
-    back = (2 * workers).bit_length()
-    crossings = [Crossing("all-to-all", 1, 2 * shard), Crossing("all-gather", 1, back * shard)]
-    return lambda node: _step(node, nodes, gbit, crossings)
+    downlink = (2 * workers).bit_length()
+    collectives = [CollectiveTraffic("all-to-all", 1, 2 * shard), CollectiveTraffic("all-gather", 1, downlink * shard)]
+    return lambda node: _step(node, nodes, gbit, collectives)
 
 
-def _step(node: float, nodes: int, gbit: float, crossings: list[Crossing]) -> float:
+def _step(node: float, nodes: int, gbit: float, collectives: list[CollectiveTraffic]) -> float:
     """Seconds of a step of all nodes; what happens within a node is in ``node``."""
     workload = Workload.of(alexnet(), node)
     cluster = Cluster(nodes, Link.of_bits(gbit * 1e9, ETHERNET_LATENCY))
     none = Device(copies={"dense": 0.0})
-    found = predict(workload, cluster, "dense", device=none, traffic=lambda *_: Traffic(tuple(crossings), 0))
+    found = predict(workload, cluster, "dense", device=none, traffic=lambda *_: Traffic(tuple(collectives), 0))
     return found.step
 
 

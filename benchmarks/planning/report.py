@@ -10,7 +10,7 @@ from benchmarks.sweep.links import as_read, delay_name, rate_name
 from gradcomp_jax._markdown import table
 
 MEDIAN, WORST, RIGHT = 0.15, 0.35, 0.95
-"""What is asked of the errors of predicted steps, and of the share of right verdicts."""
+"""What is asked of the errors of predicted steps, and of the fraction of right verdicts."""
 
 
 def checks(held: Sequence[Held]) -> list[tuple[str, bool, str]]:

@@ -113,10 +113,10 @@ def _predict(
     """A step: what it takes without an exchange, and the exchange."""
     compute, alone = without.compute, without.alone
     method, n = METHODS[name].name, cell["workers"]
-    crossing = _traffic(cell["model"], n, name)
+    traffic = _traffic(cell["model"], n, name)
     workload = Workload(compute, _shapes(cell["model"]))
     # One worker's round trip; seconds, as copies at one copy a second.
-    device = Device(8 * workload.values, {method: max(0.0, alone[name] - alone["dense f32"])})
+    device = Device(8 * workload.values, {method: max(0.0, alone[name] - alone["dense"])})
     outer = Link(math.inf, 0.0)
     if base is not None:
         outer = _nominal(cell, base)
@@ -126,7 +126,7 @@ def _predict(
         method,
         device=device,
         calibration=None if base is not None else calibration,
-        traffic=lambda *_: crossing,
+        traffic=lambda *_: traffic,
     ).step
 
 

@@ -23,7 +23,7 @@ def checks(cells: Sequence[Row]) -> list[Check]:
     fast = _where(cells, lambda c: c["rate"] == 1e9 and c["delay_s"] == 0)
     return [
         _shorter("dgc", 20, slow),
-        _shorter("block int4", 4, slow),
+        _shorter("block-quantized-int4", 4, slow),
         _near_bound(slow),
         _beats_bf16(fast),
         _bytes_agree(cells),
@@ -35,11 +35,11 @@ def _where(cells: Sequence[Row], test: Callable[[Row], bool]) -> list[Row]:
 
 
 def _shorter(method: str, times: float, cells: Sequence[Row]) -> Check:
-    claim = f"4 workers at 100 Mbit/s: what is not computation is {times:g}x shorter with {method} than with dense f32"
-    found = [c for c in cells if {method, "dense f32"} <= set(c["methods"])]
+    claim = f"4 workers at 100 Mbit/s: what is not computation is {times:g}x shorter with {method} than with dense"
+    found = [c for c in cells if {method, "dense"} <= set(c["methods"])]
     if not found:
         return Check(claim, None, "not measured")
-    dense, own = exchange_s(found[0], "dense f32"), exchange_s(found[0], method)
+    dense, own = exchange_s(found[0], "dense"), exchange_s(found[0], method)
     return Check(claim, dense >= times * own, f"{dense:.3f} s / {own:.3f} s = {dense / own:.1f}x")
 
 
@@ -51,15 +51,15 @@ def _near_bound(cells: Sequence[Row]) -> Check:
 
 
 def _beats_bf16(cells: Sequence[Row]) -> Check:
-    claim = "1 Gbit/s: the best method beats dense bf16"
+    claim = "1 Gbit/s: the best method beats dense-bf16"
     lines, holds = [], []
     for c in cells:
         times = {name: m["step_s"] for name, m in c["methods"].items()}
         others = {name: t for name, t in times.items() if not name.startswith("dense")}
-        if "dense bf16" in times and others:
+        if "dense-bf16" in times and others:
             best = min(others, key=others.__getitem__)
-            holds.append(others[best] < times["dense bf16"])
-            lines.append(f"{c['workers']} workers: {best} {others[best]:.3f} s, dense bf16 {times['dense bf16']:.3f} s")
+            holds.append(others[best] < times["dense-bf16"])
+            lines.append(f"{c['workers']} workers: {best} {others[best]:.3f} s, dense-bf16 {times['dense-bf16']:.3f} s")
     return Check(claim, all(holds) if holds else None, "; ".join(lines) or "not measured")
 
 

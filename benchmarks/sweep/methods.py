@@ -23,16 +23,16 @@ class Choice(NamedTuple):
 
 
 METHODS = {
-    "dense f32": Choice("dense"),
-    "dense bf16": Choice("dense_bf16"),
-    "block int8": Choice("block_quantized"),
-    "block int4": Choice("block_quantized", {"bits": 4}),
+    "dense": Choice("dense"),
+    "dense-bf16": Choice("dense_bf16"),
+    "block-quantized": Choice("block_quantized"),
+    "block-quantized-int4": Choice("block_quantized", {"bits": 4}),
     "terngrad": Choice("terngrad"),
-    "ef_sign_sgd": Choice("ef_sign_sgd"),
+    "ef-sign-sgd": Choice("ef_sign_sgd"),
     "powersgd": Choice("powersgd"),
     "dgc": Choice("dgc", {"density": 1e-3}),
 }
-BASELINES = ("dense f32", "dense bf16")
+BASELINES = ("dense", "dense-bf16")
 
 
 def transformation(name: str, task: Task, *, axis_name: str | None) -> optax.GradientTransformation:

@@ -8,12 +8,12 @@ from .links import delay_name, rate_name
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 _STYLES = {
-    "dense f32": ("black", "s", "--"),
-    "dense bf16": ("#6F6F6F", "s", "--"),
-    "block int8": ("#56B4E9", "o", "-"),
-    "block int4": ("#0072B2", "o", "-"),
+    "dense": ("black", "s", "--"),
+    "dense-bf16": ("#6F6F6F", "s", "--"),
+    "block-quantized": ("#56B4E9", "o", "-"),
+    "block-quantized-int4": ("#0072B2", "o", "-"),
     "terngrad": ("#E69F00", "^", "-"),
-    "ef_sign_sgd": ("#5B2A86", "d", "-"),
+    "ef-sign-sgd": ("#5B2A86", "d", "-"),
     "powersgd": ("#CC79A7", "h", "-"),
     "dgc": ("#009E73", "*", "-"),
 }
@@ -26,7 +26,7 @@ def plot(cells: Sequence[Mapping[str, Any]], model: str, path: Path) -> bool:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    own = [c for c in cells if c["model"] == model and "dense f32" in c["methods"]]
+    own = [c for c in cells if c["model"] == model and "dense" in c["methods"]]
     if not own:
         return False
     workers = sorted({c["workers"] for c in own})
@@ -48,7 +48,7 @@ def plot(cells: Sequence[Mapping[str, Any]], model: str, path: Path) -> bool:
                 points = [(i, here[r]) for i, r in enumerate(rates) if r in here and name in here[r]]
                 axes.plot(
                     [i for i, _ in points],
-                    [m["dense f32"]["step_s"] / m[name]["step_s"] for _, m in points],
+                    [m["dense"]["step_s"] / m[name]["step_s"] for _, m in points],
                     color=colour,
                     marker=marker,
                     linestyle=line,

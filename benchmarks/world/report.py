@@ -10,7 +10,7 @@ START, END = "<!-- world-table -->", "<!-- /world-table -->"
 
 
 def table(results: dict[str, Any]) -> str:
-    """Seconds of a step, and the share of the same strategy's throughput over a link without limits."""
+    """Seconds of a step, and the fraction of the same strategy's throughput over a link without limits."""
     cells = {(c["strategy"], c["rate"], c["delay_s"]): c["steps_s"] for c in results["cells"]}
     places = list(dict.fromkeys((c["rate"], c["delay_s"]) for c in results["cells"]))
     names = list(dict.fromkeys(c["strategy"] for c in results["cells"]))

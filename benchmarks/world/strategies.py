@@ -16,10 +16,10 @@ OUTER = optax.sgd(0.7, 0.9, nesterov=True)
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    """A way to train.
+    """How the workers train.
 
     Attributes:
-        exchange: of gradients, or of the way that replicas have come.
+        exchange: of gradients, or of how far replicas have moved.
         delay: steps until a mean arrives; 0 for none.
         every: steps from one exchange to the next.
         outer: whether the exchange is an outer step (DiLoCo) of the replicas.

@@ -53,12 +53,12 @@ class Transfer:
 
 
 def base_opcode(instruction: Instruction) -> str:
-    """The opcode without ``-start``."""
+    """Returns the opcode without ``-start``."""
     return instruction.opcode.removesuffix("-start")
 
 
 def is_later_half(instruction: Instruction) -> bool:
-    """Whether an instruction only waits for one that is counted where it starts."""
+    """Returns whether an instruction only waits for one that is counted where it starts."""
     return instruction.opcode.endswith(("-done", "-update"))
 
 

@@ -34,33 +34,33 @@ class Instruction:
 
     @functools.cached_property
     def shapes(self) -> tuple[ArrayShape, ...]:
-        """The arrays of the result, tuples flattened."""
+        """Returns the arrays of the result, tuples flattened."""
         return parse_shape(self.shape_text)
 
     @functools.cached_property
     def operands(self) -> tuple[str, ...]:
-        """The operands as written: a name, in older text with its shape before it."""
+        """Returns the operands as written: a name, in older text with its shape before it."""
         return tuple(split_commas(self.operands_text))
 
     @functools.cached_property
     def operand_names(self) -> tuple[str, ...]:
-        """The names of the operands."""
+        """Returns the names of the operands."""
         found = (_OPERAND_NAME.search(operand) for operand in self.operands)
         return tuple(match[1] if match else "" for match in found)
 
     @functools.cached_property
     def attributes(self) -> dict[str, str]:
-        """The ``key=value`` pairs after the operands."""
+        """Returns the ``key=value`` pairs after the operands."""
         return parse_attributes(self.attributes_text)
 
     @functools.cached_property
     def frontend_attributes(self) -> dict[str, str]:
-        """The pairs inside ``frontend_attributes={...}``."""
+        """Returns the pairs inside ``frontend_attributes={...}``."""
         return parse_attributes(self.attributes.get("frontend_attributes", "{}")[1:-1])
 
     @property
     def op_name(self) -> str:
-        """Where the instruction comes from in the user's program, or an empty string."""
+        """Returns where the instruction comes from in the user's program, or an empty string."""
         metadata = self.attributes.get("metadata", "{}")
         match = re.search(r'op_name="((?:[^"\\]|\\.)*)"', metadata)
         return match[1] if match else ""
@@ -75,7 +75,7 @@ class Computation:
 
     @functools.cached_property
     def root(self) -> Instruction:
-        """The instruction whose value the computation returns."""
+        """Returns the instruction whose value the computation returns."""
         for instruction in self.instructions.values():
             if instruction.is_root:
                 return instruction
@@ -109,7 +109,7 @@ class Module:
 
     @functools.cached_property
     def by_opcode(self) -> dict[str, list[Instruction]]:
-        """Every instruction of the module, by opcode."""
+        """Returns every instruction of the module, by opcode."""
         found: dict[str, list[Instruction]] = {}
         for computation in self.computations.values():
             for instruction in computation.instructions.values():

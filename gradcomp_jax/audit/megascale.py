@@ -25,13 +25,13 @@ _HANDLER, _RENDEZVOUS = "_xla_host_transfer_handler_name", "_xla_host_transfer_r
 
 
 def is_megascale(instruction: Instruction) -> bool:
-    """Whether a send or recv belongs to a collective across slices."""
+    """Returns whether a send or recv belongs to a collective across slices."""
     attributes = instruction.frontend_attributes
     return _TYPE in attributes or "megascale" in attributes.get(_HANDLER, "")
 
 
 def rendezvous(instruction: Instruction) -> str:
-    """The name that a send and its recv share."""
+    """Returns the name that a send and its recv share."""
     return instruction.frontend_attributes.get(_RENDEZVOUS, "")
 
 

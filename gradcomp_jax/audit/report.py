@@ -97,17 +97,17 @@ class WireReport:
 
     @property
     def sent(self) -> int:
-        """Bytes that one device sends."""
+        """Returns the bytes that one device sends."""
         return sum(row.sent_bytes for row in self.rows)
 
     @property
     def received(self) -> int:
-        """Bytes that one device receives."""
+        """Returns the bytes that one device receives."""
         return sum(row.received_bytes for row in self.rows)
 
     @property
     def operand(self) -> int:
-        """Bytes that one device puts into its collectives."""
+        """Returns the bytes that one device puts into its collectives."""
         return sum(row.operand_bytes for row in self.rows)
 
     def by(self, *fields: str) -> dict[Any, Totals]:

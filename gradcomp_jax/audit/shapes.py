@@ -20,12 +20,12 @@ class ArrayShape:
 
     @property
     def elements(self) -> int:
-        """Number of elements; a dynamic dimension counts its bound."""
+        """Returns the number of elements; a dynamic dimension counts its bound."""
         return math.prod(self.dims)
 
     @property
     def bytes(self) -> int:
-        """Bytes of the packed array: 2 and 4 bit types share bytes, the last one is rounded up."""
+        """Returns the bytes of the packed array: 2 and 4 bit types share bytes, the last one is rounded up."""
         return -(-self.elements * bits_of(self.dtype) // 8)
 
 

@@ -12,7 +12,7 @@ _NEEDED = {name: name for name in ("typer", "rich", "matplotlib", "quantiphy")}
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Runs the command line and exits: 0 when done, 2 for a mistake of the user.
+    """Runs the command line and exits: 0 when done, 2 for a user error.
 
     Args:
       args: the words after ``gradcomp``; those of the process by default.

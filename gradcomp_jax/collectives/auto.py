@@ -12,7 +12,7 @@ from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.compressors.dense import Dense
 from gradcomp_jax.memory import Memory
 
-# Entries up to which what goes dense joins a payload on its way: beyond, the copies cost more than a collective's latency.
+# Entries up to which what goes dense joins a payload: beyond, the copies cost more than a collective's latency.
 MOST_RIDING = 2**18
 
 # Workers up to which a gather of selections is as few bytes as two phases, in one message in the place of two, and exact.

@@ -1,4 +1,4 @@
-"""What every collective is: a way of messages across an axis that knows what it may carry, what goes out and what comes in."""
+"""What every collective is: how messages cross an axis. It knows what it may carry, what goes out and what comes in."""
 
 import abc
 import dataclasses
@@ -12,7 +12,7 @@ from gradcomp_jax.compressors import Compressor, RowInfo, nbytes
 from gradcomp_jax.memory import Memory
 
 Remainder = Literal["split", "put_back", "server", "drop"]
-"""What becomes of what a second encoding loses: see :class:`~gradcomp_jax.collectives.TwoPhase`."""
+"""What becomes of what the downlink loses: see :class:`~gradcomp_jax.collectives.TwoPhase`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,7 @@ Steps = Generator[Send, Any, InboundMessage]
 
 @dataclasses.dataclass(frozen=True)
 class Collective(abc.ABC):
-    """A way of payloads across an axis of N workers. Static and hashable."""
+    """How payloads cross an axis of N workers. Static and hashable."""
 
     def check(self, compressor: Compressor, memory: Memory) -> None:
         """Refuses combinations that cannot keep the laws, naming the remedy.

@@ -16,19 +16,19 @@ EXCHANGES: tuple[Exchange, ...] = ("auto", "factors", "dense")
 
 
 def factor_bytes(x: jax.ShapeDtypeStruct | Array, delta: jax.ShapeDtypeStruct | Array, *, workers: int) -> int:
-    """Bytes that one of ``workers`` sends to hand both factors to all others: all-gathers of them."""
+    """Returns the bytes that one of ``workers`` sends to hand both factors to all others: all-gathers of them."""
     return (workers - 1) * (x.size * x.dtype.itemsize + delta.size * delta.dtype.itemsize)
 
 
 def product_bytes(x: jax.ShapeDtypeStruct | Array, delta: jax.ShapeDtypeStruct | Array, *, workers: int) -> int:
-    """Bytes that one of ``workers`` sends in a float32 all-reduce of the product ``[in, out]``, rounded up."""
+    """Returns the bytes that one worker sends in a float32 all-reduce of the product ``[in, out]``, rounded up."""
     return -(-2 * (workers - 1) * x.shape[-1] * delta.shape[-1] * 4 // workers)
 
 
 def resolve(
     exchange: Exchange, x: jax.ShapeDtypeStruct | Array, delta: jax.ShapeDtypeStruct | Array, *, workers: int
 ) -> Literal["factors", "dense"]:
-    """Turns ``auto`` into whichever way sends fewer bytes; of equals ``dense``, which computes less."""
+    """Turns ``auto`` into whichever exchange sends fewer bytes; of equals ``dense``, which computes less."""
     if exchange != "auto":
         return exchange
     fewer = factor_bytes(x, delta, workers=workers) < product_bytes(x, delta, workers=workers)
@@ -63,8 +63,8 @@ def mean_product(x: Array, delta: Array, *, axis_name: AxisName, exchange: Excha
 
 # Words carry no derivative: without a rule of its own a second derivative would silently come out as zero.
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
-def _mean_product(x: Array, delta: Array, axis_name: AxisName, way: str, workers: int) -> Array:
-    if way == "factors":
+def _mean_product(x: Array, delta: Array, axis_name: AxisName, exchange: str, workers: int) -> Array:
+    if exchange == "factors":
         # [N, batch, in] and [N, batch, out]: one product over workers and batch, in the same order on every worker.
         stacked_x, stacked_delta = fused.all_gather([x, delta], axis_name)
         return _product(stacked_x, stacked_delta) / workers

@@ -68,7 +68,7 @@ def psum(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Array]:
 
 
 def pmax(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Array]:
-    """The largest of every worker's entries."""
+    """Returns the largest of every worker's entries."""
     if axis_name is None:
         return list(arrays)
     return _fuse(arrays, 0, lambda buffer: lax.pmax(buffer, axis_name))

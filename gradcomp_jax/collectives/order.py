@@ -9,7 +9,7 @@ from gradcomp_jax._typing import Array
 
 
 def wait(arrays: Sequence[Array], after: Sequence[Array]) -> list[Array]:
-    """The same arrays, complete only once others are there.
+    """Returns the same arrays, complete only once others are there.
 
     For collectives that are not to be combined: one of all would wait for what the last of them is made of. An
     optimization barrier does not keep XLA:TPU from combining, so the first entry of each array is made to depend on the

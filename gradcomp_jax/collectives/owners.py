@@ -47,7 +47,7 @@ class Owners:
         return jax.tree.map(split, tree)
 
     def by_row(self, tree: Any) -> Any:
-        """Inverse of :meth:`by_owner`, but for the padding."""
+        """Inverts :meth:`by_owner`, but for the padding."""
         return jax.tree.map(lambda a: (jnp.swapaxes(a, 0, 1) if self.in_turn else a).reshape(-1, *a.shape[2:]), tree)
 
     def mine(self, tree: Any, index: Array) -> Any:

@@ -16,7 +16,7 @@ from gradcomp_jax.kernels import LARGEST
 
 
 def largest_of(workers: int) -> float:
-    """The largest magnitude that an exchange of so many workers takes, a quarter of float32's largest number over N.
+    """Returns the largest magnitude that an exchange of N workers takes: a quarter of float32's largest number over N.
 
     A sum of N such numbers is finite. So is what a memory holds afterwards: a target, less what was sent, plus N times
     what an owner's rounding took from the mean.
@@ -25,7 +25,7 @@ def largest_of(workers: int) -> float:
 
 
 def add_up(one: Callable[[Any, Array | int], Array], payloads: Any) -> Array:
-    """The sum of what ``one(payload, i)`` makes of the payload of each worker i, stacked on a leading dimension.
+    """Returns the sum of what ``one(payload, i)`` makes of each worker's payload, stacked on a leading dimension.
 
     Memory is one dense copy, whatever their number is, and the order is fixed.
     """
@@ -54,7 +54,7 @@ class RowInfo(NamedTuple):
     Attributes:
         count: int32 ``[rows]``, valid entries of each row; the others are padding.
         key: typed JAX key, different for every worker, tensor and step.
-        statistic: what :meth:`Compressor.measure` returned on this worker.
+        statistic: what :meth:`Compressor.statistic` returned on this worker.
         side: the side information, ``[rows, ...]``: the maximum or the mean of the workers' statistics, or uint32 seeds.
     """
 
@@ -64,7 +64,7 @@ class RowInfo(NamedTuple):
     side: Array | None = None
 
     def need(self, name: Literal["count", "key", "side"]) -> Array:
-        """The field of that name.
+        """Returns the field of that name.
 
         Raises:
             ValueError: if it was not given.
@@ -116,7 +116,7 @@ class Compressor(abc.ABC):
         return self.lossless
 
     def init(self, shape: tuple[int, ...]) -> PyTree:
-        """State of one tensor of the given shape; none by default."""
+        """Returns the state of one tensor of the given shape; none by default."""
         return ()
 
     def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array | None:
@@ -128,8 +128,8 @@ class Compressor(abc.ABC):
         return kernels.largest_of_rows(rows) if self.measures_largest else None
 
     def statistic_of(self, rows: Array, info: RowInfo) -> Any:
-        """What was measured, or else is now."""
-        return self.measure(rows, info) if info.statistic is None else info.statistic
+        """Returns the statistic that is known, or computes it now."""
+        return self.statistic(rows, info) if info.statistic is None else info.statistic
 
     def from_mean(self, mean: Array) -> Array:
         """Makes the mean of the statistics, of all this compressor's tensors rows after rows, ready for use."""
@@ -137,7 +137,7 @@ class Compressor(abc.ABC):
 
     @final
     def side_of(self, side: Array | None, worker: Array | int) -> Array | None:
-        """What worker number ``worker`` encodes with, and others decode its payload with, of what all workers know."""
+        """Returns the side information that one worker encodes with, and others decode its payload with."""
         if side is None or self.side_information != "worker_seeds":
             return side
         return kernels.fold_seeds(side, worker)
@@ -154,33 +154,33 @@ class Compressor(abc.ABC):
         """Returns float32 ``[rows, block]``; of ``info`` there is the side information."""
 
     def finite(self, payload: Payload, statistic: Any, largest: float = LARGEST) -> Array:
-        """Whether every entry that was encoded is finite, boolean scalar, told from the payload and the statistic.
+        """Returns whether every encoded entry is finite, boolean scalar, told from the payload and the statistic.
 
         Every code has a number in which one bad entry shows (the largest value, a scale), so the check costs no pass
         over the gradient. A code that has sums or several entries in it may count smaller ones as too large, too.
 
         Args:
             payload: what :meth:`encode` returned.
-            statistic: what :meth:`measure` returned.
+            statistic: what :meth:`statistic` returned.
             largest: magnitude above which an entry counts as not finite, see :func:`largest_of`.
         """
         numbers = [a for a in jax.tree.leaves((payload, statistic)) if jnp.issubdtype(a.dtype, jnp.floating)]
         return jnp.stack([jnp.array(True), *(kernels.all_finite(a, largest) for a in numbers)]).all()
 
     def encode_dealt(self, flat: Array, deal: kernels.Deal, state: PyTree, info: RowInfo) -> tuple[Payload, PyTree]:
-        """:meth:`encode` of the blocks that ``deal`` makes of a float32 vector."""
+        """Returns :meth:`encode` of the blocks that ``deal`` makes of a float32 vector."""
         return self.encode(deal.blocks(flat), state, info)
 
     def decode_dealt(self, payload: Payload, deal: kernels.Deal, width: int, info: RowInfo = RowInfo()) -> Array:
-        """Inverse of :meth:`encode_dealt`: the vector as a matrix, float32 ``[deal.size / width, width]``."""
+        """Inverts :meth:`encode_dealt`: the vector as a matrix, float32 ``[deal.size / width, width]``."""
         return deal.flat(self.decode(payload, info)).reshape(-1, width)
 
     def reduce_dealt(self, payloads: Payload, deal: kernels.Deal, width: int, info: RowInfo = RowInfo()) -> Array:
-        """:meth:`reduce`, as :meth:`decode_dealt` lays it."""
+        """Returns :meth:`reduce`, as :meth:`decode_dealt` lays it."""
         return deal.flat(self.reduce(payloads, info)).reshape(-1, width)
 
     def sent_mask(self, payload: Payload, info: RowInfo = RowInfo()) -> Array:
-        """The entries that decode to something other than zero: boolean ``[rows, block]``."""
+        """Returns the entries that decode to something other than zero: boolean ``[rows, block]``."""
         return self.decode(payload, info) != 0
 
     def reduce(self, payloads: Payload, info: RowInfo = RowInfo()) -> Array:
@@ -192,11 +192,11 @@ class Compressor(abc.ABC):
         return add_up(lambda one, i: self.decode(one, info._replace(side=self.side_of(info.side, i))), payloads)
 
     def downlink(self, workers: int) -> "Compressor":
-        """The compressor of the downlink: what an owner encodes the mean of ``workers`` payloads with."""
+        """Returns the compressor of the downlink: what an owner encodes the mean of ``workers`` payloads with."""
         return self
 
     def exact_downlink(self, workers: int) -> bool:
-        """Whether the downlink reproduces the mean of the decoded payloads exactly."""
+        """Returns whether the downlink reproduces the mean of the decoded payloads exactly."""
         return self.downlink(workers).lossless
 
     def rounding(self, rows: Array, payload: Payload, info: RowInfo = RowInfo()) -> Payload:
@@ -217,22 +217,22 @@ class Compressor(abc.ABC):
         raise TypeError(f"{type(self).__name__} drops no entries")
 
     def next_state(self, state: PyTree, mean: Payload) -> PyTree:
-        """The state after the exchange, from the mean payload of all workers; of summable payloads only."""
+        """Returns the state after the exchange, from the mean payload of all workers; of summable payloads only."""
         return state
 
     @functools.cache  # noqa: B019  # static, and few
     def statistic_spec(self, rows: int) -> jax.ShapeDtypeStruct | None:
-        """Shape and dtype of the statistic of ``rows`` rows, if it crosses in an all-reduce for all workers to know."""
+        """Returns shape and dtype of the statistic of ``rows`` rows, if an all-reduce makes it known to all workers."""
         if self.side_information not in ("max", "mean"):
             return None
-        return jax.eval_shape(lambda r, c: self.measure(r, RowInfo(c), self.init(r.shape)), *self._specs(rows))
+        return jax.eval_shape(lambda r, c: self.statistic(r, RowInfo(c), self.init(r.shape)), *self._specs(rows))
 
     def payload_bytes(self, rows: int) -> int:
-        """Bytes of the payload of ``rows`` rows."""
+        """Returns the bytes of the payload of ``rows`` rows."""
         return nbytes(self.payload_spec(rows))
 
     def payload_spec(self, rows: int) -> Payload:
-        """Shapes and dtypes of the payload of ``rows`` rows."""
+        """Returns the shapes and dtypes of the payload of ``rows`` rows."""
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), self._payload_of_a_row())
 
     @functools.cache  # noqa: B019  # static, and few
@@ -240,10 +240,10 @@ class Compressor(abc.ABC):
 
         def encode(rows: Array, count: Array, side: Array | None) -> Payload:
             state, info = self.init(rows.shape), RowInfo(count, jax.random.key(0), side=side)
-            return self.encode(rows, state, info._replace(statistic=self.measure(rows, info, state)))[0]
+            return self.encode(rows, state, info._replace(statistic=self.statistic(rows, info, state)))[0]
 
-        seeded = self.side_information in ("seeds", "worker_seeds")
-        side = jax.ShapeDtypeStruct((1,), jnp.uint32) if seeded else self.statistic_spec(1)
+        has_seeds = self.side_information in ("seeds", "worker_seeds")
+        side = jax.ShapeDtypeStruct((1,), jnp.uint32) if has_seeds else self.statistic_spec(1)
         return jax.eval_shape(encode, *self._specs(1), side)
 
     def _specs(self, rows: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:

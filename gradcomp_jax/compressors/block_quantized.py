@@ -31,8 +31,8 @@ class BlockQuantized(Compressor):
         """Returns whether rounding is stochastic."""
         return self.stochastic
 
-    def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
-        """The norm of each row."""
+    def statistic(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
+        """Returns the norm of each row."""
         return kernels.largest_of_rows(rows) if self.norm == "max" else kernels.norm_of_rows(rows)
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[QuantizedPayload, PyTree]:

@@ -41,7 +41,7 @@ class Dense(Compressor):
 
 
 def dense(dtype: Any = jnp.float32) -> Dense:
-    """No compression, or a cast to bfloat16 (8 bits of mantissa; the baseline that every method has to beat).
+    """Compresses nothing, or casts to bfloat16 (8 bits of mantissa; the baseline that every method has to beat).
 
     Raises:
         ValueError: for a dtype that is neither float32 nor bfloat16.

@@ -46,7 +46,7 @@ class FixedPoint(Compressor):
 def fixed_point(
     *, bits: int = 16, fraction_bits: int = 12, block: int = 1024, generator: Generator = "hash"
 ) -> FixedPoint:
-    r"""Fixed point, :math:`\epsilon = 2^{-F}`: integers of 8 or 16 bits times :math:`\epsilon`, stochastically rounded.
+    r"""Rounds stochastically to integers of 8 or 16 bits times :math:`\epsilon = 2^{-F}` (fixed point).
 
     :math:`P(\lfloor x \rfloor + \epsilon) = (x - \lfloor x \rfloor) / \epsilon`, so the expectation is the value wherever it
     lies in :math:`[-2^{bits-1} \epsilon, (2^{bits-1} - 1) \epsilon]`; what lies beyond saturates.

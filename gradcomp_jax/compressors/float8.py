@@ -37,7 +37,7 @@ class Float8(Compressor):
 
 
 def float8(format: Format = "e4m3", *, block: int = 256, scaled: bool = True) -> Float8:
-    """Eight-bit floating point: e4m3 (3 bits of mantissa, up to 448) or e5m2 (2 bits, up to 57344).
+    """Casts to eight-bit floating point: e4m3 (3 bits of mantissa, up to 448) or e5m2 (2 bits, up to 57344).
 
     Scaled, the largest entry of each block becomes the format's largest number: 8.125 bits a value with the defaults. A plain
     cast has no scale, loses what is below the format's smallest number (2**-9 and 2**-16) and saturates above its largest.

@@ -26,7 +26,7 @@ class InFrequency(Compressor):
         return self.inner.encode(kernels.dct(rows), state, info)
 
     def finite(self, payload: Any, statistic: Any, largest: float = LARGEST) -> Array:
-        """Asks the inner code, with a block's share of the limit: a block's entries may meet in one frequency."""
+        """Asks the inner code, with a block's part of the limit: a block's entries may meet in one frequency."""
         return self.inner.finite(payload, statistic, largest / self.block)
 
     def decode(self, payload: Any, info: RowInfo = RowInfo()) -> Array:
@@ -43,7 +43,7 @@ class InFrequency(Compressor):
         return kernels.inverse_dct(total)
 
     def downlink(self, workers: int) -> Compressor:
-        """The inner compressor's, over frequencies again."""
+        """Returns the inner compressor's, over frequencies again."""
         return dataclasses.replace(self, inner=self.inner.downlink(workers))
 
 

@@ -30,19 +30,19 @@ class LowRank(Compressor):
     summable = True  # Q is linear in the matrix once all workers have the same P
 
     def init(self, shape: tuple[int, ...]) -> Array:
-        """Q of the first step for every matrix of the tensor, from the seed: the same on every worker."""
+        """Returns Q of the first step for every matrix of the tensor, from the seed: the same on every worker."""
         matrices = kernels.row_count(math.prod(shape), self.block)
         return jax.random.normal(jax.random.key(self.seed), (matrices, self.shape[1], self.rank), jnp.float32)
 
     def _matrices(self, rows: Array) -> Array:
         return rows.reshape(-1, *self.shape)
 
-    def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
-        """P = M Q: float32 ``[matrices, shape[0], rank]``."""
+    def statistic(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
+        """Returns P = M Q: float32 ``[matrices, shape[0], rank]``."""
         return _product("bij,bjr->bir", self._matrices(rows), state)
 
     def from_mean(self, mean: Array) -> Array:
-        """Orthonormal columns; all matrices of one shape in one go."""
+        """Returns orthonormal columns; all matrices of one shape in one go."""
         return kernels.orthogonalize(mean)
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[LowRankPayload, PyTree]:
@@ -61,7 +61,7 @@ class LowRank(Compressor):
         return _product("bir,bjr->bij", info.need("side"), payload.right).reshape(-1, self.block)
 
     def next_state(self, state: Array, mean: LowRankPayload) -> Array:
-        """The warm start: Q of this step, but for directions in which there was nothing.
+        """Returns the warm start: Q of this step, but for directions in which there was nothing.
 
         A column of zeros would stay zero for ever. Only the columns' span matters, so they are kept at a length where
         nothing underflows.
@@ -77,7 +77,7 @@ def _product(formula: str, a: Array, b: Array) -> Array:
 
 
 def low_rank(rank: int, shape: tuple[int, int], *, seed: int = 0) -> LowRank:
-    r"""A matrix as :math:`P Q^T` of the given rank: rank x (rows + columns) float32 values in place of rows x columns.
+    r"""Sends a matrix as :math:`P Q^T` of the given rank: rank (rows + columns) float32 values for rows x columns.
 
     :math:`P = \mathrm{orth}(\frac1N \sum_i M_i Q_{t-1})`, :math:`Q_t = \frac1N \sum_i M_i^T P`, and the mean of the matrices is
     taken for :math:`P Q_t^T`. Both sums are plain all-reduces, whatever N is. :math:`Q` is the warm start of the next step and

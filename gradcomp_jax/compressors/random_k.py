@@ -34,7 +34,7 @@ class RandomK(Compressor):
 
     @property
     def summable(self) -> bool:  # type: ignore[override]
-        """All workers choose the same positions; float32 values add without a loss."""
+        """Returns whether values are float32: they add without a loss, at the same positions on all workers."""
         return self.dtype == jnp.float32
 
     @property
@@ -55,11 +55,11 @@ class RandomK(Compressor):
         return self.block / self.k if self.rescale else 1.0
 
     def decode(self, payload: RandomKPayload, info: RowInfo = RowInfo()) -> Array:
-        """Values at their positions, zeros elsewhere."""
+        """Returns the values at their positions, zeros elsewhere."""
         return kernels.place_in_rows(self._index(info), payload.value.astype(jnp.float32), self.block)
 
     def sent_mask(self, payload: RandomKPayload, info: RowInfo = RowInfo()) -> Array:
-        """The chosen entries, unless they are zero."""
+        """Returns the chosen entries, unless they are zero."""
         index = jnp.where(payload.value != 0, self._index(info), -1)
         return kernels.mark_in_rows(index, self.block)
 
@@ -69,7 +69,7 @@ class RandomK(Compressor):
         return self.decode(RandomKPayload(total), info)
 
     def downlink(self, workers: int) -> "RandomK":
-        """The same positions, where the mean has all it has, with its factor in it already."""
+        """Returns the same positions, where the mean has all it has, with its factor in it already."""
         return dataclasses.replace(self, rescale=False)
 
     def exact_downlink(self, workers: int) -> bool:
@@ -77,7 +77,7 @@ class RandomK(Compressor):
         return self.dtype == jnp.float32
 
     def rounding(self, rows: Array, payload: RandomKPayload, info: RowInfo = RowInfo()) -> RandomKPayload:
-        """What the narrower dtype took from the chosen values, in float32."""
+        """Returns what the narrower dtype took from the chosen values, in float32."""
         exact = kernels.take_from_rows(rows, self._index(info))
         return RandomKPayload(exact - payload.value.astype(jnp.float32))
 
@@ -85,7 +85,7 @@ class RandomK(Compressor):
 def random_k(
     density: float = 0.01, *, block: int | None = None, rescale: bool = False, dtype: Any = jnp.bfloat16
 ) -> RandomK:
-    r"""``max(1, round(density * block))`` entries of every block at random, the same ones on every worker.
+    r"""Sends ``max(1, round(density * block))`` entries of every block at random, the same ones on every worker.
 
     Every row has a seed that follows from the step, so positions need not be sent: half or less of what top-k sends for
     as many entries. Each of k bins of a row gives one entry; every entry is chosen with probability :math:`k / block`.

@@ -57,7 +57,7 @@ class Rotated(Compressor):
         return RotatedPayload(words, jnp.where(usable, scale * largest, 0.0)), state
 
     def finite(self, payload: RotatedPayload, statistic: Any, largest: float = LARGEST) -> Array:
-        """Holds entries to a block's share of the limit: rotated, a block's entries may meet in one."""
+        """Holds entries to a block's part of the limit: rotated, a block's entries may meet in one."""
         return super().finite(payload, statistic, largest / self.block)
 
     def _seeds(self, info: RowInfo) -> tuple[Array, ...]:
@@ -74,7 +74,7 @@ class Rotated(Compressor):
 
 
 def rotated(bits: int = 4, *, block: int = 1024, unbiased: bool = True) -> Rotated:
-    r"""1 to 4 bits a value by random rotation, the best levels of a Gaussian, and one float32 scale for each block.
+    r"""Sends 1 to 4 bits a value: a random rotation, the best levels of a Gaussian, a float32 scale for each block.
 
     :math:`R` is a randomized Hadamard rotation, :math:`y = R x`, :math:`q = Q(y / \sigma_y)` the nearest Lloyd-Max levels,
     and :math:`\hat x = S R^{-1} q` with :math:`S = \|x\|^2 / \langle y, q \rangle` (unbiased) or

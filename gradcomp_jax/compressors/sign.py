@@ -32,7 +32,7 @@ class Sign(Compressor):
     scaling: Scaling
     pads_nonzero = True  # padding has a sign too
 
-    def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
+    def statistic(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
         """Sums magnitudes; for ``means`` positive and negative entries, and counts the latter.
 
         float32 ``[rows, 3]`` or ``[rows, 1]``.
@@ -61,7 +61,7 @@ class Sign(Compressor):
         return SignPayload(kernels.pack_signs(rows), values), state
 
     def decode(self, payload: SignPayload, info: RowInfo = RowInfo()) -> Array:
-        """The values that the signs stand for."""
+        """Returns the values that the signs stand for."""
         signs = kernels.unpack_signs(payload.words, self.block)
         values = payload.values.astype(jnp.float32)
         if self.scaling != "means":
@@ -70,7 +70,7 @@ class Sign(Compressor):
 
 
 def sign(scaling: Scaling = "l1", *, block: int = 2048) -> Sign:
-    r"""One bit a value, and for each block what the two signs stand for.
+    r"""Sends one bit a value, and for each block what the two signs stand for.
 
     - ``means``: the mean of the block's positive and the mean of its negative entries (1-bit SGD).
     - ``l1``: :math:`\pm \|x\|_1 / n` (EF-signSGD).

@@ -46,11 +46,11 @@ class Ternary(Compressor):
 
     @property
     def side_information(self) -> SideInformation:  # type: ignore[override]
-        """The scale, so that the sum is an integer of levels."""
+        """Returns the scale, so that the sum is an integer of levels."""
         return "max" if self.share_scale else None
 
-    def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
-        """The largest magnitude after clipping."""
+    def statistic(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
+        """Returns the largest magnitude after clipping."""
         return kernels.clip_bound(rows, info.need("count"), clip=self.clip, per_row=self.granularity == "bucket")
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[TernaryPayload, PyTree]:
@@ -112,7 +112,7 @@ class Levels(Compressor):
         return LevelsPayload(kernels.pack_digits(digits, 2 * self.workers + 1, word_bits=32)), state
 
     def decode(self, payload: LevelsPayload, info: RowInfo = RowInfo()) -> Array:
-        """Scale / N times the integer."""
+        """Returns scale / N times the integer."""
         digits = kernels.unpack_digits(payload.words, self.block, 2 * self.workers + 1)
         integer = digits.astype(jnp.int32) - self.workers
         scale = 1.0 if info.side is None else info.side[:, None]
@@ -129,7 +129,7 @@ def ternary(
     downlink: Literal["exact", "ternary"] = "exact",
     generator: Generator = "hash",
 ) -> Ternary:
-    r"""Stochastic ternary code of TernGrad: :math:`\hat g = s\,t`, :math:`t \in \{-1, 0, 1\}`.
+    r"""Makes TernGrad's stochastic ternary code: :math:`\hat g = s\,t`, :math:`t \in \{-1, 0, 1\}`.
 
     :math:`s = \max|g|` after clipping at :math:`c\,\sigma`; :math:`P(t_j = sign(g_j)) = |g_j| / s`, so that
     :math:`E[\hat g]` is the clipped gradient.

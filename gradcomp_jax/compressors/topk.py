@@ -34,7 +34,7 @@ class TopKPayload:
     scale: Array | None = None
 
     def numbers(self) -> Array:
-        """The entries' values, float32 ``[rows, k]``."""
+        """Returns the entries' values, float32 ``[rows, k]``."""
         if self.scale is not None and self.scale.shape[-1] == 2:
             return kernels.from_two_levels(self.value, self.scale, self.index.shape[-1])
         value = self.value.astype(jnp.float32)
@@ -57,7 +57,7 @@ class TopK(Compressor):
 
     @property
     def decodes_anew(self) -> bool:  # type: ignore[override]
-        """Few entries of a block are compared with; many are scattered."""
+        """Returns whether entries are few: those are compared with, many are scattered."""
         return self.k <= kernels.ROUNDS
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[TopKPayload, PyTree]:
@@ -73,7 +73,7 @@ class TopK(Compressor):
         return self._payload(index, value), state
 
     def encode_dealt(self, flat: Array, deal: kernels.Deal, state: PyTree, info: RowInfo) -> tuple[TopKPayload, PyTree]:
-        """The same, without turning the tensor around."""
+        """Returns the same, without turning the tensor around."""
         if self.exact:
             return self.encode(deal.blocks(flat), state, info)
         index, value = kernels.top_of_dealt(flat, deal, self.k)
@@ -90,16 +90,16 @@ class TopK(Compressor):
         return TopKPayload(index, value.astype(self.dtype))
 
     def finite(self, payload: TopKPayload, statistic: Any, largest: float = LARGEST) -> Array:
-        """The largest of a block is among its entries, or in a mean of ``k`` of them."""
+        """Looks at the payload: the largest of a block is in it, or in a mean of ``k`` of them."""
         most = largest / self.k if self.bits == 2 else largest
         return super().finite(payload, statistic, most) & kernels.all_finite(payload.numbers(), most)
 
     def decode(self, payload: TopKPayload, info: RowInfo = RowInfo()) -> Array:
-        """Values at their positions, zeros elsewhere."""
+        """Returns the values at their positions, zeros elsewhere."""
         return kernels.place_in_rows(payload.index, payload.numbers(), self.block)
 
     def decode_dealt(self, payload: TopKPayload, deal: kernels.Deal, width: int, info: RowInfo = RowInfo()) -> Array:
-        """Values at their places in the tensor."""
+        """Returns the values at their places in the tensor."""
         index = payload.index.astype(jnp.int32)
         if payload.scale is None and payload.value.dtype == jnp.bfloat16:
             return kernels.place_packed(index, payload.value, deal, width)
@@ -110,7 +110,7 @@ class TopK(Compressor):
         return add_up(lambda one, _: self.decode_dealt(one, deal, width, info), payloads)
 
     def sent_mask(self, payload: TopKPayload, info: RowInfo = RowInfo()) -> Array:
-        """The chosen entries, unless they are zero."""
+        """Returns the chosen entries, unless they are zero."""
         index = jnp.where(payload.numbers() != 0, payload.index.astype(jnp.int32), -1)
         return kernels.mark_in_rows(index, self.block)
 
@@ -125,7 +125,7 @@ class TopK(Compressor):
         return lax.fori_loop(1, payloads.index.shape[0], add, self.decode(first))
 
     def downlink(self, workers: int) -> Compressor:
-        """Each owner sends ``k_downlink`` entries of every block of the mean, all that arrived, or encodes it otherwise."""
+        """Returns a code of ``k_downlink`` entries of every block of the mean, of all that arrived, or another one."""
         if self.downlink_code == "topk":
             return dataclasses.replace(self, k=self.k_downlink)
         if self.downlink_code == "union":
@@ -133,12 +133,12 @@ class TopK(Compressor):
         return self.downlink_code
 
     def rounding(self, rows: Array, payload: TopKPayload, info: RowInfo = RowInfo()) -> TopKPayload:
-        """What the narrower dtype took from the chosen values, in float32."""
+        """Returns what the narrower dtype took from the chosen values, in float32."""
         exact = kernels.take_from_rows(rows, payload.index)
         return TopKPayload(payload.index, exact - payload.numbers())
 
     def left_with_owner(self, payload: TopKPayload, mean: TopKPayload) -> TopKPayload:
-        """The same positions, in float32. Of a row whose mean has fewer than ``k`` entries it is all."""
+        """Returns the same positions, in float32. Of a row whose mean has fewer than ``k`` entries it is all."""
         value, kept = payload.numbers(), mean.numbers()
         bound = jnp.min(jnp.abs(kept), axis=-1, keepdims=True)
         index = payload.index.astype(jnp.int32)
@@ -151,7 +151,7 @@ class TopK(Compressor):
 
 
 def block_for(density: float) -> int:
-    """The block that serves a density: 1024, or longer where 1024 entries would hold less than one to send."""
+    """Returns the block that serves a density: 1024, or longer where 1024 entries would hold less than one to send."""
     block = 1024
     while block < MAX_BLOCK and density * block < 0.75:
         block *= 2
@@ -168,7 +168,7 @@ def topk(
     bits: int | None = None,
     exact: bool = False,
 ) -> TopK:
-    """The ``max(1, round(density * block))`` largest magnitudes of every block.
+    """Sends the ``max(1, round(density * block))`` largest magnitudes of every block.
 
     Choosing within blocks gives static shapes, indices of 16 bits or fewer, and the same load on every owner of
     a two-phase exchange. The wire holds one index and one value for each entry: 4 bytes with the defaults.

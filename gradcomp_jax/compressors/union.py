@@ -12,7 +12,7 @@ from gradcomp_jax.compressors.base import Compressor, RowInfo
 
 
 def index_dtype(block: int) -> Any:
-    """The narrowest unsigned dtype of a position in a row of ``block`` entries."""
+    """Returns the narrowest unsigned dtype of a position in a row of ``block`` entries."""
     return jnp.uint8 if block <= 256 else jnp.uint16 if block <= 65536 else jnp.uint32
 
 
@@ -39,7 +39,7 @@ class Union(Compressor):
 
     @property
     def whole(self) -> bool:
-        """Whether rows are sent whole."""
+        """Returns whether rows are sent whole."""
         width = jnp.dtype(index_dtype(self.block)).itemsize
         return self.k * (width + 4) >= self.block * 4
 
@@ -51,7 +51,7 @@ class Union(Compressor):
         return UnionPayload(index.astype(index_dtype(self.block)), value), state
 
     def decode(self, payload: UnionPayload, info: RowInfo = RowInfo()) -> Array:
-        """Values at their positions."""
+        """Returns the values at their positions."""
         if payload.index is None:
             return payload.value
         return kernels.place_in_rows(payload.index, payload.value, self.block)

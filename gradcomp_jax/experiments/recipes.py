@@ -75,9 +75,11 @@ def _dgc(settings: Settings, warm_up: Stages, seed: int, **ablation: Any) -> Tra
 
 def _dgc_gather(settings: Settings, warm_up: Stages, seed: int) -> Transformation:
     """Makes DGC by gather at 2 / N of the density, which sends as many bytes as two phases do."""
-    share = 2 / settings.workers
-    stages = tuple((steps, density * share) for steps, density in warm_up)
-    return _dgc(dataclasses.replace(settings, density=settings.density * share), stages, seed, collective="all_gather")
+    fraction = 2 / settings.workers
+    stages = tuple((steps, density * fraction) for steps, density in warm_up)
+    return _dgc(
+        dataclasses.replace(settings, density=settings.density * fraction), stages, seed, collective="all_gather"
+    )
 
 
 def _collective(name: str) -> collectives.Collective:

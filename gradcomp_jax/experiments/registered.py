@@ -16,13 +16,13 @@ from gradcomp_jax.transforms.warm_up import DGC_DENSITIES, Stages
 Transformation: TypeAlias = optax.GradientTransformationExtraArgs
 
 NO_LENGTH = 0.02
-"""Learning rate of updates that have no length (signs, Adam's direction), as a share of SGD's; no momentum follows them."""
+"""Learning rate of updates that have no length (signs, Adam's direction), as a fraction of SGD's; no momentum follows them."""
 
 RATES: dict[str, float] = {"sign_sgd": 0.01, "demo": 0.04, "random_k": 0.2, "ef21": 0.2}
-"""Learning rates, as a share of SGD's, of methods that do not train at it: signs, each at its own; random-k, where an entry
+"""Learning rates, as a fraction of SGD's, of methods that do not train at it: signs, each at its own; random-k, where an entry
 waits 1 / density steps however large it is; EF21, where the whole gradient is an estimate that is as old."""
 
-DENSE_SHARE = 0.15
+DENSE_FRACTION = 0.15
 """Share of a run in which a method warms up dense; Tang et al., 2021, https://arxiv.org/abs/2102.02888, section 7.1."""
 
 
@@ -64,7 +64,7 @@ def warm_up_stages(settings: Settings, steps_per_epoch: int) -> Stages:
 
 
 def make_registered(settings: Settings, warm_up: Stages, seed: int, *, name: str) -> Transformation:
-    """The transformation of a registered method, with its learning rate and its momentum in their places."""
+    """Returns the transformation of a registered method, with its learning rate and its momentum in their places."""
     method = METHODS[name]
     takes = inspect.signature(method.make).parameters
     options: dict[str, Any] = dict(method.options)
@@ -85,19 +85,19 @@ def make_registered(settings: Settings, warm_up: Stages, seed: int, *, name: str
 
 
 def dense_stage(settings: Settings, steps_per_epoch: int, *, name: str) -> Stages:
-    """The dense steps before the method's own, as a stage of density 1; none for most methods."""
+    """Returns the dense steps before the method's own, as a stage of density 1; none for most methods."""
     if "warm_up_steps" not in inspect.signature(METHODS[name].make).parameters:
         return ()
-    return ((max(1, round(DENSE_SHARE * settings.epochs * steps_per_epoch)), 1.0),)
+    return ((max(1, round(DENSE_FRACTION * settings.epochs * steps_per_epoch)), 1.0),)
 
 
 def summary(method: Method) -> str:
-    """The first sentence of its documentation."""
+    """Returns the first sentence of a method's documentation."""
     return (inspect.getdoc(method.make) or "").partition("\n")[0].rstrip(".")
 
 
 def after(exchange: Transformation, settings: Settings) -> Transformation:
-    """The exchange, then SGD with momentum on the averaged gradient."""
+    """Returns the exchange, then SGD with momentum on the averaged gradient."""
     return optax.chain(exchange, optax.sgd(settings.learning_rate, momentum=settings.momentum))
 
 
@@ -107,7 +107,7 @@ class _SeededState(NamedTuple):
 
 
 def seeded(make: Callable[..., Transformation], seed: int) -> Transformation:
-    """A transformation whose key lies in its state and not in the compiled program."""
+    """Returns a transformation whose key lies in its state and not in the compiled program."""
     make(key=seed)  # What it refuses, it refuses now.
 
     def init(params: Any) -> _SeededState:

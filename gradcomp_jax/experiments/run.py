@@ -59,7 +59,7 @@ class RunResult:
       seed: of the initial parameters, the order of the examples and random rounding.
       settings: the hyper-parameters.
       loss: mean training loss of every step, in nats.
-      accuracy: share of the test set that is right after every epoch, in ``[0, 1]``.
+      accuracy: fraction of the test set that is right after every epoch, in ``[0, 1]``.
       wire: bytes sent.
       step_time: seconds per step.
     """
@@ -75,7 +75,7 @@ class RunResult:
 
     @property
     def final_accuracy(self) -> float:
-        """Test accuracy after the last epoch."""
+        """Returns the test accuracy after the last epoch."""
         return self.accuracy[-1]
 
 
@@ -98,19 +98,19 @@ class Listener:
     """Hears how runs go on; every method here does nothing."""
 
     def compiling(self, method: str) -> None:
-        """A step is about to be compiled."""
+        """Tells that a step is about to be compiled."""
 
     def started(self, method: str, seed: int, steps: int) -> None:
-        """A run of ``steps`` steps starts."""
+        """Tells that a run of ``steps`` steps starts."""
 
     def stepped(self, method: str, seed: int, step: int, loss: float) -> None:
-        """Step ``step`` (from 1) of a run is done."""
+        """Tells that step ``step`` (from 1) of a run is done."""
 
     def finished_epoch(self, method: str, seed: int, epoch: int, past: Past) -> None:
-        """Epoch ``epoch`` (from 1) is done; ``past.state`` is valid until this returns."""
+        """Tells that epoch ``epoch`` (from 1) is done; ``past.state`` is valid until this returns."""
 
     def finished(self, result: RunResult) -> None:
-        """A run is done."""
+        """Tells that a run is done."""
 
 
 class Trainer:
@@ -205,7 +205,7 @@ class Trainer:
         return result
 
     def test_accuracy(self, params: models.Params) -> float:
-        """Returns the share of the test set that ``params`` get right; of replicas that differ, their mean."""
+        """Returns the fraction of the test set that ``params`` get right; of replicas that differ, their mean."""
         if recipes.RECIPES[self.method].replicas:
             params = self._consolidate(params)
         # The replicas are equal: one of them, on a device of this process, is enough.

@@ -15,7 +15,7 @@ class Settings:
       batch_per_worker: examples that one worker sees in a step.
       learning_rate: constant over the run.
       momentum: of the heavy-ball kind, inside or after the exchange as the method has it.
-      density: the share of entries that a sparse method sends after its warm-up.
+      density: the fraction of entries that a sparse method sends after its warm-up.
       clip_norm: threshold of DGC's local clipping, for the norm of the mean gradient.
       warm_up_epochs: epochs over which DGC's density falls to ``density``.
       delay: steps until a delayed average arrives.
@@ -58,7 +58,7 @@ class Settings:
 
     @property
     def batch(self) -> int:
-        """Examples that all workers together see in a step."""
+        """Returns the examples that all workers together see in a step."""
         return self.workers * self.batch_per_worker
 
     def steps_per_epoch(self, examples: int) -> int:

@@ -39,7 +39,7 @@ def split_words(words: Array, itemsize: int) -> Array:
 
 
 def join_words(planes: Array, dtype: jnp.dtype) -> Array:
-    """Inverse of :func:`split_words`, to words of ``dtype``."""
+    """Inverts :func:`split_words`, to words of ``dtype``."""
     if planes.dtype == dtype:
         return planes
     parts = jnp.dtype(dtype).itemsize // planes.dtype.itemsize

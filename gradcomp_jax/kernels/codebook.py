@@ -18,7 +18,7 @@ MOST_BITS = 4
 
 @functools.cache
 def normal_codebook(bits: int) -> np.ndarray:
-    """The ``2 ** bits`` levels with the least mean square error for a standard normal, ascending: float64, read-only.
+    """Returns the ``2 ** bits`` levels of least mean square error for a standard normal, ascending: float64, read-only.
 
     Each level is the mean of what is nearest to it (Lloyd's condition), iterated until nothing moves. The levels are
     symmetric about zero; of one bit they are ``-sqrt(2 / pi)`` and ``sqrt(2 / pi)``.
@@ -51,7 +51,7 @@ def normal_codebook(bits: int) -> np.ndarray:
 
 
 def encode_normal(rows: Array, bits: int) -> Array:
-    """The nearest level of each entry, packed.
+    """Returns the nearest level of each entry, packed.
 
     Args:
         rows: float32 ``[rows, block]``, standard normal or nearly so; beyond the outermost level is that level. A NaN
@@ -78,7 +78,7 @@ def encode_normal(rows: Array, bits: int) -> Array:
 
 
 def decode_normal(words: Array, block: int, bits: int) -> Array:
-    """Inverse of :func:`encode_normal` up to rounding: the levels, float32 ``[rows, block]``."""
+    """Inverts :func:`encode_normal` up to rounding: the levels, float32 ``[rows, block]``."""
     book = normal_codebook(bits)
     half = book.size // 2
     level = unpack_digits(words, block, 8) if bits == 3 else unpack_bits(words, block, bits).astype(jnp.int32)

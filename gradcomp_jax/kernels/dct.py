@@ -19,7 +19,7 @@ LONGEST = 1024
 
 
 def dct(rows: Array) -> Array:
-    r"""Orthonormal DCT-II of each row: norms stay what they are.
+    r"""Returns the orthonormal DCT-II of each row: norms stay what they are.
 
     :math:`y_k = \sqrt{2/b}\, c_k \sum_i x_i \cos(\pi (2i + 1) k / 2b)`, with :math:`c_0 = \sqrt{1/2}` and otherwise 1, as
     one matrix product. A block above 128 is seen as a two-dimensional chunk ``[a, b]``, a the largest divisor of the block
@@ -40,13 +40,13 @@ def dct(rows: Array) -> Array:
 
 
 def inverse_dct(rows: Array) -> Array:
-    """Inverse of :func:`dct` up to rounding: the DCT-III."""
+    """Inverts :func:`dct` up to rounding: the DCT-III."""
     a, b = sides(rows.shape[1])
     return on_both_sides(rows, _matrix(a).T, _matrix(b).T)
 
 
 def sides(block: int) -> tuple[int, int]:
-    """What :func:`dct` sees a block as: (1, block) up to 128, otherwise the most nearly square [a, b].
+    """Returns what :func:`dct` sees a block as: (1, block) up to 128, otherwise the most nearly square [a, b].
 
     Raises:
         ValueError: for a block below 1, or one without a divisor that leaves both sides at most 1024.

@@ -35,7 +35,7 @@ class Deal:
     rows: int
 
     def blocks(self, flat: Array) -> Array:
-        """The blocks of a vector ``[size]``: ``[rows, block]``."""
+        """Returns the blocks of a vector ``[size]``: ``[rows, block]``."""
         return jnp.pad(flat, (0, self.block * self.rows - self.size)).reshape(self.block, self.rows).T
 
     def flat(self, blocks: Array) -> Array:
@@ -44,7 +44,7 @@ class Deal:
 
 
 def dealt_rows(size: int, block: int, periods: tuple[int, ...] = ()) -> int:
-    """How many blocks to deal ``size`` entries out over: ``ceil(size / block)`` or a little more.
+    """Returns how many blocks to deal ``size`` entries out over: ``ceil(size / block)`` or a little more.
 
     With as many blocks as fit exactly, a block's entries are often all of one column, because the step from one to the next is
     a multiple of the tensor's width. At most one row in 256 more (one more, of fewer than 512) are tried, and the number taken
@@ -85,5 +85,5 @@ def _gap(rows: int, block: int, period: int) -> float:
 
 
 def periods_of(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The products of a shape's trailing dimensions, of all but the first one."""
+    """Returns the products of a shape's trailing dimensions, of all but the first one."""
     return tuple(math.prod(shape[i:]) for i in range(1, len(shape)))

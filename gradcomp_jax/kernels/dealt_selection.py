@@ -28,7 +28,7 @@ _LARGEST = 2**31 - 1
 
 
 def top_of_dealt(flat: Array, deal: Deal, k: int) -> tuple[Array, Array]:
-    """:func:`~gradcomp_jax.kernels.selection.top_entries` of every block of a deal, without turning the vector around.
+    """Returns :func:`~gradcomp_jax.kernels.selection.top_entries` of every dealt block, without turning the vector around.
 
     A vector is seen as lines of ``deal.rows`` neighbours, of which each has one entry of every block; maxima are over lines.
 
@@ -112,7 +112,7 @@ def _best_of_runs(flat: Array, first: int, rows: int, run: int, apart: int, low_
 
 
 def take_dealt(flat: Array, deal: Deal, index: Array) -> Array:
-    """Values at ``index`` (int32 ``[rows, k]``) of each block: float32 ``[rows, k]``; 0 beyond the vector's end."""
+    """Returns each block's values at ``index`` (int32 ``[rows, k]``): float32 ``[rows, k]``; 0 beyond the vector's end."""
     if deal.size > _LARGEST:
         return take_from_rows(deal.blocks(flat), index)
     place = _places(index, deal)
@@ -120,7 +120,7 @@ def take_dealt(flat: Array, deal: Deal, index: Array) -> Array:
 
 
 def place_dealt(index: Array, value: Array, deal: Deal, width: int) -> Array:
-    """A vector with each block's ``value`` at ``index`` and zeros elsewhere: float32 ``[size / width, width]``.
+    """Returns a vector with each block's ``value`` at ``index`` and zeros elsewhere: float32 ``[size / width, width]``.
 
     Args:
         index: int32 ``[rows, k]``, distinct within a row.
@@ -152,7 +152,7 @@ def place_dealt(index: Array, value: Array, deal: Deal, width: int) -> Array:
 
 
 def place_packed(index: Array, value: Array, deal: Deal, width: int) -> Array:
-    """:func:`place_dealt` of bfloat16 values: position and value share a word, so that one array is looked up."""
+    """Returns :func:`place_dealt` of bfloat16 values: position and value share a word, so one array is looked up."""
     k = index.shape[1]
 
     def in_lines(index: Array, value: Array) -> Array:

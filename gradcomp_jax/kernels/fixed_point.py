@@ -41,7 +41,7 @@ def to_fixed(rows: Array, key: Array | None, *, bits: int, fraction_bits: int, g
 
 
 def from_fixed(words: Array, fraction_bits: int) -> Array:
-    """Inverse of :func:`to_fixed` up to rounding: integers of any width, of a sum too, to float32 of the same shape.
+    """Inverts :func:`to_fixed` up to rounding: integers of any width, of a sum too, to float32 of the same shape.
 
     Exact for integers below 2**24.
     """

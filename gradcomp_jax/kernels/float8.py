@@ -53,7 +53,7 @@ def _words(x: Array, dtype: Float8) -> Array:
 
 
 def from_float8(words: Array, dtype: Float8, scale: Array | None = None) -> Array:
-    """Inverse of :func:`to_float8` up to rounding: uint8 ``[rows, block]`` to float32, times ``scale`` (``[rows, 1]``)."""
+    """Inverts :func:`to_float8` up to rounding: uint8 ``[rows, block]`` to float32, times ``scale`` (``[rows, 1]``)."""
     _checks.one_of("dtype", dtype, _DTYPES)
     x = lax.bitcast_convert_type(words, _DTYPES[dtype]).astype(jnp.float32)
     return x if scale is None else x * scale

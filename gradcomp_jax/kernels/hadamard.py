@@ -16,7 +16,7 @@ _ANGLES = 2**31 - 2  # no worker has this number
 
 
 def hadamard(rows: Array) -> Array:
-    r"""Walsh-Hadamard transform of each row, orthonormal and its own inverse.
+    r"""Returns the Walsh-Hadamard transform of each row, orthonormal and its own inverse.
 
     As two products with small matrices, :math:`H_{ab} = H_a \otimes H_b`: 2 sqrt(block) multiplications an entry in the
     shape that matrix units are made for, where the butterfly's log2(block) stages would each be a pass over memory.
@@ -35,7 +35,7 @@ def hadamard(rows: Array) -> Array:
 
 
 def rotate(rows: Array, seeds: Array, *, planes: bool = False) -> Array:
-    """Random signs, then :func:`hadamard`; the same seeds on every worker give the same rotations.
+    """Flips signs at random, then applies :func:`hadamard`; the same seeds on every worker give the same rotations.
 
     Signs alone make sums of few values: a block with one large entry becomes numbers on a grid, and a second rotation a
     finer grid. With ``planes`` every pair of entries is also turned by a random angle, and nothing is on a grid.

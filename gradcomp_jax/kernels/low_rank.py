@@ -11,7 +11,7 @@ _DEPENDENT = 1e-5
 
 
 def orthogonalize(p: Array) -> Array:
-    """Orthonormal columns that span what the columns of each matrix span.
+    """Returns orthonormal columns that span what the columns of each matrix span.
 
     Modified Gram-Schmidt, column by column, twice over: one pass leaves columns that nearly depend on each other
     orthogonal to a few digits only, the second to rounding. A column that is zero, or of which less than 1e-5 is not in

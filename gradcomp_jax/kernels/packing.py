@@ -15,7 +15,7 @@ _WORDS = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32}
 
 
 def digits_per_word(base: int, word_bits: int) -> int:
-    """The largest ``d`` with ``base ** d <= 2 ** word_bits``: 5 for base 3 in a byte.
+    """Returns the largest ``d`` with ``base ** d <= 2 ** word_bits``: 5 for base 3 in a byte.
 
     Raises:
         ValueError: if not even one digit fits.
@@ -34,7 +34,7 @@ def packed_length(n: int, base: int, word_bits: int) -> int:
 
 
 def plane_starts(n: int, base: int, word_bits: int) -> list[int]:
-    """Where in a row of ``n`` digits each of a word's planes begins.
+    """Returns where in a row of ``n`` digits each of a word's planes begins.
 
     The last planes begin early where the row is not a multiple of the planes: they overlap and carry some digits once
     more, so that no row has to be padded, which would copy the tensor.
@@ -65,7 +65,7 @@ def pack_digits(digits: Array, base: int, *, word_bits: int = 8) -> Array:
 
 
 def unpack_digits(words: Array, n: int, base: int) -> Array:
-    """Inverse of :func:`pack_digits`: unsigned ``[..., ceil(n / d)]`` words to ``[..., n]`` digits.
+    """Inverts :func:`pack_digits`: unsigned ``[..., ceil(n / d)]`` words to ``[..., n]`` digits.
 
     Digits are int32, or the words themselves where a word holds one.
     """
@@ -140,7 +140,7 @@ def pack_ternary(trits: Array) -> Array:
 
 
 def unpack_ternary(packed: Array, n: int) -> Array:
-    """Inverse of :func:`pack_ternary`: uint8 ``[..., ceil(n / 5)]`` to int8 ``[..., n]``."""
+    """Inverts :func:`pack_ternary`: uint8 ``[..., ceil(n / 5)]`` to int8 ``[..., n]``."""
     return (unpack_digits(packed, n, 3) - 1).astype(jnp.int8)
 
 
@@ -156,5 +156,5 @@ def pack_bits(values: Array, bits: int) -> Array:
 
 
 def unpack_bits(packed: Array, n: int, bits: int) -> Array:
-    """Inverse of :func:`pack_bits`: uint8 words to uint8 ``[..., n]``."""
+    """Inverts :func:`pack_bits`: uint8 words to uint8 ``[..., n]``."""
     return unpack_digits(packed, n, 2**bits).astype(jnp.uint8)

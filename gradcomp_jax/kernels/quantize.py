@@ -17,7 +17,7 @@ NORMS: tuple[Norm, ...] = ("max", "l2")
 
 
 def levels(bits: int) -> int:
-    """The largest integer of a width: 127, 7 or 1. Zero is on the grid, and negation does not leave it."""
+    """Returns the largest integer of a width: 127, 7 or 1. Zero is on the grid, and negation does not leave it."""
     return 2 ** (bits - 1) - 1
 
 
@@ -97,14 +97,14 @@ def _plane_draws(
 
 
 def dequantize(words: Array, scale: Array, block: int, bits: int = 8) -> Array:
-    """Inverse of :func:`quantize` up to rounding: float32 ``[rows, block]``."""
+    """Inverts :func:`quantize` up to rounding: float32 ``[rows, block]``."""
     if bits == 8:
         return words.astype(jnp.float32) * scale
     return (unpack_bits(words, block, bits).astype(jnp.int32) - levels(bits)).astype(jnp.float32) * scale
 
 
 def pack_signs(rows: Array) -> Array:
-    """One bit for each entry, set where it is negative: float32 ``[rows, block]`` to uint8 ``[rows, ceil(block / 8)]``.
+    """Packs the signs, bits set where negative: float32 ``[rows, block]`` to uint8 ``[rows, ceil(block / 8)]``.
 
     Zeros, of either sign, count as positive; what a zero decodes to is its code's affair.
     """
@@ -112,5 +112,5 @@ def pack_signs(rows: Array) -> Array:
 
 
 def unpack_signs(words: Array, block: int) -> Array:
-    """Inverse of :func:`pack_signs`: float32 ``[rows, block]`` of -1 and 1."""
+    """Inverts :func:`pack_signs`: float32 ``[rows, block]`` of -1 and 1."""
     return 1.0 - 2.0 * unpack_bits(words, block, 1).astype(jnp.float32)

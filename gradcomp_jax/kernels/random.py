@@ -20,7 +20,7 @@ _GOLDEN = 0x9E3779B9  # 2**32 over the golden ratio: no zero is left a fixed poi
 
 
 def mix(x: Array) -> Array:
-    """A bijection of uint32 with low bias (the two-multiply xor-shift construction of Wellons, hash-prospector)."""
+    """Returns a bijection of uint32 with low bias (two-multiply xor-shift of Wellons, hash-prospector)."""
     x = x ^ (x >> 16)
     x = x * jnp.uint32(0x7FEB352D)
     x = x ^ (x >> 15)
@@ -29,7 +29,7 @@ def mix(x: Array) -> Array:
 
 
 def hash_bits(key: Array, shape: tuple[int, ...], *, first: Array | int = 0, stride: int | None = None) -> Array:
-    """Uniform uint32 ``shape`` from a key, by hashing each entry's position.
+    """Draws uniform uint32 ``shape`` from a key, by hashing each entry's position.
 
     Args:
         key: a typed JAX key (scalar).
@@ -62,7 +62,7 @@ def _hash(key: Array, position: Array, lap: Array | None) -> Array:
 
 
 def row_seeds(key: Array, rows: int) -> Array:
-    """A seed for each row, to be shared by whoever draws for that row alone: uint32 ``[rows]``.
+    """Returns a seed for each row, to be shared by whoever draws for that row alone: uint32 ``[rows]``.
 
     Seeds of a hundred thousand rows hold a pair or so of equal ones by chance.
     """
@@ -70,7 +70,7 @@ def row_seeds(key: Array, rows: int) -> Array:
 
 
 def seeded_bits(seeds: Array, width: int) -> Array:
-    """Uniform bits of each row, from its seed and the column alone: a part of the rows draws what the whole draws.
+    """Draws uniform bits of each row from its seed and the column alone: a part of the rows draws what the whole draws.
 
     Args:
         seeds: uint32 ``[rows]``.
@@ -86,7 +86,7 @@ def seeded_bits(seeds: Array, width: int) -> Array:
 
 
 def fold_seeds(seeds: Array, number: Array | int) -> Array:
-    """Other seeds for each number, such as a worker's index; different seeds stay different.
+    """Returns other seeds for each number, such as a worker's index; different seeds stay different.
 
     Args:
         seeds: uint32 ``[rows]``.
@@ -116,7 +116,7 @@ def rounded(scaled: Array, drawn: Array | None) -> Array:
 
 
 def uniform_planes(key: Array, rows: int, block: int, starts: list[int], width: int) -> list[Array]:
-    """Uniform float32 ``(rows, width)`` in [0, 1) for each plane of a row, one hash for every two planes.
+    """Draws uniform float32 ``(rows, width)`` in [0, 1) for each plane of a row, one hash for every two planes.
 
     The second of a pair reads the bits of the first turned by 16. Each number has 24 random bits of its own; of a pair's
     two, the upper 16 bits are independent and the lower 8 repeat the other's upper 8, which correlates them by 2**-15: far
@@ -137,7 +137,7 @@ def uniform_planes(key: Array, rows: int, block: int, starts: list[int], width: 
 
 
 def uniform_of_planes(key: Array, rows: int, block: int, starts: list[int], width: int) -> Array:
-    """:func:`uniform_planes` laid out as the row: float32 ``(rows, block)``, a hash for every entry."""
+    """Returns :func:`uniform_planes` laid out as the row: float32 ``(rows, block)``, a hash for every entry."""
     entry = np.arange(block)
     plane = entry // width
     first_of_pair = np.asarray(starts)[plane - plane % 2]

@@ -18,7 +18,7 @@ _RUN = 32
 
 
 def max_of_rows(keys: Array) -> Array:
-    """The largest integer of each row: ``[rows, block]`` to ``[rows]``."""
+    """Returns the largest integer of each row: ``[rows, block]`` to ``[rows]``."""
     return lax.platform_dependent(keys, cpu=_max_in_stages, default=lambda k: jnp.max(k, axis=1))
 
 
@@ -39,7 +39,7 @@ def _max_in_stages(keys: Array) -> Array:
 
 
 def max_of_lanes(keys: Array, lanes: int) -> Array:
-    """The largest integer of each of ``lanes`` interleaved lanes of every row: ``[rows, block]`` to ``[rows, lanes]``.
+    """Returns the largest integer of each of ``lanes`` interleaved lanes: ``[rows, block]`` to ``[rows, lanes]``.
 
     Lane j is the entries j, j + lanes, and so on; ``lanes`` divides the block.
     """
@@ -51,7 +51,7 @@ LARGEST = float(jnp.finfo(jnp.float32).max)
 
 
 def all_finite(x: Array, largest: float = LARGEST) -> Array:
-    """Whether no entry is a NaN or an infinity, or above a magnitude: any floating dtype and shape to a boolean scalar.
+    """Returns whether no entry is a NaN, an infinity or above a magnitude: any floating dtype, any shape to a boolean scalar.
 
     A NaN fails every comparison; a maximum of floats may lose it (XLA's CPU backend drops NaNs from it by default).
     """
@@ -59,7 +59,7 @@ def all_finite(x: Array, largest: float = LARGEST) -> Array:
 
 
 def largest(rows: Array) -> Array:
-    """The largest magnitude of float32 ``[rows, block]``, float32 scalar; not finite where an entry is not."""
+    """Returns the largest magnitude of float32 ``[rows, block]``, float32 scalar; not finite where an entry is not."""
     if rows.shape[0] == 0:
         return jnp.zeros((), jnp.float32)
     bits = lax.bitcast_convert_type(largest_of_rows(rows), jnp.int32)
@@ -67,7 +67,7 @@ def largest(rows: Array) -> Array:
 
 
 def largest_of_rows(rows: Array) -> Array:
-    """The largest magnitude of each row: float32 ``[rows, block]`` to ``[rows]``; NaN where a row has one.
+    """Returns the largest magnitude of each row: float32 ``[rows, block]`` to ``[rows]``; NaN where a row has one.
 
     Magnitudes order as their bit patterns do, and a maximum of integers needs none of the care for NaNs that makes one
     of floats several times slower.
@@ -86,7 +86,7 @@ def largest_of_rows(rows: Array) -> Array:
 
 
 def norm_of_rows(rows: Array) -> Array:
-    """The L2 norm of each row: float32 ``[rows, block]`` to ``[rows]``, not finite where an entry is not.
+    """Returns the L2 norm of each row: float32 ``[rows, block]`` to ``[rows]``, not finite where an entry is not.
 
     Squares are of entries over the largest, so none over- or underflows. A row whose largest entry is subnormal, a zero
     of some backends, gives that entry; so does one whose largest has a subnormal reciprocal, 2**126 or more.
@@ -99,7 +99,7 @@ def norm_of_rows(rows: Array) -> Array:
 
 
 def sum_of_rows(rows: Array) -> Array:
-    """The sum of each row: float32 ``[rows, block]`` to ``[rows]``, in an order that depends on the block alone."""
+    """Returns the sum of each row: float32 ``[rows, block]`` to ``[rows]``, in an order that follows from the block."""
 
     def by_lanes(x: Array) -> Array:
         # Sums of floats may not be reordered: along the row each waits for the one before it, lane by lane none does.

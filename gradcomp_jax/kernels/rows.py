@@ -9,7 +9,7 @@ from gradcomp_jax._typing import Array
 
 
 def row_count(size: int, block: int) -> int:
-    """Number of rows of ``block`` entries that hold ``size`` entries."""
+    """Returns the number of rows of ``block`` entries that hold ``size`` entries."""
     return -(-size // block)
 
 
@@ -32,7 +32,7 @@ def from_rows(rows: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
 
 
 def valid_counts(size: int, block: int) -> Array:
-    """How many entries of each row are not padding: int32 ``[rows]``; ``size`` may be more than an int32 holds."""
+    """Returns how many entries of each row are not padding: int32 ``[rows]``; ``size`` may exceed an int32."""
     rows = row_count(size, block)
     whole = jnp.full((rows,), block, jnp.int32)
     # The last row by its number: where it begins may be more than an int32 holds.
@@ -41,5 +41,5 @@ def valid_counts(size: int, block: int) -> Array:
 
 
 def valid_mask(count: Array, block: int) -> Array:
-    """Boolean ``[rows, block]``, true where an entry is not padding."""
+    """Returns boolean ``[rows, block]``, true where an entry is not padding."""
     return jax.lax.broadcasted_iota(jnp.int32, (count.shape[0], block), 1) < count[:, None]

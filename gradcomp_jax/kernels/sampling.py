@@ -10,7 +10,7 @@ from gradcomp_jax.kernels.selection import take_from_rows
 
 
 def random_of_rows(seeds: Array, block: int, k: int) -> Array:
-    """``k`` distinct positions of each row, one at random in each of k bins of a row that is turned at random.
+    """Draws ``k`` distinct positions of each row, one at random in each of k bins of a row that is turned at random.
 
     Bin j is from ``floor(j * block / k)`` to ``floor((j + 1) * block / k)``. The turn gives every entry the same
     probability ``k / block`` also where the bins differ in size. (A draw is a remainder of 32 bits, so "the same" is up
@@ -43,7 +43,7 @@ def random_of_rows(seeds: Array, block: int, k: int) -> Array:
 
 
 def nonzero_of_rows(rows: Array, k: int) -> tuple[Array, Array]:
-    """All entries that are not zero, of rows that have at most ``k`` of them; exact, by position.
+    """Returns all entries that are not zero, of rows that have at most ``k`` of them; exact, by position.
 
     Args:
         rows: float32 ``[rows, block]``, the block at most 2**23. A NaN is not zero.

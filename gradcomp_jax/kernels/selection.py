@@ -127,7 +127,7 @@ def top_of_rows(rows: Array, k: int) -> Array:
 
 
 def top_entries(rows: Array, k: int) -> tuple[Array, Array]:
-    """:func:`top_of_rows` with the values, from one pass over the rows.
+    """Returns :func:`top_of_rows` with the values, from one pass over the rows.
 
     Args:
         rows: float32 ``[rows, block]``; a row with a NaN or an infinity gives one.
@@ -160,7 +160,7 @@ def entries_of(keys: Array, low_bits: int, take: Callable[[Array], Array]) -> tu
 
 
 def recall(rows: Array, k: int) -> Array:
-    """The part of the true ``k`` largest of each row that :func:`top_of_rows` finds: float32 scalar in [0, 1].
+    """Returns the part of the true ``k`` largest of each row that :func:`top_of_rows` finds: float32 scalar in [0, 1].
 
     Args:
         rows: float32 ``[rows, block]``, at least one row.
@@ -172,14 +172,14 @@ def recall(rows: Array, k: int) -> Array:
 
 
 def take_from_rows(rows: Array, index: Array) -> Array:
-    """Values at ``index`` (int ``[rows, k]``) of each row: float32 ``[rows, k]``."""
+    """Returns the values at ``index`` (int ``[rows, k]``) of each row: float32 ``[rows, k]``."""
     if rows.shape[0] == 0:
         return jnp.zeros(index.shape, rows.dtype)
     return jnp.take_along_axis(rows, index.astype(jnp.int32), axis=1)
 
 
 def place_in_rows(index: Array, value: Array, block: int, into: Array | None = None) -> Array:
-    """Dense rows with ``value`` added at ``index``; positions are distinct within a row.
+    """Returns dense rows with ``value`` added at ``index``; positions are distinct within a row.
 
     Args:
         index: integer ``[rows, k]``.
@@ -201,7 +201,7 @@ def place_in_rows(index: Array, value: Array, block: int, into: Array | None = N
 
 
 def mark_in_rows(index: Array, block: int) -> Array:
-    """Boolean ``[rows, block]``, true at ``index`` (int32 ``[rows, k]``); a negative index marks nothing."""
+    """Returns boolean ``[rows, block]``, true at ``index`` (int32 ``[rows, k]``); a negative index marks nothing."""
     n, k = index.shape
     if k <= ROUNDS:
         position = lax.broadcasted_iota(jnp.int32, (n, block), 1)

@@ -8,7 +8,7 @@ from gradcomp_jax._typing import Array
 
 
 def on_both_sides(rows: Array, left: np.ndarray, right: np.ndarray) -> Array:
-    r"""Each row, seen as a matrix X of ``[a, b]``, becomes :math:`L X R^T`.
+    r"""Turns each row, seen as a matrix X of ``[a, b]``, into :math:`L X R^T`.
 
     Args:
         rows: float32 ``[rows, a * b]``.

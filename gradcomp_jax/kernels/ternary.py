@@ -20,7 +20,7 @@ _SAFE = (1e-15, 1e15)  # magnitudes whose squares, summed, neither vanish nor ov
 
 
 def clip_bound(rows: Array, count: Array, *, clip: float | None, per_row: bool) -> Array:
-    r"""The largest magnitude after clipping, which is also the scale of an unshared ternary code.
+    r"""Returns the largest magnitude after clipping, which is also the scale of an unshared ternary code.
 
     :math:`\min(\max|g|, c\,\sigma)`, with sigma the standard deviation of the valid entries.
 
@@ -74,7 +74,7 @@ def _row_bounds(rows: Array, count: Array, clip: float) -> Array:
 
 
 def ternarize(rows: Array, bound: Array, scale: Array, key: Array, *, generator: Generator = "hash") -> Array:
-    r"""Stochastic ternary code :math:`t = sign(g)\,b`, :math:`b \sim Bernoulli(\min(|g|, bound) / scale)`.
+    r"""Draws the stochastic ternary code :math:`t = sign(g)\,b`, :math:`b \sim Bernoulli(\min(|g|, bound) / scale)`.
 
     ``scale * t`` has the clipped gradient as its expectation, exactly so up to the generator's 24 bits.
 
@@ -107,7 +107,7 @@ def _taken(drawn: Array, rows: Array, bound: Array, scale: Array) -> Array:
 
 
 def ternarize_packed(rows: Array, bound: Array, scale: Array, key: Array, *, generator: Generator = "hash") -> Array:
-    """:func:`ternarize` and ``pack_ternary`` in one pass: the same values, without the int8 array in between.
+    """Returns :func:`ternarize` and ``pack_ternary`` in one pass: the same values, without the int8 array in between.
 
     Each of a byte's five planes is a slice of the input, so the whole is one expression that reads the gradient once,
     and two planes share a hash (:func:`~gradcomp_jax.kernels.random.uniform_planes`).

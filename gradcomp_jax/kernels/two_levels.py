@@ -29,7 +29,7 @@ def to_two_levels(values: Array) -> tuple[Array, Array]:
 
 
 def from_two_levels(words: Array, levels: Array, k: int) -> Array:
-    """Inverse of :func:`to_two_levels` up to rounding: float32 ``[..., rows, k]``."""
+    """Inverts :func:`to_two_levels` up to rounding: float32 ``[..., rows, k]``."""
     codes = unpack_bits(words, k, 2)
     size = jnp.where((codes & 1) != 0, levels[..., 1:], levels[..., :1])
     return jnp.where((codes & 2) != 0, -size, size)

@@ -17,12 +17,12 @@ class Memory(abc.ABC):
 
     @property
     def keeps(self) -> bool:
-        """Whether anything stays behind; without, what is not sent is lost (or, unbiased, averages out)."""
+        """Returns whether anything stays behind; without, what is not sent is lost (or, unbiased, averages out)."""
         return True
 
     @property
     def counts_sent(self) -> bool:
-        """Whether it holds what was sent, in the place of what was kept."""
+        """Returns whether it holds what was sent, in the place of what was kept."""
         return False
 
     def on_dense(self, *, lossless: bool) -> "Memory":
@@ -30,12 +30,12 @@ class Memory(abc.ABC):
         return self
 
     def held(self, memory: Any) -> Array:
-        """What stays behind, of all that a memory has: float32 ``[rows, block]``."""
+        """Returns what stays behind, of all that a memory has: float32 ``[rows, block]``."""
         return memory
 
     @abc.abstractmethod
     def init(self, rows: Array) -> Any:
-        """The memory before the first step, for zeros of float32 ``[rows, block]``."""
+        """Returns the memory before the first step, for zeros of float32 ``[rows, block]``."""
 
     @abc.abstractmethod
     def compensate(self, gradient: Array, memory: Any) -> tuple[Array, Any]:

@@ -55,7 +55,7 @@ class MomentumCorrection(Memory):
 
 
 def momentum_correction(momentum: Any = 0.9, *, nesterov: bool = False, masking: bool = True) -> MomentumCorrection:
-    r"""Deep Gradient Compression's memory: :math:`u = m u + g`, :math:`v = v + u`, send from v, keep the rest of v.
+    r"""Makes Deep Gradient Compression's memory: :math:`u = m u + g`, :math:`v = v + u`, send from v, keep the rest.
 
     With Nesterov momentum :math:`u = m (u + g)`, :math:`v = v + u + g`. Entries that are sent leave v, and with
     ``masking`` leave u as well, so that an old velocity does not push them in a stale direction. The optimizer after

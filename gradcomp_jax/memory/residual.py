@@ -15,7 +15,7 @@ class Residual(Memory):
     decay: Any
 
     def on_dense(self, *, lossless: bool) -> Memory:
-        """Nothing stays behind of leaves that are sent as they are."""
+        """Keeps nothing of leaves that are sent as they are."""
         return none() if lossless else self
 
     def init(self, rows: Array) -> Array:
@@ -34,7 +34,7 @@ class Residual(Memory):
 
 
 def residual(*, decay: Any = 1.0) -> Residual:
-    r"""Error feedback, :math:`p_t = g_t + \gamma e_t`, :math:`e_{t+1} = p_t - D(C(p_t))`, with :math:`e_0 = 0`.
+    r"""Makes error feedback, :math:`p_t = g_t + \gamma e_t`, :math:`e_{t+1} = p_t - D(C(p_t))`, with :math:`e_0 = 0`.
 
     Args:
         decay: :math:`\gamma`. Below 1 the memory forgets on purpose; the conservation law holds for what it has not forgotten.

@@ -27,7 +27,7 @@ def demo(
     average: Literal["workers", "senders"] = "workers",
     rate: Callable[[Any], Any] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""The fast frequencies of each worker's momentum are sent and leave it; the slow ones stay and differ by worker.
+    r"""Sends the fast frequencies of each worker's momentum, which leave it; the slow ones stay and differ by worker.
 
     :math:`m \leftarrow \beta m + g`; the largest frequencies q of each chunk's cosine transform are sent;
     :math:`m \leftarrow m - IDCT(q)`; the update is the mean of the :math:`IDCT(q)`, or its sign.

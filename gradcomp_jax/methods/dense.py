@@ -22,7 +22,7 @@ from gradcomp_jax.methods.registry import GATHERS, averaged, register
 def dense(
     *, axis_name: AxisName | None, dtype: Any = "float32", collective: collectives.Collective | str = "auto"
 ) -> optax.GradientTransformationExtraArgs:
-    """The mean of the gradients, in float32 or moved as bfloat16.
+    """Averages the gradients, in float32 or moved as bfloat16.
 
     float32 is one all-reduce. bfloat16 goes in two phases: 16-bit words to their owners, a float32 sum there, the mean
     in 16 bits back. That moves what a bfloat16 all-reduce moves, on backends too that would widen one to float32

@@ -77,7 +77,7 @@ def dgc(
     if exact and block is not None:
         raise ValueError(f"exact=True takes whole tensors as blocks, got block={block}; leave one of them out")
     final = compressors.topk(density, block=block)
-    # By the final density in every stage: which leaves have a memory must not change under way.
+    # By the final density in every stage: which leaves have a memory must not change between them.
     chosen = gains(final, compressors.dense(dtype)) if mask is None else mask
 
     def send(at: float) -> optax.GradientTransformationExtraArgs:

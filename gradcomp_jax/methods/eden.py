@@ -21,7 +21,7 @@ def eden(
     mask: Mask | None = None,
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""A random rotation, then the best 1 to 4 bit levels of a Gaussian: the least error known for so few bits.
+    r"""Rotates at random, then takes the best 1 to 4 bit levels of a Gaussian: the least error known for these widths.
 
     :math:`y = R x` with a randomized Hadamard rotation of each block, :math:`q = Q(y)` the nearest Lloyd-Max levels,
     decoded to :math:`S R^{-1} q`. Without error feedback :math:`S = \|x\|^2 / \langle y, q \rangle`, which is unbiased

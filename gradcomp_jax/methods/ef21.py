@@ -20,7 +20,7 @@ def ef21(
     collective: collectives.Collective | str = "auto",
     mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Every worker sends how its gradient differs from what was sent before; the update is the mean estimate.
+    r"""Sends how each worker's gradient differs from what was sent before; the update is the mean estimate.
 
     :math:`c^i = C(g^i - \hat g^i)`, :math:`\hat g^i \leftarrow \hat g^i + c^i`, and the update is
     :math:`\frac1N \sum_i \hat g^i`, a running sum of the means of the :math:`c^i`. The update is an estimate of the whole

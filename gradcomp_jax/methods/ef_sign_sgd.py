@@ -16,7 +16,7 @@ def ef_sign_sgd(
     collective: collectives.Collective | str = "two_phase",
     mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Signs with their mean magnitude, and error feedback: 1 bit each way.
+    r"""Sends signs with their mean magnitude, and keeps the error: 1 bit on the uplink and on the downlink.
 
     :math:`x = g + e`, sent: :math:`\frac{\|x\|_1}{n} sign(x)` for each block of n entries, :math:`e \leftarrow x - sent`.
     The owners do the same with the mean.

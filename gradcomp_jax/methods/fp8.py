@@ -21,7 +21,7 @@ def fp8(
     collective: collectives.Collective | str = "auto",
     mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Eight-bit floats on the wire, as bytes, so that no backend widens them; sums in float32.
+    r"""Sends eight-bit floats as bytes, so that no backend widens them, and sums in float32.
 
     Scaled, the largest entry of each block becomes the format's largest number, so nothing saturates and small gradients
     keep their bits. Momentum or Adam go after it.

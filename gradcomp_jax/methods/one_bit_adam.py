@@ -27,7 +27,7 @@ def one_bit_adam(
     block: int = 2048,
     mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Adam, dense at first; then its variance freezes and its momentum crosses as signs.
+    r"""Runs Adam, dense at first; then its variance freezes and its momentum crosses as signs.
 
     Warm-up: Adam on the mean gradient. After it v is a constant preconditioner, and every worker sends :math:`\beta_1 m + (1 -
     \beta_1) g^i` plus its residual as scaled signs; the owners add their own residual to the mean and send scaled signs back,

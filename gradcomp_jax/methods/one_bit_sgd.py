@@ -24,7 +24,7 @@ def one_bit_sgd(
 
     :math:`x = g + e`; an entry is sent as its sign; it decodes to the mean of the column's entries of that sign;
     :math:`e \leftarrow x - D(C(x))`. Workers send to the columns' owners, who quantize the mean once more and keep their
-    own residual in the workers' memory: the double quantization of the paper, 1 bit each way.
+    own residual in the workers' memory: the double quantization of the paper, 1 bit in each direction.
 
     A column is what belongs to one output: all entries with one index in the last dimension. A column of zeros decodes to
     zeros. Momentum goes after it.

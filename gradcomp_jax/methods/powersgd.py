@@ -21,7 +21,7 @@ def powersgd(
     mask: Mask | None = None,
     seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Low-rank averages of matrices, by two small all-reduces whatever the number of workers.
+    r"""Averages matrices at low rank, by two small all-reduces whatever the number of workers.
 
     For each matrix: :math:`M = g + e`; :math:`P = orth(mean(M Q))`; :math:`Q = mean(M^T P)`; the update is
     :math:`P Q^T`, and :math:`e \leftarrow M - P (M^T P)^T`. Q is kept, and is where the next step starts.

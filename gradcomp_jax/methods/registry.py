@@ -31,7 +31,7 @@ class Method:
             ``residual``: what was not sent, added to the next gradient. ``momentum``: the same of a velocity.
             ``estimate``: an estimate of the worker's gradient.
         momentum: whether momentum goes ``after`` it or lives ``inside``.
-        collectives: the ways across that its ``collective`` argument takes, the default first; one that takes none has one.
+        collectives: the collectives that its ``collective`` argument takes, the default first; one that takes none has one.
         paper: number of the paper on arXiv, or another reference.
         update: ``mean``: an average of gradients. ``sign``: numbers in {-1, 0, 1}. ``direction``: an optimizer's.
         biased: whether the update's expectation is not the mean gradient, clipping, saturation and the rounding of a cast to
@@ -49,7 +49,7 @@ class Method:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def build(self, *, axis_name: Any, **options: Any) -> optax.GradientTransformationExtraArgs:
-        """The transformation, with :attr:`options` unless others are given."""
+        """Returns the transformation, with :attr:`options` unless others are given."""
         return self.make(axis_name=axis_name, **{**self.options, **options})
 
 
@@ -101,7 +101,7 @@ class Row:
 
     Attributes:
         name: in :data:`METHODS`.
-        uplink: bits for each entry that a worker puts on its way to the others.
+        uplink: bits for each entry that a worker sends to the others.
         downlink: bits for each entry that come back as the mean; 0 where payloads are gathered and nothing comes back.
         sent: bits for each entry that one worker sends in all, as :func:`gradcomp_jax.wire_bytes` counts.
         state: bytes of state for each parameter on each worker.
@@ -120,7 +120,7 @@ class Row:
 
 
 def table(*, workers: int = 8, shape: tuple[int, int] = (4096, 1024)) -> list[Row]:
-    """What every method sends and keeps of one matrix, as its exchange describes it: no devices, nothing compiled or run.
+    """Returns what every method sends and keeps of one matrix, as its exchange describes it; nothing is compiled or run.
 
     Args:
         workers: N.
@@ -138,7 +138,7 @@ def table(*, workers: int = 8, shape: tuple[int, int] = (4096, 1024)) -> list[Ro
 def _row(name: str, workers: int, shape: tuple[int, int]) -> Row:
     method, size, axis = METHODS[name], shape[0] * shape[1], "workers"
     traffic = traffic_of(method.build(axis_name=axis), jax.ShapeDtypeStruct(shape, jnp.float32), {axis: workers})
-    put_in = {crossing.kind: crossing.operand for crossing in traffic.crossings}
+    put_in = {collective.kind: collective.operand for collective in traffic.collectives}
     summed, gathered = put_in.get("all-reduce", 0), put_in.get("all-gather", 0)
     uplink = put_in.get("all-to-all", 0) + put_in.get("collective-permute", 0)
     downlink = gathered * workers if uplink else 0
@@ -157,7 +157,7 @@ def _row(name: str, workers: int, shape: tuple[int, int]) -> Row:
 
 
 def header(workers: int) -> tuple[str, ...]:
-    """Names of the columns of :func:`cells`."""
+    """Returns the names of the columns of :func:`cells`."""
     return (
         "method",
         "bits uplink / downlink",
@@ -171,7 +171,7 @@ def header(workers: int) -> tuple[str, ...]:
 
 
 def markdown_table(*, workers: int = 8) -> str:
-    """:func:`table` as Markdown, as it stands in the README."""
+    """Returns :func:`table` as Markdown, as it stands in the README."""
     lines = _markdown.table(header(workers), map(cells, table(workers=workers)), align="lrrrl")
     return "\n".join(lines) + "\n"
 

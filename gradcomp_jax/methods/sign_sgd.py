@@ -19,7 +19,7 @@ def sign_sgd(
     mask: Mask | None = None,
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Every worker sends the signs of its gradient, and the majority decides: 1 bit each way.
+    r"""Sends the signs of every worker's gradient, and the majority decides: 1 bit on the uplink and on the downlink.
 
     The update is :math:`sign(\sum_i sign(g^i))`, of leaves that stay dense the sign of the mean. It has no length: the
     learning rate decides it all, a tenth to a hundredth of SGD's or so.

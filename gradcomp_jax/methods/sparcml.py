@@ -23,7 +23,7 @@ def sparcml(
     dtype: Any = "float32",
     mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""The exact sum of top-k streams, sparse as long as that is less.
+    r"""Sums top-k streams exactly, sparse as long as that is less.
 
     ``split``: entries go to the owners of their blocks, who sum them and give the union of all workers' entries to
     everybody: as indices and values, or as whole blocks once :math:`N k` of those cost more (decided from shapes), or
@@ -43,7 +43,7 @@ def sparcml(
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
 
     Raises:
-        ValueError: for values out of range, and for a second phase that the algorithm does not have.
+        ValueError: for values out of range, and for a downlink that the algorithm does not have.
         TypeError: for a density that is traced.
 
     References:

@@ -22,7 +22,7 @@ def stochastic_rounding(
     generator: Generator = "hash",
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Fixed-point numbers on one grid for all tensors, rounded up or down at random so that the expectation is exact.
+    r"""Rounds to fixed-point numbers on one grid for all tensors, at random so that the expectation is exact.
 
     The grid's step is :math:`\epsilon = 2^{-F}`. No scale crosses the wire, and none adapts: the range must fit the
     gradients. What lies beyond it saturates, and what is below the step survives in expectation only.

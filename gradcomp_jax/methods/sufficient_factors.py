@@ -12,7 +12,7 @@ from gradcomp_jax.collectives import factors
 
 
 def factored_dot(x: Array, w: Array, *, axis_name: AxisName | None, exchange: factors.Exchange = "auto") -> Array:
-    r"""The product ``x @ w`` of a dense layer, whose weight gradient arrives averaged over the workers.
+    r"""Returns the product ``x @ w`` of a dense layer, whose weight gradient arrives averaged over the workers.
 
     On worker :math:`i`, with activations :math:`X_i` and the cotangent :math:`\Delta_i` of the product, the gradient of
     ``w`` is :math:`\frac1N \sum_j X_j^T \Delta_j`, the exact mean, the same bits on every worker. It is had

@@ -26,7 +26,7 @@ _KINDS = {
 }
 
 
-class Crossing(NamedTuple):
+class CollectiveTraffic(NamedTuple):
     """Collectives of one kind in a step.
 
     Attributes:
@@ -47,17 +47,17 @@ class Traffic:
     """What one worker sends in a step, and what it keeps.
 
     Attributes:
-        crossings: one after the other.
+        collectives: one after the other.
         state: bytes that stay on each worker.
     """
 
-    crossings: tuple[Crossing, ...]
+    collectives: tuple[CollectiveTraffic, ...]
     state: float
 
     @property
     def sent(self) -> float:
-        """Bytes of all crossings."""
-        return sum(c.sent for c in self.crossings)
+        """Returns the bytes of all collectives."""
+        return sum(c.sent for c in self.collectives)
 
 
 def traffic_of(
@@ -86,20 +86,20 @@ def traffic_of(
 
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.result_type(a)), params)
     traced, state = jax.make_jaxpr(step, axis_env=list(workers.items()), return_shape=True)(shapes)
-    kinds: dict[str, Crossing] = {}
-    for names, crossing in _crossings(traced.jaxpr, workers):
+    kinds: dict[str, CollectiveTraffic] = {}
+    for names, collective in _collectives(traced.jaxpr, workers):
         if between is None or between in names:
-            before = kinds.get(crossing.kind, Crossing(crossing.kind, 0, 0))
-            kinds[crossing.kind] = Crossing(
-                crossing.kind,
-                before.launches + crossing.launches,
-                before.sent + crossing.sent,
-                before.operand + crossing.operand,
+            before = kinds.get(collective.kind, CollectiveTraffic(collective.kind, 0, 0))
+            kinds[collective.kind] = CollectiveTraffic(
+                collective.kind,
+                before.launches + collective.launches,
+                before.sent + collective.sent,
+                before.operand + collective.operand,
             )
     return Traffic(tuple(kinds.values()), nbytes(state))
 
 
-def _crossings(jaxpr: Any, sizes: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], Crossing]]:
+def _collectives(jaxpr: Any, sizes: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], CollectiveTraffic]]:
     """The axes and the collectives of a traced program, one by one."""
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
@@ -108,11 +108,11 @@ def _crossings(jaxpr: Any, sizes: Mapping[str, int]) -> Iterator[tuple[tuple[str
             for operand in equation.invars:
                 size = operand.aval.size * operand.aval.dtype.itemsize
                 sent = bytes_moved(_KINDS[name], size, math.prod(sizes[n] for n in names))
-                yield names, Crossing(_KINDS[name], 1, sent, size)
+                yield names, CollectiveTraffic(_KINDS[name], 1, sent, size)
             continue
         inside = params["branches"][-1:] if name == "cond" else params.values()
         bodies = [getattr(p, "jaxpr", p) for p in inside]
-        found = [c for body in bodies if hasattr(body, "eqns") for c in _crossings(body, sizes)]
+        found = [c for body in bodies if hasattr(body, "eqns") for c in _collectives(body, sizes)]
         if found and name == "while":
             raise ValueError("a loop communicates, and the program does not tell how often it runs")
         yield from found * (params["length"] if name == "scan" else 1)

@@ -216,14 +216,14 @@ def _program(mesh: Mesh, axis: str, kind: str, size: int) -> tuple[Callable[[int
 
 def _entries(kind: str, size: int, workers: int) -> tuple[int, int]:
     """Float32 entries of an operand of which one device sends about ``size`` bytes, and how many bytes that is."""
-    share = {
+    fraction = {
         "all-reduce": 2 * (workers - 1) / workers,
         "all-gather": workers - 1,
         "all-to-all": (workers - 1) / workers,
         "collective-permute": 1.0,
     }[kind]
-    entries = max(1, round(size / (4 * share * workers))) * workers
-    return entries, round(4 * entries * share)
+    entries = max(1, round(size / (4 * fraction * workers))) * workers
+    return entries, round(4 * entries * fraction)
 
 
 def _once(kind: str, axis: str, workers: int, x: Array) -> Array:

@@ -14,53 +14,53 @@ from gradcomp_jax.planning.links import Link
 
 
 def rounds(workers: int) -> int:
-    """The logarithm of the workers to base 2, rounded up."""
+    """Returns the logarithm of the workers to base 2, rounded up."""
     return (workers - 1).bit_length()
 
 
 def ring_all_reduce(workers: int, size: float, link: Link) -> float:
-    r""":math:`2 (N - 1) \alpha + 2 \frac{N - 1}{N} \frac mB`: a reduce-scatter and an all-gather among neighbours."""
+    r"""Returns :math:`2 (N - 1) \alpha + 2 \frac{N - 1}{N} \frac mB`: reduce-scatter and all-gather among neighbours."""
     return 2 * (workers - 1) * link.latency + 2 * (workers - 1) / workers * size / link.rate
 
 
 def doubling_all_reduce(workers: int, size: float, link: Link) -> float:
-    r""":math:`\lceil \log_2 N \rceil (\alpha + \frac mB)`: everything in every round; for short messages."""
+    r"""Returns :math:`\lceil \log_2 N \rceil (\alpha + \frac mB)`: everything in every round; for short messages."""
     return rounds(workers) * link.seconds(size)
 
 
 def rabenseifner_all_reduce(workers: int, size: float, link: Link) -> float:
-    r""":math:`2 \lceil \log_2 N \rceil \alpha + 2 \frac{N - 1}{N} \frac mB`: halving, then doubling."""
+    r"""Returns :math:`2 \lceil \log_2 N \rceil \alpha + 2 \frac{N - 1}{N} \frac mB`: halving, then doubling."""
     return 2 * rounds(workers) * link.latency + 2 * (workers - 1) / workers * size / link.rate
 
 
 def ring_all_gather(workers: int, size: float, link: Link) -> float:
-    r""":math:`(N - 1) (\alpha + \frac mB)`; ``size`` is one worker's payload."""
+    r"""Returns :math:`(N - 1) (\alpha + \frac mB)`; ``size`` is one worker's payload."""
     return (workers - 1) * link.seconds(size)
 
 
 def bruck_all_gather(workers: int, size: float, link: Link) -> float:
-    r""":math:`\lceil \log_2 N \rceil \alpha + (N - 1) \frac mB`; ``size`` is one worker's payload."""
+    r"""Returns :math:`\lceil \log_2 N \rceil \alpha + (N - 1) \frac mB`; ``size`` is one worker's payload."""
     return rounds(workers) * link.latency + (workers - 1) * size / link.rate
 
 
 def ring_reduce_scatter(workers: int, size: float, link: Link) -> float:
-    r""":math:`(N - 1) \alpha + \frac{N - 1}{N} \frac mB`; ``size`` is what each worker has."""
+    r"""Returns :math:`(N - 1) \alpha + \frac{N - 1}{N} \frac mB`; ``size`` is what each worker has."""
     return (workers - 1) * link.latency + (workers - 1) / workers * size / link.rate
 
 
 def all_to_all(workers: int, size: float, link: Link) -> float:
-    r""":math:`(N - 1) \alpha + \frac{N - 1}{N} \frac mB`: a message to each; ``size`` is what each worker has for all."""
+    r"""Returns :math:`(N - 1) \alpha + \frac{N - 1}{N} \frac mB`: ``size`` is what each worker has for all."""
     return ring_reduce_scatter(workers, size, link)
 
 
-def two_phase(workers: int, up: float, down: float, link: Link) -> float:
-    """The all-to-all of ``up`` bytes to their owners, and the all-gather of the owners' shards of ``down`` bytes."""
-    gathered = bruck_all_gather(workers, down / workers, link)
-    return all_to_all(workers, up, link) + gathered
+def two_phase(workers: int, uplink: float, downlink: float, link: Link) -> float:
+    """Returns the seconds of an all-to-all of ``uplink`` bytes and an all-gather of ``downlink`` bytes."""
+    gathered = bruck_all_gather(workers, downlink / workers, link)
+    return all_to_all(workers, uplink, link) + gathered
 
 
 def hierarchical(nodes: int, per_node: int, size: float, inner: Link, outer_seconds: float) -> float:
-    """A dense reduce-scatter within each node, the exchange between nodes of a device's shard, a dense all-gather within.
+    """Returns the seconds of a dense reduce-scatter and all-gather within nodes, and of the exchange between them.
 
     Of ``size`` bytes of dense gradient, ``size / per_node`` are exchanged between nodes (if there are several), which takes
     ``outer_seconds``.
@@ -70,7 +70,7 @@ def hierarchical(nodes: int, per_node: int, size: float, inner: Link, outer_seco
 
 
 def collective(kind: str, workers: int, sent: float, link: Link, *, ring: bool = False) -> float:
-    """The fastest way known here to do a collective in which each device sends ``sent`` bytes at least.
+    """Returns the seconds of the fastest algorithm here for a collective in which a device sends ``sent`` bytes.
 
     Args:
         kind: as :func:`gradcomp_jax.wire_bytes` names it.
@@ -87,8 +87,8 @@ def collective(kind: str, workers: int, sent: float, link: Link, *, ring: bool =
     n = workers - 1
     if kind == "all-reduce":
         size = sent * workers / (2 * n)
-        ways = [ring_all_reduce] if ring else [ring_all_reduce, rabenseifner_all_reduce, doubling_all_reduce]
-        return min(way(workers, size, link) for way in ways)
+        algorithms = [ring_all_reduce] if ring else [ring_all_reduce, rabenseifner_all_reduce, doubling_all_reduce]
+        return min(seconds(workers, size, link) for seconds in algorithms)
     if kind == "all-gather":
         gather = ring_all_gather if ring else bruck_all_gather
         return gather(workers, sent / n, link)

@@ -19,7 +19,7 @@ class Point(NamedTuple):
 
     @property
     def known(self) -> float:
-        """The time, or how far the repetitions lie apart where that is more."""
+        """Returns the time, or how far the repetitions lie apart where that is more."""
         return max(self.seconds, self.most - self.least)
 
 
@@ -38,11 +38,11 @@ class Fit:
     points: tuple[Point, ...]
 
     def line(self, sent: float) -> float:
-        """Seconds by the line alone."""
+        """Returns the seconds by the line alone."""
         return self.alpha + self.beta * sent
 
     def seconds(self, sent: float) -> float:
-        """Seconds: between two measured sizes by a straight line through both, beyond them along the fitted line.
+        """Returns the seconds: between two measured sizes by the line through both, beyond them by the fitted line.
 
         Few networks are a line over six orders of magnitude: windows open, and protocols change with the size.
         """
@@ -55,12 +55,12 @@ class Fit:
 
     @property
     def errors(self) -> tuple[float, float]:
-        """Of the line: the median and the largest, relative to the larger of it, the time and the spread of repetitions."""
+        """Returns the line's median and largest error, relative to the largest of line, time and spread of repetitions."""
         return float(np.median(self.each)), max(self.each)
 
     @property
     def each(self) -> list[float]:
-        """The error at each point."""
+        """Returns the error at each point."""
         return [abs(self.line(p.sent) - p.seconds) / max(self.line(p.sent), p.known) for p in self.points]
 
     def _slope(self) -> float:
@@ -77,7 +77,7 @@ class Fit:
 
 
 def fit(points: Sequence[Point]) -> Fit:
-    """The line with the least sum of relative errors; neither term is below 0.
+    """Returns the line with the least sum of relative errors; neither term is below 0.
 
     Relative, because sizes span orders of magnitude: to the larger of line and time, so that one message which took next to
     nothing does not pull the line down to itself, and to no less than the spread of a size's repetitions. The sum of absolute

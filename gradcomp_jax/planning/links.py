@@ -30,7 +30,7 @@ class Link:
 
     @classmethod
     def of_bits(cls, bits_per_second: float, latency: float) -> "Link":
-        """A link whose rate is in bits per second, as networks are sold."""
+        """Returns a link whose rate is in bits per second, as networks are sold."""
         return cls(bits_per_second / 8, latency)
 
     def seconds(self, size: float) -> float:
@@ -73,5 +73,5 @@ class Cluster:
 
     @property
     def nodes(self) -> int:
-        """How many there are."""
+        """Returns the number of nodes."""
         return self.workers // self.per_node

@@ -10,7 +10,7 @@ Shapes = dict[str, jax.ShapeDtypeStruct]
 
 
 def resnet50(classes: int = 1000) -> Shapes:
-    """ResNet-50: 161 float32 leaves, 25,557,032 parameters with 1000 classes.
+    """Returns ResNet-50: 161 float32 leaves, 25,557,032 parameters with 1000 classes.
 
     Convolutions without bias, a scale and a shift for each batch normalisation, one dense layer.
 
@@ -39,7 +39,7 @@ def resnet50(classes: int = 1000) -> Shapes:
 
 
 def alexnet(classes: int = 1000) -> Shapes:
-    """AlexNet with its two groups of convolutions: 16 leaves, 60,965,224 parameters, 232.56 MiB.
+    """Returns AlexNet with its two groups of convolutions: 16 leaves, 60,965,224 parameters, 232.56 MiB.
 
     References:
         Krizhevsky, Sutskever and Hinton, 2012, figure 2.
@@ -58,7 +58,7 @@ def alexnet(classes: int = 1000) -> Shapes:
 
 
 def vgg16(classes: int = 1000) -> Shapes:
-    """VGG-16: 32 leaves, 138,357,544 parameters with 1000 classes.
+    """Returns VGG-16: 32 leaves, 138,357,544 parameters with 1000 classes.
 
     References:
         Simonyan and Zisserman, 2015, https://arxiv.org/abs/1409.1556, table 1, column D.
@@ -72,7 +72,7 @@ def vgg16(classes: int = 1000) -> Shapes:
 
 
 def lstm_ptb(vocabulary: int = 10_000, width: int = 1500, layers: int = 2) -> Shapes:
-    """The large LSTM language model on the Penn Treebank: 10 leaves, 51,034,000 parameters, 194.68 MiB.
+    """Returns the large LSTM language model on the Penn Treebank: 10 leaves, 51,034,000 parameters, 194.68 MiB.
 
     The embedding is the output matrix too; each layer has two biases, of the input and of the state.
 
@@ -89,7 +89,7 @@ def lstm_ptb(vocabulary: int = 10_000, width: int = 1500, layers: int = 2) -> Sh
 
 
 def llama_8b() -> Shapes:
-    """Llama 3 with 8 billion parameters: 291 leaves, 8,030,261,248 parameters, as float32.
+    """Returns Llama 3 with 8 billion parameters: 291 leaves, 8,030,261,248 parameters, as float32.
 
     References:
         Grattafiori et al., 2024, https://arxiv.org/abs/2407.21783, table 3.

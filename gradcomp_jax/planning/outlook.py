@@ -71,12 +71,12 @@ class Outlook:
 
     @property
     def dense(self) -> Prediction:
-        """The better dense baseline."""
+        """Returns the better dense baseline."""
         return next(p for p in self.verdict.ranking if p.method in BASELINES)
 
     @property
     def best(self) -> Prediction:
-        """The fastest method that is no baseline."""
+        """Returns the fastest method that is no baseline."""
         return next(p for p in self.verdict.ranking if p.method not in BASELINES)
 
     def to_dict(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def outlook(
     device: Device | None = None,
     calibration: Calibration | None = None,
 ) -> Outlook:
-    """Everything that :class:`Outlook` has.
+    """Returns everything that :class:`Outlook` has.
 
     Break-even rates and curves are by the formulas, because a calibration knows one link and one number of workers.
 

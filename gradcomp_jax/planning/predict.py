@@ -11,7 +11,7 @@ from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.planning import costs
 from gradcomp_jax.planning.calibrate import Calibration
 from gradcomp_jax.planning.links import Cluster, Link
-from gradcomp_jax.planning.traffic import Crossing, Traffic, read_method
+from gradcomp_jax.planning.traffic import CollectiveTraffic, Traffic, read_method
 from gradcomp_jax.planning.workload import Device, Workload
 
 Layout = Literal["flat", "hierarchical"]
@@ -52,11 +52,11 @@ class Prediction:
 
     @property
     def step(self) -> float:
-        """Seconds from one step to the next."""
+        """Returns the seconds from one step to the next."""
         return self.compute + self.compress + self.exposed
 
 
-class _Crossed(NamedTuple):
+class _Communication(NamedTuple):
     """Fields of a :class:`Prediction` that depend on the layout."""
 
     inner: float
@@ -94,7 +94,7 @@ def predict(
 ) -> Prediction:
     r"""Predicts a step: computation, compression, and communication as far as computation does not hide it.
 
-    With :math:`c` the seconds of communication and :math:`o` the share of the computation that it may run beside, what is
+    With :math:`c` the seconds of communication and :math:`o` the fraction of the computation that it may run beside, what is
     exposed is :math:`\max(0, c - o \cdot compute)`; compression is never hidden.
 
     Args:
@@ -117,15 +117,15 @@ def predict(
         :mod:`gradcomp_jax.planning.costs`.
     """
     if layout is None:
-        ways: list[Layout] = ["flat", "hierarchical"] if cluster.per_node > 1 else ["flat"]
+        layouts: list[Layout] = ["flat", "hierarchical"] if cluster.per_node > 1 else ["flat"]
         if calibration is not None and cluster.per_node > 1 and calibration.workers == cluster.nodes:
             # It is of the exchange between nodes, and knows nothing of one among all workers.
-            ways = ["hierarchical"]
+            layouts = ["hierarchical"]
         elif calibration is not None:
-            ways = ["flat"]
+            layouts = ["flat"]
         found = [
-            predict(workload, cluster, method, device=device, calibration=calibration, layout=way, traffic=traffic)
-            for way in ways
+            predict(workload, cluster, method, device=device, calibration=calibration, layout=one, traffic=traffic)
+            for one in layouts
         ]
         return min(found, key=lambda p: p.step)
     _checks.one_of("method", method, METHODS)
@@ -138,14 +138,14 @@ def predict(
                 " leave it out to use the formulas"
             )
     across = _hierarchical if layout == "hierarchical" else _flat
-    crossed = across(workload, cluster, method, calibration, traffic)
+    communication = across(workload, cluster, method, calibration, traffic)
     compress = 0.0
     if cluster.workers > 1:
         values = workload.values / (cluster.per_node if layout == "hierarchical" else 1)
         known = device or (calibration.device if calibration else None) or Device()
         compress = known.compression(method, round(values))
-    exposed = max(0.0, crossed.inner + crossed.outer - workload.overlap * workload.compute)
-    return Prediction(method, layout, workload.compute, compress, exposed=exposed, **crossed._asdict())
+    exposed = max(0.0, communication.inner + communication.outer - workload.overlap * workload.compute)
+    return Prediction(method, layout, workload.compute, compress, exposed=exposed, **communication._asdict())
 
 
 def should_compress(
@@ -185,7 +185,7 @@ def break_even(
     *,
     device: Device | None = None,
 ) -> float:
-    """The rate of the outer link, bytes a second, above which the better baseline is faster than the method.
+    """Returns the rate of the outer link, bytes a second, above which the better baseline is faster than the method.
 
     0 for a method that never is; infinity for one that always is.
 
@@ -205,7 +205,7 @@ def break_evens(
     *,
     device: Device | None = None,
 ) -> dict[str, float]:
-    """:func:`break_even` of several methods."""
+    """Returns :func:`break_even` of several methods."""
 
     def step(name: str, rate: float) -> float:
         there = dataclasses.replace(cluster, outer=Link(rate, cluster.outer.latency))
@@ -237,45 +237,47 @@ def _last_win(wins: Callable[[float], bool]) -> float:
 
 
 def speed_up(prediction: Prediction, workers: int) -> float:
-    """Examples a second of all workers, over those of one worker alone: weak scaling, each worker's batch stays."""
+    """Returns examples a second of all workers over those of one: weak scaling, each worker's batch stays."""
     return workers * prediction.compute / prediction.step if prediction.step else float(workers)
 
 
 def _flat(
     workload: Workload, cluster: Cluster, method: str, calibration: Calibration | None, traffic: TrafficOf
-) -> _Crossed:
+) -> _Communication:
     """All workers in one exchange; the devices of a node share its outer link for what leaves it."""
     found = traffic(method, workload.shapes, cluster.workers)
     if calibration is not None:
-        return _Crossed(0.0, _measured(calibration, found.crossings), found.sent, found.state)
+        return _Communication(0.0, _measured(calibration, found.collectives), found.sent, found.state)
     if cluster.nodes == 1 and cluster.inner is not None:
-        return _Crossed(_modelled(found.crossings, cluster.workers, cluster.inner, cluster), 0.0, 0.0, found.state)
-    leaving = [c._replace(sent=c.sent * _leaving(c.kind, cluster)) for c in found.crossings]
+        return _Communication(
+            _modelled(found.collectives, cluster.workers, cluster.inner, cluster), 0.0, 0.0, found.state
+        )
+    leaving = [c._replace(sent=c.sent * _leaving(c.kind, cluster)) for c in found.collectives]
     outer = _modelled(leaving, cluster.workers, cluster.outer, cluster)
     if cluster.inner is not None:
         # Rings and pairs have links of both kinds in them: the slower one holds them up.
-        outer = max(outer, _modelled(found.crossings, cluster.workers, cluster.inner, cluster))
-    return _Crossed(0.0, outer, sum(c.sent for c in leaving), found.state)
+        outer = max(outer, _modelled(found.collectives, cluster.workers, cluster.inner, cluster))
+    return _Communication(0.0, outer, sum(c.sent for c in leaving), found.state)
 
 
 def _hierarchical(
     workload: Workload, cluster: Cluster, method: str, calibration: Calibration | None, traffic: TrafficOf
-) -> _Crossed:
+) -> _Communication:
     """A dense reduce-scatter within nodes, the method between them on a shard for each device, a dense all-gather within."""
     assert cluster.inner is not None
-    found = traffic(method, _shares(workload.shapes, cluster.per_node), cluster.nodes)
+    found = traffic(method, _shards(workload.shapes, cluster.per_node), cluster.nodes)
     # The devices of a node exchange their shards at the same time, over the same link.
-    leaving = [c._replace(sent=c.sent * cluster.per_node) for c in found.crossings]
+    leaving = [c._replace(sent=c.sent * cluster.per_node) for c in found.collectives]
     inner = costs.hierarchical(1, cluster.per_node, 4 * workload.values, cluster.inner, 0.0)
     if calibration is not None:
-        outer = _measured(calibration, found.crossings)
+        outer = _measured(calibration, found.collectives)
     else:
         outer = _modelled(leaving, cluster.nodes, cluster.outer, cluster)
-    return _Crossed(inner, outer, sum(c.sent for c in leaving), found.state)
+    return _Communication(inner, outer, sum(c.sent for c in leaving), found.state)
 
 
 @functools.lru_cache(maxsize=64)
-def _shares(shapes: tuple[tuple[int, ...], ...], parts: int) -> tuple[tuple[int, ...], ...]:
+def _shards(shapes: tuple[tuple[int, ...], ...], parts: int) -> tuple[tuple[int, ...], ...]:
     """A device's part of each tensor: so many rows of it as a matrix, its last dimension against all others."""
     return tuple(
         (math.ceil(math.prod(shape[:-1]) / parts), shape[-1])
@@ -296,14 +298,14 @@ def _leaving(kind: str, cluster: Cluster) -> float:
     return cluster.per_node * (cluster.workers - cluster.per_node) / (cluster.workers - 1)
 
 
-def _modelled(crossings: Sequence[Crossing], workers: int, link: Link, cluster: Cluster) -> float:
+def _modelled(collectives: Sequence[CollectiveTraffic], workers: int, link: Link, cluster: Cluster) -> float:
     ring = cluster.topology == "ring"
     return sum(
         c.launches * costs.collective(c.kind, workers, c.sent / c.launches, link, ring=ring)
-        for c in crossings
+        for c in collectives
         if c.launches
     )
 
 
-def _measured(calibration: Calibration, crossings: Sequence[Crossing]) -> float:
-    return sum(c.launches * calibration.seconds(c.kind, c.sent / c.launches) for c in crossings if c.launches)
+def _measured(calibration: Calibration, collectives: Sequence[CollectiveTraffic]) -> float:
+    return sum(c.launches * calibration.seconds(c.kind, c.sent / c.launches) for c in collectives if c.launches)

@@ -12,7 +12,7 @@ import optax
 from gradcomp_jax import _checks
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.methods.registry import METHODS
-from gradcomp_jax.methods.traffic import Crossing as Crossing
+from gradcomp_jax.methods.traffic import CollectiveTraffic as CollectiveTraffic
 from gradcomp_jax.methods.traffic import Traffic as Traffic
 from gradcomp_jax.methods.traffic import traffic_of
 
@@ -61,8 +61,8 @@ def read_method(method: str, shapes: tuple[tuple[int, ...], ...], workers: int) 
 
 def _extended(start: Traffic, end: Traffic, far: float) -> Traffic:
     """What lies as far from one to the other as ``far`` says, in steps of their difference."""
-    crossings = [
+    collectives = [
         b._replace(sent=a.sent + far * (b.sent - a.sent), operand=a.operand + far * (b.operand - a.operand))
-        for a, b in zip(start.crossings, end.crossings, strict=True)
+        for a, b in zip(start.collectives, end.collectives, strict=True)
     ]
-    return Traffic(tuple(crossings), start.state + far * (end.state - start.state))
+    return Traffic(tuple(collectives), start.state + far * (end.state - start.state))

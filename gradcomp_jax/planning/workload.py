@@ -48,7 +48,7 @@ class Workload:
     Attributes:
         compute: seconds of the forward pass, the backward pass and the optimizer.
         shapes: of the gradient's tensors.
-        overlap: share of ``compute`` in which an exchange may run beside it, in [0, 1]. 0 for steps in sequence; about two
+        overlap: fraction of ``compute`` in which an exchange may run beside it, in [0, 1]. 0 for steps in sequence; about two
             thirds where buckets of gradients leave during the backward pass; 1 for averages that may arrive late.
         memory: bytes that the step's program needs, if that is known.
     """
@@ -65,7 +65,7 @@ class Workload:
         if not (self.compute >= 0 and math.isfinite(self.compute)):
             raise ValueError(f"compute must be finite and at least 0 seconds, got {self.compute}")
         if not 0 <= self.overlap <= 1:
-            raise ValueError(f"overlap must be in [0, 1], a share of the computation, got {self.overlap}")
+            raise ValueError(f"overlap must be in [0, 1], a fraction of the computation, got {self.overlap}")
         if not self.values:
             raise ValueError("the model has no parameters: nothing would be exchanged")
 
@@ -100,7 +100,7 @@ class Device:
             raise ValueError(f"copy_rate must be above 0 bytes per second, got {self.copy_rate}")
 
     def compression(self, method: str, values: int) -> float:
-        """Seconds to encode and decode as many float32 values."""
+        """Returns the seconds to encode and decode as many float32 values."""
         copies = self.copies.get(method)
         if copies is None:
             copies = COPIES[method] if method in COPIES else _timed(method)
@@ -139,7 +139,7 @@ def _timed(method: str) -> float:
 def profile_compression(methods: Iterable[str] | None = None, *, values: int = 2**24, repeats: int = 5) -> Device:
     """Times methods on this device: one worker's round trip of a matrix, in copies of it, and a copy.
 
-    Rounds are interleaved. A round trip encodes, decodes and keeps what was not sent; what an owner of a share does besides is
+    Rounds are interleaved. A round trip encodes, decodes and keeps what was not sent; what an owner of a shard does besides is
     not in it.
 
     Args:

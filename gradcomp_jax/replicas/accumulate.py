@@ -33,7 +33,7 @@ class AccumulateState:
     inner: Any
 
     def staleness(self) -> Array:
-        """How many batches are in the sum and in no update: int32 scalar."""
+        """Returns how many batches are in the sum and in no update: int32 scalar."""
         return self.batches
 
 

@@ -10,7 +10,7 @@ from gradcomp_jax._typing import Array
 
 
 def when(predicate: Array | bool, do: Callable[..., Any], otherwise: Any, *operands: Any) -> Any:
-    """``do(*operands)`` where the predicate holds, else ``otherwise``.
+    """Returns ``do(*operands)`` where the predicate holds, else ``otherwise``.
 
     The predicate is a boolean scalar, equal on every worker: ``do`` may communicate. ``True`` itself costs no branch.
     ``otherwise`` is of the structure that ``do`` returns, with ``None`` in place of whole parts that are then zeros.
@@ -23,10 +23,10 @@ def when(predicate: Array | bool, do: Callable[..., Any], otherwise: Any, *opera
 
 
 def each_nth(step: Array, every: int, offset: int = 0) -> Array | bool:
-    """Whether ``every`` divides the number of a step, counted from 1, plus an offset; ``True`` itself for 1."""
+    """Returns whether ``every`` divides the number of a step, counted from 1, plus an offset; ``True`` itself for 1."""
     return True if every == 1 else (step + 1 + offset) % every == 0
 
 
 def one_of(number: Array, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
-    """The branch of that number; without a choice, no branch in the program."""
+    """Returns the branch of that number; without a choice, no branch in the program."""
     return branches[0](*operands) if len(branches) == 1 else lax.switch(number, branches, *operands)

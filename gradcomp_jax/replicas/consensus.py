@@ -16,7 +16,7 @@ Of = Literal["mean", "centre"]
 
 
 def consolidate(state: Any, *, of: Of = "mean") -> PyTree:
-    """One set of parameters for evaluation, or to begin something else with.
+    """Returns one set of parameters for evaluation, or to begin something else with.
 
     Args:
         state: a train state of replicas, or only its parameters, with their global values (as ``gc.init_state(...,
@@ -43,7 +43,7 @@ def consolidate(state: Any, *, of: Of = "mean") -> PyTree:
 
 
 def staleness(state: Any) -> Array:
-    """How many steps of its own a replica is ahead of what it knows of the others: int32 scalar, for a log.
+    """Returns how many steps of its own a replica is ahead of what it knows of the others: int32 scalar, for a log.
 
     Of :func:`delayed_average` the steps whose mean has not arrived; of the others the steps since the last exchange.
 
@@ -60,7 +60,7 @@ def staleness(state: Any) -> Array:
 
 
 def mean_wire_bytes(compiled: Any, *, every: int) -> float:
-    """Bytes that a device sends per step, averaged over a period in which it exchanges once.
+    """Returns the bytes that a device sends per step, averaged over a period in which it exchanges once.
 
     What is in no branch of the program counts in every step, what is in one (an exchange every so many steps, a part's
     turn) in one of ``every``; a choice among densities within it counts its last.
@@ -83,7 +83,7 @@ def _mean(leaf: Any) -> Any:
 
 
 def replica_spread(state: Any) -> Array:
-    r"""How far the replicas are apart: :math:`\sqrt{\tfrac1N \sum_i \lVert x_i - \bar x \rVert^2} \,/\, \lVert \bar x \rVert`.
+    r"""Returns the replicas' spread: :math:`\sqrt{\tfrac1N \sum_i \lVert x_i - \bar x \rVert^2} \,/\, \lVert \bar x \rVert`.
 
     Args:
         state: as for :func:`consolidate`.

@@ -53,7 +53,7 @@ def delayed_average(
     every: int = 1,
     compensate: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Every replica goes on with its own gradient; the workers' mean of it arrives some steps later.
+    r"""Lets every replica go on with its own gradient; the workers' mean of it arrives some steps later.
 
     With ``delay`` :math:`t`, in step :math:`n` on worker :math:`j` the update is
 
@@ -143,7 +143,7 @@ def delayed_average(
 
 
 def of_sums(method: optax.GradientTransformation, every: int) -> optax.GradientTransformationExtraArgs:
-    """The method for sums of ``every`` gradients: it sees their mean, as weight decay and clipping expect it.
+    """Returns the method for sums of ``every`` gradients: it sees their mean, as weight decay and clipping expect it.
 
     A linear method gives the same either way; fixed ranges, too, are made for the gradient of one step.
     """
@@ -179,7 +179,7 @@ def need_wide(params: PyTree) -> None:
 
 
 def slots_of(delay: int, every: int) -> int:
-    """How many sums are kept at once: those on their way, and the one that is being added up.
+    """Returns how many sums are kept at once: those in flight, and the one that is being added up.
 
     The oldest sum is read before the current one is written: where it lands in the first step of a period, its slot is free.
     """
@@ -190,7 +190,7 @@ def slots_of(delay: int, every: int) -> int:
 
 
 def landing(flying: PyTree, step: Array, delay: int, every: int) -> PyTree:
-    """The sum that arrives in a step, if one does."""
+    """Returns the sum that arrives in a step, if one does."""
 
     def read(mark: PerDevice) -> Array:
         period = (step - delay + 1) // every - 1
@@ -200,7 +200,7 @@ def landing(flying: PyTree, step: Array, delay: int, every: int) -> PyTree:
 
 
 def added(flying: PyTree, own: PyTree, step: Array, every: int) -> PyTree:
-    """The sums with a step's gradients added to their period's, which begins at zero."""
+    """Returns the sums with a step's gradients added to their period's, which begins at zero."""
 
     def write(mark: PerDevice, value: Array) -> PerDevice:
         slot = (step // every) % mark.rows

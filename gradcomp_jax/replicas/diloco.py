@@ -20,7 +20,7 @@ def diloco(
     momentum: float = 0.9,
     parts: int = 1,
 ) -> optax.GradientTransformationExtraArgs:
-    """:func:`outer_average` with Nesterov momentum outside; goes after the inner optimizer, usually AdamW.
+    """Makes :func:`outer_average` with Nesterov momentum outside; goes after the inner optimizer, usually AdamW.
 
     Args:
         method: an exchange of the outer gradients, such as ``gc.dense(...)`` or ``gc.block_quantized(..., bits=4)``.
@@ -51,7 +51,7 @@ def sparse_loco(
     mask: Any = None,
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    """:func:`outer_average` of the largest entries of each chunk, in two bits, with error feedback in place of momentum.
+    """Makes :func:`outer_average` of each chunk's largest entries, in two bits, with error feedback for momentum.
 
     Goes after the inner optimizer, usually AdamW. Small tensors cross whole.
 

@@ -28,7 +28,7 @@ class ElasticState(nonfinite.ReplicaState):
     method: Any
 
     def staleness(self) -> Array:
-        """How many steps a replica has taken since the centre last pulled at it: int32 scalar."""
+        """Returns how many steps a replica has taken since the centre last pulled at it: int32 scalar."""
         return jnp.where(self.step == 0, 0, (self.step - 1) % self.every + 1)
 
 
@@ -93,7 +93,7 @@ def elastic_average(
             mean, inner = exchange.update(
                 apart, inner, None, **with_context(extra, not_gradients="elastic_average, a distance")
             )
-            # Taken off the replica at once: what a compressor keeps back is on its way to the centre and in the residual,
+            # Taken off the replica at once: what a compressor keeps is in the residual, and reaches the centre later,
             # and nothing is counted twice.
             pulled = jax.tree.map(lambda u, d: u - band * d, own, apart)
             return pulled, jax.tree.map(lambda c, m: c + beta * m, centre, mean), inner

@@ -24,7 +24,7 @@ class GossipState(nonfinite.ReplicaState):
     """State of :func:`gossip`: a :class:`ReplicaState`."""
 
     def staleness(self) -> Array:
-        """How many steps a replica has taken since it last met a partner: int32 scalar."""
+        """Returns how many steps a replica has taken since it last met a partner: int32 scalar."""
         return self.step % self.every
 
 
@@ -36,7 +36,7 @@ def gossip(
     compressor: Compressor | None = None,
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Each replica becomes the mean of itself and one partner, another one each time.
+    r"""Makes each replica the mean of itself and one partner, another one each time.
 
     With :math:`x_i` after the optimizer's step and :math:`\pi` the partners' permutation of this turn,
 

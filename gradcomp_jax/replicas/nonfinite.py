@@ -33,13 +33,13 @@ class ReplicaState:
 
 
 def or_zeros(tree: PyTree, largest: float = LARGEST) -> tuple[PyTree, Array]:
-    """The tree in float32, zeros throughout if any entry is not finite or too large; and whether all are, a worker's own."""
+    """Returns the tree in float32, all zeros if any entry is not finite or too large, and whether all are finite."""
     ok = all_finite(tree, largest)
     return jax.tree.map(lambda x: jnp.where(ok, x.astype(jnp.float32), 0.0), tree), ok
 
 
 def all_finite(tree: PyTree, largest: float = LARGEST) -> Array:
-    """Whether every entry of every leaf is, and none above a magnitude."""
+    """Returns whether every entry of every leaf is, and none above a magnitude."""
     return jnp.stack([jnp.array(True), *(kernels.all_finite(x, largest) for x in jax.tree.leaves(tree))]).all()
 
 
@@ -51,12 +51,12 @@ def steady(updates: PyTree, params: PyTree) -> tuple[PyTree, Array]:
 
 
 def counter(axis_name: AxisName | None) -> PerDevice:
-    """A worker's own count, at zero."""
+    """Returns a worker's own count, at zero."""
     return PerDevice(_compat.varying(jnp.zeros((1,), jnp.int32), axis_name), 1)
 
 
 def count(before: PerDevice, ok: Array) -> PerDevice:
-    """One more, if not ok."""
+    """Adds one where not ok."""
     return PerDevice(before.value + jnp.where(ok, 0, 1).astype(jnp.int32), 1)
 
 

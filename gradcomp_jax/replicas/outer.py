@@ -30,7 +30,7 @@ class OuterState(nonfinite.ReplicaState):
     method: tuple
 
     def staleness(self) -> Array:
-        """How many steps a replica has taken since the part that waits longest was last together: int32 scalar."""
+        """Returns the steps of a replica since the part that waits longest was last together: int32 scalar."""
         parts = len(self.method)
         since = [(self.step + offset_of(j, parts, self.every)) % self.every for j in range(parts)]
         return jnp.minimum(self.step, jnp.stack(since).max())
@@ -44,7 +44,7 @@ def outer_average(
     every: int,
     parts: int = 1,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Local steps, and every ``every`` of them an outer one on the mean of how far the replicas have come.
+    r"""Takes local steps, and every ``every`` of them an outer one on the mean of how far the replicas have come.
 
     With :math:`c` where the replicas were last together and :math:`x_i` where each of them is after :math:`H` steps of its
     own, the outer gradient is :math:`\Delta = \frac1N \sum_i (c - x_i)`; an outer optimizer makes a step of it, and all
@@ -136,7 +136,7 @@ def offset_of(part: int, parts: int, every: int) -> int:
 
 
 def cut(tree: PyTree, parts: int) -> list[list[int]]:
-    """The leaves' numbers in parts of about equal size, in the order of the tree, and in each at least one.
+    """Returns the leaves' numbers in parts of about equal size, in the order of the tree, and in each at least one.
 
     Raises:
         ValueError: if there are fewer leaves than parts.
@@ -158,7 +158,7 @@ def cut(tree: PyTree, parts: int) -> list[list[int]]:
 
 
 def only(tree: PyTree, members: Sequence[int]) -> PyTree:
-    """The tree with nothing but some of its leaves, under their own paths."""
+    """Returns the tree with nothing but some of its leaves, under their own paths."""
     leaves, treedef = jax.tree.flatten(tree)
     chosen = set(members)
     return jax.tree.unflatten(treedef, [x if i in chosen else optax.MaskedNode() for i, x in enumerate(leaves)])
@@ -167,13 +167,13 @@ def only(tree: PyTree, members: Sequence[int]) -> PyTree:
 def local_sgd(
     method: optax.GradientTransformation, *, axis_name: AxisName | None, every: int
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Every ``every`` steps all replicas become their mean: :math:`x_i \leftarrow \frac1N \sum_j x_j`.
+    r"""Sets all replicas to their mean every ``every`` steps: :math:`x_i \leftarrow \frac1N \sum_j x_j`.
 
-    :func:`outer_average` with an outer step of the whole way. With ``every=1``, dense and plain SGD this is synchronous
+    :func:`outer_average` with an outer step of the whole distance. With ``every=1``, dense and plain SGD this is synchronous
     SGD up to the rounding of :math:`x`.
 
     Args:
-        method: an exchange, such as ``gc.dense(...)``; of the way from where the replicas were last together.
+        method: an exchange, such as ``gc.dense(...)``; of how far a replica has moved since the last exchange.
         axis_name: its axis.
         every: local steps :math:`\tau`.
 

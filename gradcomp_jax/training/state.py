@@ -25,7 +25,7 @@ class TrainState(NamedTuple):
 
 
 def state_specs(state: PyTree, *, axis_name: AxisName, param_specs: PyTree | None = None) -> PyTree:
-    """The partition spec of every leaf: ``P(axis_name)`` for per-device state, ``P()`` for all else.
+    """Returns the partition spec of every leaf: ``P(axis_name)`` for per-device state, ``P()`` for all else.
 
     Args:
         state: any tree with :class:`PerDevice` nodes in it, of arrays or shapes.
@@ -69,7 +69,7 @@ def state_axes(state: PyTree) -> PyTree:
 
 
 def state_shardings(state: PyTree, mesh: Mesh, *, axis_name: AxisName, param_specs: PyTree | None = None) -> PyTree:
-    """:func:`state_specs` as shardings on a mesh."""
+    """Returns :func:`state_specs` as shardings on a mesh."""
     return jax.tree.map(
         lambda s: NamedSharding(mesh, s),
         state_specs(state, axis_name=axis_name, param_specs=param_specs),
@@ -100,7 +100,7 @@ def init_state(
     param_specs: PyTree | None = None,
     replicas: bool = False,
 ) -> TrainState:
-    """A fresh train state on a mesh: parameters where their specs say, per-device state split along the axis.
+    """Returns a fresh train state on a mesh: parameters where their specs say, per-device state split along the axis.
 
     Args:
         params: any tree of arrays: plain, ``flax.linen`` variables or ``flax.nnx`` state; whole, also where they are to be
@@ -176,7 +176,7 @@ def _constrain(leaf: Any, place: Any) -> Any:
 
 
 def manual_specs(param_specs: PyTree | None, params: PyTree, axis_name: AxisName) -> PyTree:
-    """The parameters' specs as far as they are the mapped axes', for ``in_specs`` of a ``shard_map`` over those alone."""
+    """Returns the part of the parameters' specs over the mapped axes, for ``in_specs`` of a ``shard_map`` over them."""
     names = _specs.names_of(axis_name)
     return jax.tree.map(lambda s: _specs.only(s, names), _specs.like(param_specs, params))
 

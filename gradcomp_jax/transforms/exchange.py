@@ -148,7 +148,7 @@ def exchange(
             messages = outbound(layout, bucket, number, leaves, state, keys, workers, before.messages if before else ())
             also = [] if before else [leaves[i] for i in layout.averaged]
             bad = ~all_finite(messages, also, workers)
-            crossed.append(transport(messages, bad, workers, before.arrived if before else None))
+            crossed.append(transport(messages, bad, workers, before.received if before else None))
         ok = _together(jnp.stack([t.ok for t in crossed]).all(), context)
         new = _in_lists(state)
         sent: dict[int, Array] = {}

@@ -63,7 +63,7 @@ def frozen_adam(
         b1: :math:`\beta_1`.
         b2: :math:`\beta_2`.
         eps: :math:`\epsilon`.
-        floor: least frozen :math:`\sqrt v`, as a share of its root mean square over the tensor.
+        floor: least frozen :math:`\sqrt v`, as a fraction of its root mean square over the tensor.
 
     Raises:
         ValueError: for fewer than one step of warm-up, and for decay rates outside [0, 1).

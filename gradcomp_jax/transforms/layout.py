@@ -36,7 +36,7 @@ class Segment:
 
     @property
     def owners(self) -> int:
-        """Among how many workers it is divided; 1 where all of them want it whole."""
+        """Returns among how many workers it is divided; 1 where all of them want it whole."""
         return self.shards.count if self.shards else 1
 
 
@@ -69,7 +69,7 @@ class Group:
 
     @property
     def dealt(self) -> bool:
-        """Whether entries are dealt out over the rows."""
+        """Returns whether entries are dealt out over the rows."""
         return self.view in ("dealt", "tree")
 
     def memory_rows(self, segment: Segment) -> int:
@@ -132,7 +132,7 @@ class Group:
         return kernels.as_rows(first, block)
 
     def split(self, segment: Segment, rows: Array, like: Sequence[Array]) -> dict[int, Array]:
-        """Inverse of :meth:`join`: leaf number to an array of that leaf's dtype and shape, or that of an owner's shard."""
+        """Inverts :meth:`join`: leaf number to an array of that leaf's dtype and shape, or that of an owner's shard."""
         first = segment.leaves[0]
         leaf = like[first]
         if segment.shards:

@@ -21,7 +21,7 @@ Sides = Callable[[str, jax.ShapeDtypeStruct], tuple[int, int] | None]
 
 
 def even_split(shape: tuple[int, ...]) -> int:
-    """How many leading dimensions are rows, so that rows + columns are fewest; of equals, the fewest dimensions.
+    """Returns how many leading dimensions are rows, for the fewest rows + columns; of equals, the fewest dimensions.
 
     A low-rank factor pair is ``rank * (rows + columns)`` numbers, so the fewest sides are the fewest bytes. A dense layer
     over several dimensions is split where its inputs end and its outputs begin: ``[embed, heads, head_dim]`` after the
@@ -36,7 +36,7 @@ def even_split(shape: tuple[int, ...]) -> int:
 
 
 def sides_of(matrix: Matrix | None) -> Sides:
-    """The rule that ``matrix=`` stands for.
+    """Returns the rule that ``matrix=`` stands for.
 
     Raises:
         ValueError: for a pattern that is no regular expression and a split that leaves no rows; when traced, for a split

@@ -44,7 +44,7 @@ def density_schedule(
     mask: Mask | None = None,
     make: Callable[..., Compressor] = topk,
 ) -> optax.GradientTransformationExtraArgs:
-    """An exchange of selections whose density follows an optax schedule.
+    """Makes an exchange of selections whose density follows an optax schedule.
 
     Shapes are static, so a few densities are compiled, as branches of one program on the replicated step count. Each step
     takes the lowest of them that is at least what the schedule says, or the highest there is.
@@ -86,7 +86,7 @@ def density_controller(
     mask: Mask | None = None,
     make: Callable[..., Compressor] = topk,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""An exchange of selections that takes the lowest density whose selection error stays below a target.
+    r"""Makes an exchange of selections that takes the lowest density whose selection error stays below a target.
 
     The error is :math:`\xi = \|S(\bar x) - \overline{S(x)}\| / \|\bar g\|`: how far the mean of the workers' selections
     is from the selection of their mean, the number that the convergence proof of top-k SGD bounds. It is measured at the

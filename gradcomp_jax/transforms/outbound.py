@@ -93,7 +93,7 @@ def outbound(
     counts = [[RowInfo(group.counts(s)) for s in segments] for group, segments in groups]
     statistics = [
         [
-            group.compressor.measure(group.encoded_rows(segment, target(group, segment, kept, ())), info, code_state)
+            group.compressor.statistic(group.encoded_rows(segment, target(group, segment, kept, ())), info, code_state)
             for segment, kept, info, code_state in zip(segments, *of_group, strict=True)
         ]
         for (group, segments), *of_group in zip(groups, memories, counts, states, strict=True)

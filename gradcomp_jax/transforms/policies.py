@@ -25,7 +25,7 @@ class Policy(abc.ABC):
 
     @abc.abstractmethod
     def choose(self, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:
-        """The choice for one tensor.
+        """Returns the choice for one tensor.
 
         Raises:
             ValueError: if no rule matches it.
@@ -33,7 +33,7 @@ class Policy(abc.ABC):
 
     @abc.abstractmethod
     def compressors(self) -> Iterator[Compressor]:
-        """Every compressor that is known before a tensor is seen."""
+        """Returns every compressor that is known before a tensor is seen."""
 
     def masked(self) -> "Policy":
         """Returns the policy for the leaves of a mask, which takes the place of its own rule of what gains.
@@ -105,7 +105,7 @@ class ByShape(Policy):
         return dataclasses.replace(self, only_if_smaller=False)
 
     def compressors(self) -> Iterator[Compressor]:
-        """None: they depend on the tensors."""
+        """Returns nothing: the compressors depend on the tensors."""
         return iter(())
 
 
@@ -129,12 +129,12 @@ def by_matrix(make: Callable[[int, int], Compressor], *, dense: Compressor, matr
 
 
 def by_column(make: Callable[[int], Compressor], *, dense: Compressor) -> Policy:
-    """A compressor whose block is one column of a tensor, for an exchange with ``view="columns"``; as :func:`by_matrix`."""
+    """Returns a compressor of a tensor's columns, for an exchange with ``view="columns"``; as :func:`by_matrix`."""
     return ByShape(lambda rows, columns: make(rows), last_against_others, dense)
 
 
 def by_tensor(make: Callable[[int], Compressor], *, dense: Compressor) -> Policy:
-    """A compressor whose block is a whole tensor, or 2**20 entries of a longer one; as :func:`by_matrix`."""
+    """Returns a compressor whose block is a whole tensor, or 2**20 entries of a longer one; as :func:`by_matrix`."""
     return ByShape(lambda rows, columns: make(min(rows * columns, _LONGEST)), last_against_others, dense)
 
 
@@ -187,7 +187,7 @@ def by_path(pattern: str, rule: Rule, *, otherwise: Rule | None = None) -> Polic
 
 
 def smaller(compressor: Compressor, dense: Compressor, size: int) -> bool:
-    """Whether what a compressor sends of ``size`` entries is less than what a dense one does."""
+    """Returns whether what a compressor sends of ``size`` entries is less than what a dense one does."""
     rows, dense_rows = kernels.row_count(size, compressor.block), kernels.row_count(size, dense.block)
     mean = compressor.statistic_spec(1) if compressor.side_information == "mean" else None
     besides = 0 if mean is None else rows * mean.size * mean.dtype.itemsize

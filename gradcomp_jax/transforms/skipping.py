@@ -19,5 +19,5 @@ def took_place(before: Any, after: Any) -> Array:
 
 
 def keep_if(ok: Array, new: Any, old: Any) -> Any:
-    """New values where the exchange took place, old ones where it was skipped."""
+    """Returns new values where the exchange took place, old ones where it was skipped."""
     return jax.tree.map(lambda n, o: jax.numpy.where(ok, n, o), new, old)

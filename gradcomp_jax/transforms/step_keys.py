@@ -39,6 +39,6 @@ class StepKeys(NamedTuple):
         return jax.random.fold_in(jax.random.fold_in(stream, number), self.step)
 
     def of_downlink(self, number: int) -> Array:
-        """Returns this worker's key for the second encoding of message number ``number`` of the step."""
-        # Counted down from the end: no leaf's number, so the second encoding's stream is its own.
+        """Returns this worker's key for the downlink of message number ``number`` of the step."""
+        # Counted down from the end: no leaf's number, so the downlink's stream is its own.
         return self.of_leaf(self.own, _LAST - number)

@@ -13,7 +13,7 @@ from gradcomp_jax.collectives import fused
 from gradcomp_jax.transforms.outbound import OutboundMessage
 
 
-class Arrived(NamedTuple):
+class Received(NamedTuple):
     """What has come in: ``owners``, by all-to-all, and ``everyone``, by all-gather and all-reduce."""
 
     owners: Sequence[Array] = ()
@@ -21,23 +21,23 @@ class Arrived(NamedTuple):
 
 
 class Transported(NamedTuple):
-    """A bucket that has crossed.
+    """A bucket that was exchanged.
 
     Attributes:
         messages: that went out.
         inbound: what came of each of them.
         ok: boolean scalar, equal on every worker: whether all that crossed was usable.
-        arrived: what came in.
+        received: what came in.
     """
 
     messages: Sequence[OutboundMessage]
     inbound: list[co.InboundMessage]
     ok: Array
-    arrived: Arrived
+    received: Received
 
 
 def transport(
-    messages: Sequence[OutboundMessage], bad: Array, workers: co.Workers, after: Arrived | None = None
+    messages: Sequence[OutboundMessage], bad: Array, workers: co.Workers, after: Received | None = None
 ) -> Transported:
     """Takes every message across the axis: all-to-all, then all-gather, then all-reduce, each at most once.
 
@@ -46,15 +46,15 @@ def transport(
     collectives starts, of the bucket before: a compiler that combines collectives would make one of both, which waits for
     what the later one is made of.
     """
-    after, axis_name = after or Arrived(), workers.axis_name
-    crossing = [_Crossing(m.steps(workers)) for m in messages]
-    while meeting := _waiting(crossing, "permute"):
+    after, axis_name = after or Received(), workers.axis_name
+    in_flight = [_InFlight(m.steps(workers)) for m in messages]
+    while meeting := _waiting(in_flight, "permute"):
         partners = meeting[0].send.partners
         _go_on(meeting, functools.partial(fused.permute, to=partners, axis_name=axis_name))
     to_owners = _go_on(
-        _waiting(crossing, "all_to_all"), lambda arrays: fused.all_to_all(co.wait(arrays, after.owners), axis_name)
+        _waiting(in_flight, "all_to_all"), lambda arrays: fused.all_to_all(co.wait(arrays, after.owners), axis_name)
     )
-    gathered, added = _waiting(crossing, "all_gather"), _waiting(crossing, "psum")
+    gathered, added = _waiting(in_flight, "all_gather"), _waiting(in_flight, "psum")
     bad = jnp.stack([bad, *(c.send.bad for c in gathered if c.send.bad is not None)]).any()
     to_gather, to_add = (co.wait(_arrays(of), after.everyone) for of in (gathered, added))
     if to_gather:
@@ -69,12 +69,12 @@ def transport(
         came, ok = [], flags == 0
     _go_on(gathered, lambda _: came)
     _go_on(added, lambda _: sums)
-    inbound = [c.inbound for c in crossing if c.inbound is not None]
-    return Transported(messages, inbound, ok, Arrived(to_owners, [*came, *sums]))
+    inbound = [c.inbound for c in in_flight if c.inbound is not None]
+    return Transported(messages, inbound, ok, Received(to_owners, [*came, *sums]))
 
 
-class _Crossing:
-    """A message on its way: what its collective sends next, or what came of it."""
+class _InFlight:
+    """A message in flight: what its collective sends next, or what came of it."""
 
     def __init__(self, steps: co.Steps) -> None:
         self._steps = steps
@@ -89,16 +89,16 @@ class _Crossing:
             self.inbound = end.value
 
 
-def _waiting(crossing: Sequence[_Crossing], by: str) -> list[_Crossing]:
-    """The messages that wait for an operation of a kind."""
-    return [c for c in crossing if c.inbound is None and c.send.by == by]
+def _waiting(in_flight: Sequence[_InFlight], by: str) -> list[_InFlight]:
+    """The messages that wait for this operation."""
+    return [c for c in in_flight if c.inbound is None and c.send.by == by]
 
 
-def _arrays(waiting: Sequence[_Crossing]) -> list[Array]:
+def _arrays(waiting: Sequence[_InFlight]) -> list[Array]:
     return [a for c in waiting for a in jax.tree.leaves(c.send.payload)]
 
 
-def _go_on(waiting: Sequence[_Crossing], operation: Callable[[list[Array]], list[Array]]) -> list[Array]:
+def _go_on(waiting: Sequence[_InFlight], operation: Callable[[list[Array]], list[Array]]) -> list[Array]:
     """Puts the arrays of all waiting messages through one operation, and hands each of them its own."""
     came = operation(_arrays(waiting))
     rest = iter(came)

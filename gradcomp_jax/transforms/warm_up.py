@@ -17,7 +17,7 @@ DGC_DENSITIES = (0.25, 0.0625, 0.015625, 0.004)
 
 
 def warm_up(steps_per_stage: int, densities: Sequence[float] = DGC_DENSITIES) -> Stages:
-    """The same number of steps at each of the densities, by default Deep Gradient Compression's.
+    """Returns the same number of steps at each of the densities, by default Deep Gradient Compression's.
 
     The paper's sparsities are 75%, 93.75%, 98.4375%, 99.6% and then the final one, an epoch each.
 
@@ -42,7 +42,7 @@ def staged(
     *,
     step_of: Callable[[Any], Array],
 ) -> optax.GradientTransformationExtraArgs:
-    """One transformation that behaves as ``make(density)`` of the stage it is in.
+    """Returns one transformation that behaves as ``make(density)`` of the stage it is in.
 
     All stages are compiled into one program, as branches on the replicated step count, so nothing is recompiled when
     the density moves and all workers take the same branch.

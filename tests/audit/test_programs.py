@@ -80,7 +80,7 @@ def test_bytes_follow_the_formula(kind, dtype):
     assert row.groups == (tuple(range(N)),)
 
 
-def test_a_share_that_is_not_whole_is_rounded_up():
+def test_a_fraction_that_is_not_whole_is_rounded_up():
     mesh = make_mesh(N, names=("w",))
     report = wire_bytes(compile_on(mesh, lambda x: jax.lax.psum(x, "w"), array(8, 3, dtype="int8")))
     # 2 * 7 / 8 of 3 bytes is 5.25 bytes.

@@ -1,4 +1,4 @@
-"""The commands: help, every mistake with its exit code, and what a run leaves behind."""
+"""The commands: help, every user error with its exit code, and what a run leaves behind."""
 
 import json
 

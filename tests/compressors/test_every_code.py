@@ -57,7 +57,7 @@ def both_ways(compressor: Compressor, rows, seed=0, count=None):
     """Payload, whether all is finite, what is decoded and where, as for the one worker of an exchange."""
     count = full(rows) if count is None else count
     state = compressor.init((rows.size,))
-    statistic = compressor.measure(rows, RowInfo(count), state)
+    statistic = compressor.statistic(rows, RowInfo(count), state)
     side = compressor.from_mean(statistic) if compressor.side_information == "mean" else statistic
     if compressor.side_information == "max":
         side = jnp.broadcast_to(statistic, rows.shape[:1])
@@ -212,7 +212,7 @@ def test_reduce_is_the_sum_of_what_is_decoded(name: str) -> None:
     if compressor.side_information in SEEDED:
         side = gc.kernels.row_seeds(jax.random.key(5), ROWS)
     elif compressor.side_information:
-        side = compiled(compressor.from_mean)(compiled(compressor.measure)(xs[0], RowInfo(full(xs[0])), state))
+        side = compiled(compressor.from_mean)(compiled(compressor.statistic)(xs[0], RowInfo(full(xs[0])), state))
 
     @jax.jit
     def encode(worker, x):

@@ -29,7 +29,7 @@ def ternary(**options: Any) -> Compressor:
 
 
 CASES = {
-    "dense-f32": Case(compressors.dense(), 4),
+    "dense": Case(compressors.dense(), 4),
     "dense-bf16": Case(compressors.dense(jnp.bfloat16), 2),
     # 13 trits are 3 bytes; a scale is 4 and absent where it is side.
     "ternary": Case(ternary(), 3),
@@ -58,8 +58,8 @@ def encode(compressor: Compressor, rows, key, count, statistic=None, side=None):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def measure(compressor: Compressor, rows, count):
-    return compressor.measure(rows, RowInfo(count))
+def statistic_of(compressor: Compressor, rows, count):
+    return compressor.statistic(rows, RowInfo(count))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -84,7 +84,7 @@ def side_of(compressor: Compressor, *workers: np.ndarray) -> np.ndarray | None:
     """The scale that these workers agree on, one for each row."""
     if isinstance(compressor, Levels):
         return np.full(workers[0].shape[0], 0.75, np.float32)
-    measured = [measure(compressor, w, full(w)) for w in workers]
+    measured = [statistic_of(compressor, w, full(w)) for w in workers]
     if measured[0] is None:
         return None
     return np.broadcast_to(np.max(np.stack(measured), axis=0), workers[0].shape[:1])
@@ -132,7 +132,7 @@ def test_a_constant_is_neither_lost_nor_clipped(name: str, value: float) -> None
     got = round_trip(compressor, rows)
     sent = got != 0
     assert sent.sum(axis=1).min() >= (compressor.k if compressor.is_sparsifier else compressor.block)
-    wide = name in ("dense-f32", "topk-3-f32", "topk-all")
+    wide = name in ("dense", "topk-3-f32", "topk-all")
     np.testing.assert_allclose(got[sent], rows[sent], rtol=0 if wide else 2.0**-8)
 
 
@@ -261,7 +261,7 @@ def test_summable_payloads_add_up(name: str) -> None:
 
 def test_which_add_up() -> None:
     assert {name for name, case in CASES.items() if case.compressor.summable} == {
-        "dense-f32",
+        "dense",
         "dense-bf16",
         "ternary-int8",
     }

@@ -33,7 +33,7 @@ def test_a_shared_scale_sums_to_integers(granularity: str) -> None:
     compressor = compressors.ternary(bucket_size=BLOCK, granularity=granularity)
     xs = np.random.default_rng(0).normal(size=(5, 3, BLOCK)).astype(np.float32)
     count = np.full(3, BLOCK, np.int32)
-    measured = np.stack([compiled(compressor.measure)(x, RowInfo(count)) for x in xs])
+    measured = np.stack([compiled(compressor.statistic)(x, RowInfo(count)) for x in xs])
     assert measured.shape == (5, 3 if granularity == "bucket" else 1)
     shared = np.broadcast_to(measured.max(axis=0), (3,))
     payloads = [encode(compressor, x, i, shared) for i, x in enumerate(xs)]
@@ -70,7 +70,7 @@ def test_padding_is_no_part_of_sigma() -> None:
     compressor = compressors.ternary(bucket_size=BLOCK, clip=0.5)
     x = (np.random.default_rng(2).normal(size=40) + 5).astype(np.float32)
     rows = kernels.as_rows(x, BLOCK)
-    measured = compiled(compressor.measure)(rows, RowInfo(kernels.valid_counts(40, BLOCK)))
+    measured = compiled(compressor.statistic)(rows, RowInfo(kernels.valid_counts(40, BLOCK)))
     np.testing.assert_allclose(measured, [0.5 * x.astype(np.float64).std()], rtol=1e-5)
 
 
@@ -92,7 +92,7 @@ def test_a_wider_shared_scale_leaves_the_code_unbiased() -> None:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def there_and_back(downlink: Levels, mean, side):
+def round_trip(downlink: Levels, mean, side):
     payload, _ = downlink.encode(mean, (), RowInfo(side=side))
     return payload, downlink.decode(payload, RowInfo(side=side))
 
@@ -106,10 +106,10 @@ def test_levels_are_exact(workers: int) -> None:
     downlink = compressors.ternary(bucket_size=401).downlink(workers)
     integers = np.resize(np.arange(-workers, workers + 1), (len(SCALES), 401))
     exact = integers * SCALES.astype(np.float64)[:, None] / workers
-    payload, got = there_and_back(downlink, exact.astype(np.float32), SCALES)
+    payload, got = round_trip(downlink, exact.astype(np.float32), SCALES)
     # The product and the quotient round once each; the integers are what they were.
     np.testing.assert_allclose(got, exact, rtol=2.0**-22)
-    again, same = there_and_back(downlink, got, SCALES)
+    again, same = round_trip(downlink, got, SCALES)
     np.testing.assert_array_equal(again.words, payload.words)
     np.testing.assert_array_equal(same, got)
     digits = kernels.unpack_digits(payload.words, 401, 2 * workers + 1)
@@ -127,7 +127,7 @@ def test_levels_return_the_mean_of_payloads(workers: int) -> None:
     stacked = jax.tree.map(lambda *a: np.stack(a), *[encode(compressor, x, i, shared) for i, x in enumerate(xs)])
     mean = mean_of(compressor, stacked, shared)
     assert np.unique(np.asarray(mean)).size > workers
-    np.testing.assert_array_equal(there_and_back(compressor.downlink(workers), mean, shared)[1], mean)
+    np.testing.assert_array_equal(round_trip(compressor.downlink(workers), mean, shared)[1], mean)
 
 
 def test_bits_of_the_downlink() -> None:

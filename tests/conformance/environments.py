@@ -1,4 +1,4 @@
-"""The same transformation under every way of mapping it over workers."""
+"""The same transformation mapped over workers in every supported form."""
 
 import dataclasses
 import functools

@@ -130,7 +130,7 @@ def check_law(case: Case, world: Environment, gradient: Any, updates: Any, old: 
     if case.law == "mean":
         for name in mean:
             largest = np.abs(gradient32[name]).max(initial=0)
-            # What a cast to bfloat16 costs, on the way there and back.
+            # What a cast to bfloat16 costs, on the uplink and on the downlink.
             half = 2**-7 if SHAPES[name][1] == jnp.bfloat16 else 0
             np.testing.assert_allclose(update[name], mean[name], atol=(case.tolerance + half) * largest, rtol=0)
     elif case.law == "unbiased":

@@ -64,7 +64,7 @@ CASES |= {
 
 
 def reference_of(name: str) -> optax.GradientTransformation | None:
-    """The same method where nothing is encoded twice; ``None`` if it has no such way."""
+    """The same method where nothing is encoded twice; ``None`` if it has no such collective."""
     if name.startswith("sparcml"):
         return registered("sparcml", algorithm="recursive_doubling")
     if name in ("one_bit_adam", "powersgd"):
@@ -97,7 +97,7 @@ pairs = pytest.mark.parametrize(
 
 @pairs
 def test_what_the_workers_share_arrives(method: str, kind: str) -> None:
-    """At least nine tenths of what arrives where nothing is encoded twice; of a method that has no such way, of all."""
+    """At least nine tenths of what arrives where nothing is encoded twice; of a method that has no such collective, of all."""
     whole = STEPS if reference_of(method) is None else run(method, reference=True)[kind].delivered[-1]
     assert run(method)[kind].delivered[-1] >= 0.9 * whole > 0
 
@@ -110,7 +110,7 @@ def test_memories_stay_bounded(method: str, kind: str) -> None:
     if reference_of(method) is not None:
         there = run(method, reference=True)[kind]
         assert there.growth() <= MOST_GROWTH
-        # Of eight bits each, the second encoding loses as much as the first: nearly three times, by the compiler's rounding.
+        # Of eight bits each, the downlink loses as much as the first: nearly three times, by the compiler's rounding.
         assert here.kept[-1] <= (4 if method == "fp8" else 3) * there.kept[-1]
 
 

@@ -46,18 +46,18 @@ def expected(case: Case) -> dict[str, int]:
         if phases and compressor == gc.compressors.dense() and compressor is case.rest[0]:
             # What auto would add up by itself rides along.
             collective = "two_phase"
-        total, up = sum(rows), compressor.payload_bytes(1)
+        total, uplink = sum(rows), compressor.payload_bytes(1)
         shard = -(-total // N)
         if collective == "two_phase":
-            sent["all-to-all"] += (N - 1) * shard * up
+            sent["all-to-all"] += (N - 1) * shard * uplink
             sent["all-gather"] += (N - 1) * shard * compressor.downlink(N).payload_bytes(1)
         elif collective == "all_gather":
-            sent["all-gather"] += (N - 1) * total * up
+            sent["all-gather"] += (N - 1) * total * uplink
         elif collective == "recursive_doubling":
-            sent["collective-permute"] += sum(min(have * up, 4 * compressor.block) * total for have in (1, 2, 4))
+            sent["collective-permute"] += sum(min(have * uplink, 4 * compressor.block) * total for have in (1, 2, 4))
         else:
             # This backend widens a bfloat16 all-reduce, which is why dense bfloat16 is not one by default.
-            summed += total * up * (2 if compressor == gc.compressors.dense("bfloat16") else 1)
+            summed += total * uplink * (2 if compressor == gc.compressors.dense("bfloat16") else 1)
         if compressor.side_information in ("max", "mean"):
             # One for a tensor, or one for each of its rows.
             statistics += sum(compressor.statistic_spec(r).size * 4 for r in rows)
@@ -75,7 +75,7 @@ def compiled(method: str):
 def described(method: str) -> dict[str, int]:
     """What the exchange says of itself: for a registered method of whose payload nothing else is said."""
     traffic = traffic_of(METHODS[method].make(AXIS), parameters(), {AXIS: N})
-    return dict.fromkeys(KINDS, 0) | {crossing.kind: crossing.sent for crossing in traffic.crossings}
+    return dict.fromkeys(KINDS, 0) | {collective.kind: collective.sent for collective in traffic.collectives}
 
 
 @pytest.mark.parametrize("method", METHODS)

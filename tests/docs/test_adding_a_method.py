@@ -132,7 +132,7 @@ def test_a_fault_in_it_is_found(method, monkeypatch) -> None:
     from gradcomp_jax.memory.residual import Residual
 
     monkeypatch.setitem(cases.METHODS, NAME, cases.plain_case(method))
-    monkeypatch.setattr(Residual, "update", lambda self, target, sent, left, memory: memory)
+    monkeypatch.setattr(Residual, "update", lambda self, target, sent, sent_mask, memory: memory)
     conformance.built.cache_clear()
     with pytest.raises(AssertionError):
         conformance.test_replicas_agree_and_nothing_is_lost(NAME, "vmap")

@@ -38,8 +38,8 @@ def test_every_entry_is_as_likely_as_any_other(block: int, k: int) -> None:
     index = np.asarray(choose(seeds(rows), block, k))
     check_positions(index, block)
     p = k / block
-    share = np.bincount(index.ravel(), minlength=block) / rows
-    assert (np.abs(share - p) <= 5 * np.sqrt(p * (1 - p) / rows)).all()
+    fraction = np.bincount(index.ravel(), minlength=block) / rows
+    assert (np.abs(fraction - p) <= 5 * np.sqrt(p * (1 - p) / rows)).all()
     # So is each place of the result: its values need not be known to belong to some part of the row.
     first = np.bincount(index[:, 0], minlength=block) / rows
     assert (np.abs(first - 1 / block) <= 5 * np.sqrt(1 / block / rows)).all()

@@ -136,10 +136,10 @@ class Dgc:
         if block > 1:
             exact = exact + self.owners
         # An owner sends half as many entries again as it got from each worker.
-        back = k + k // 2
-        mean = self.values(np.where(select(exact, back), exact, 0).astype(np.float32), block)
+        downlink = k + k // 2
+        mean = self.values(np.where(select(exact, downlink), exact, 0).astype(np.float32), block)
         if block > 1:
-            return mean, split(sent, exact, mean, back, self.owners)
+            return mean, split(sent, exact, mean, downlink, self.owners)
         effective = sent.copy()
         shard = -(-exact.shape[0] // self.n)
         for row in range(exact.shape[0]):

@@ -41,7 +41,7 @@ def test_the_table_is_what_the_compiled_program_sends(name: str) -> None:
 
 @each_method
 def test_up_and_down_make_up_what_is_sent(name: str) -> None:
-    """A collective sends N - 1 of N parts each way, or its payload to everybody; nothing crosses that is in neither."""
+    """Uplink and downlink send N - 1 of N parts each, or a worker sends its payload to everybody; nothing else crosses."""
     row = registry._row(name, N, SHAPE)
     collective = row.collectives[0]
     if collective == "all_gather":
@@ -89,7 +89,7 @@ def test_what_is_called_unbiased_is(name: str) -> None:
     seen = np.asarray(jax.jit(mapped)(jax.random.split(jax.random.key(2), draws), gradient)[:, 0], np.float64)
     want = np.asarray(gradient, np.float64).mean(axis=0)
     error = seen.std(axis=0).mean() / np.sqrt(draws)
-    # Rounded to the nearest bfloat16, there and back.
+    # Rounded to the nearest bfloat16, on the uplink and on the downlink.
     rounding = 2**-8 if name == "dense_bf16" else 1e-6
     assert np.abs(seen.mean(axis=0) - want).mean() < error + rounding
     assert np.abs(seen.mean(axis=0) - want).max() < 6 * max(seen.std(axis=0).max() / np.sqrt(draws), rounding)

@@ -94,7 +94,7 @@ def test_fp8_without_residual(format: str, scaled: bool) -> None:
 @pytest.mark.parametrize("bits", [8, 4, 2])
 @pytest.mark.parametrize("collective", ["two_phase", "all_gather", SERVER], ids=["two_phase", "all_gather", "server"])
 def test_block_quantized(bits: int, collective) -> None:
-    """What the second quantization takes goes back to the workers, or into the owners' next mean."""
+    """What the downlink's rounding takes goes back to the workers, or into the owners' next mean."""
     how = {"remainder": "server"} if collective is SERVER else {"collective": collective}
     replay(gc.block_quantized(bits=bits, block=64, collective=collective, **COMMON), keeping(Integers(bits), **how))
 

@@ -141,7 +141,7 @@ def positions(seed, k, leaf):
     ("dtype", "collective"), [("float32", "auto"), ("float32", "all_reduce"), ("bfloat16", "two_phase")]
 )
 def test_random_k(dtype, collective, error_feedback) -> None:
-    """With a memory, x at the positions; without, g / density there. bfloat16 rounds on both ways."""
+    """With a memory, x at the positions; without, g / density there. bfloat16 rounds on the uplink and on the downlink."""
     tx = gc.random_k(
         axis_name=AXIS,
         density=3 / BLOCK,
@@ -158,8 +158,8 @@ def test_random_k(dtype, collective, error_feedback) -> None:
         return x.astype(jnp.bfloat16).astype(np.float32) if dtype == "bfloat16" else x
 
     memory = "residual" if error_feedback else "none"
-    back = (lambda exact, step: narrow(exact)) if dtype == "bfloat16" else None
-    oracle = Sparse(SHAPES, N, BLOCK, rules, lambda x: narrow(factor * x), back, memory=memory, dealt=False)
+    downlink = (lambda exact, step: narrow(exact)) if dtype == "bfloat16" else None
+    oracle = Sparse(SHAPES, N, BLOCK, rules, lambda x: narrow(factor * x), downlink, memory=memory, dealt=False)
     state = replay(tx, oracle, gaussian(SHAPES, 5), SHAPES)
     if error_feedback:
         check_memory(state, oracle)
@@ -170,7 +170,7 @@ def test_random_k(dtype, collective, error_feedback) -> None:
 @pytest.mark.parametrize(("block", "k", "whole"), [(64, 3, False), (32, 6, False), (32, 7, True), (16, 4, True)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sparcml_split(dtype, block, k, whole) -> None:
-    """The exact sum of the streams comes back, as entries or as whole rows; nothing sent is held back."""
+    """The downlink is the exact sum of the streams, as entries or as whole rows; nothing sent is held back."""
     downlink = gc.compressors.topk(k / block, block=block, dtype=dtype, downlink="union").downlink(N)
     assert downlink.whole == whole
     tx = gc.sparcml(axis_name=AXIS, density=k / block, block=block, dtype=dtype)
@@ -180,7 +180,7 @@ def test_sparcml_split(dtype, block, k, whole) -> None:
 
 @pytest.mark.parametrize(("downlink", "top"), [("int8", 127), ("int4", 7)])
 def test_sparcml_quantized(downlink, top) -> None:
-    """The owner's integers come back: what rounds to zero was not sent, and other rounding stays with the owner."""
+    """The downlink is the owner's integers: what rounds to zero was not sent, and other rounding stays with the owner."""
     tx = gc.sparcml(axis_name=AXIS, density=3 / BLOCK, block=BLOCK, downlink=downlink)
     oracle = Sparse(SHAPES, N, BLOCK, largest(3), lambda x: x, lambda exact, step: integers(exact, top))
     check_memory(replay(tx, oracle, gaussian(SHAPES, 7), SHAPES, before=following(oracle)), oracle)

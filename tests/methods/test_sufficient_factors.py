@@ -1,4 +1,4 @@
-"""Sufficient factors: the exact mean of a dense layer's gradient, from whichever way sends fewer bytes."""
+"""Sufficient factors: the exact mean of a dense layer's gradient, from whichever exchange sends fewer bytes."""
 
 import functools
 import math
@@ -17,7 +17,7 @@ from gradcomp_jax.methods.sufficient_factors import factored_dot
 
 AXIS = "data"
 N = 8
-WAYS = ("factors", "dense")
+EXCHANGES = ("factors", "dense")
 ENVIRONMENTS = (
     "shard_map-auto-vma",
     "shard_map-auto",
@@ -59,11 +59,11 @@ def draw(*batch, rows=12, columns=5, dtype=np.float32):
     return x, t, rng.normal(size=(rows, columns)).astype(dtype)
 
 
-def gradients(way, axis_name=AXIS):
+def gradients(exchange, axis_name=AXIS):
     """The local gradients of x and w for the cotangent t, w cast to varying as local_value_and_grad does."""
 
     def loss(w, x, t):
-        return jnp.sum(factored_dot(x, w, axis_name=axis_name, exchange=way) * t)
+        return jnp.sum(factored_dot(x, w, axis_name=axis_name, exchange=exchange) * t)
 
     def f(x, t, w):
         return jax.grad(loss, argnums=(0, 1))(_compat.varying(w, axis_name), x, t)
@@ -81,11 +81,11 @@ def close(got, expected, tolerance):
     assert np.abs(np.asarray(got, np.float64) - expected).max() <= tolerance * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_gradient_is_the_mean_on_every_worker(name, way):
+def test_gradient_is_the_mean_on_every_worker(name, exchange):
     x, t, w = draw(3, 4)
-    for_w, for_x = jax.tree.map(np.asarray, by_worker(name, gradients(way))(x, t, w))
+    for_w, for_x = jax.tree.map(np.asarray, by_worker(name, gradients(exchange))(x, t, w))
     assert for_w.dtype == w.dtype
     for mine in for_w:
         close(mine, oracle(x, t), 1e-6)
@@ -93,13 +93,13 @@ def test_gradient_is_the_mean_on_every_worker(name, way):
     close(for_x, t.astype(np.float64) @ w.T.astype(np.float64), 1e-6)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
-def test_replicated_by_the_cast_alone(kind, way):
+def test_replicated_by_the_cast_alone(kind, exchange):
     mesh, (x, t, w) = mesh_of(kind), draw(4)
 
     def f(x, t, w):
-        return _compat.invarying(gradients(way)(x, t, w)[0], AXIS)
+        return _compat.invarying(gradients(exchange)(x, t, w)[0], AXIS)
 
     spec = PartitionSpec(AXIS)
     mapped = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(spec, spec, REPLICATED), out_specs=REPLICATED))
@@ -111,21 +111,21 @@ def test_replicated_by_the_cast_alone(kind, way):
     close(got, oracle(x, t), 1e-6)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_replicated_weight_gets_a_replicated_gradient(way):
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_replicated_weight_gets_a_replicated_gradient(exchange):
     """Without the cast to varying the cotangent is typed as the weight is: no cast is needed to let it out."""
     mesh, (x, t, w) = mesh_of(), draw(4)
 
     def loss(w, x, t):
-        return jnp.sum(factored_dot(x, w, axis_name=AXIS, exchange=way) * t)
+        return jnp.sum(factored_dot(x, w, axis_name=AXIS, exchange=exchange) * t)
 
     spec = PartitionSpec(AXIS)
     mapped = jax.shard_map(jax.grad(loss), mesh=mesh, in_specs=(REPLICATED, spec, spec), out_specs=REPLICATED)
     close(jax.jit(mapped)(w, x.reshape(-1, 12), t.reshape(-1, 5)), oracle(x, t), 1e-6)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_replicated_input_gets_the_sum_as_from_jax(way):
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_replicated_input_gets_the_sum_as_from_jax(exchange):
     """A constant that feeds the layer is differentiated as jax.grad does it: over the workers it is a sum."""
     mesh, (x, t, w) = mesh_of(), draw(4)
 
@@ -137,19 +137,19 @@ def test_replicated_input_gets_the_sum_as_from_jax(way):
         f = jax.grad(functools.partial(loss, dot=dot))
         return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=REPLICATED))(x[0], w, t.reshape(-1, 5))
 
-    ours = mapped(functools.partial(factored_dot, axis_name=AXIS, exchange=way))
+    ours = mapped(functools.partial(factored_dot, axis_name=AXIS, exchange=exchange))
     np.testing.assert_allclose(ours, mapped(jnp.matmul), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_other_axes_add_up_as_from_jax(way):
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_other_axes_add_up_as_from_jax(exchange):
     """Tokens split over a second axis: the mean is over ``data``, the sum that jax.grad makes over ``tokens``."""
     mesh = mesh_of(shape=(2, 4), names=(AXIS, "tokens"))
     x, t, w = draw(4)
     spec = PartitionSpec((AXIS, "tokens"))
 
     def f(x, t, w):
-        return _compat.invarying(gradients(way)(x, t, w)[0], AXIS)
+        return _compat.invarying(gradients(exchange)(x, t, w)[0], AXIS)
 
     got = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(spec, spec, REPLICATED), out_specs=REPLICATED))(
         x.reshape(-1, 12), t.reshape(-1, 5), w
@@ -157,15 +157,15 @@ def test_other_axes_add_up_as_from_jax(way):
     close(got, oracle(x, t) * N / 2, 1e-6)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_two_axes_as_one(way):
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_two_axes_as_one(exchange):
     mesh = mesh_of(shape=(2, 4), names=("slow", "fast"))
     x, t, w = draw(4)
     both = ("slow", "fast")
     spec = PartitionSpec(both)
 
     def f(x, t, w):
-        return _compat.invarying(gradients(way, both)(x, t, w)[0], both)
+        return _compat.invarying(gradients(exchange, both)(x, t, w)[0], both)
 
     got = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(spec, spec, REPLICATED), out_specs=REPLICATED))(
         x.reshape(-1, 12), t.reshape(-1, 5), w
@@ -173,11 +173,11 @@ def test_two_axes_as_one(way):
     close(got, oracle(x, t), 1e-6)
 
 
-def report_of(way, x, t, w):
+def report_of(exchange, x, t, w):
     mesh, spec = mesh_of(), PartitionSpec(AXIS)
 
     def f(x, t, w):
-        return _compat.invarying(gradients(way)(x, t, w)[0], AXIS)
+        return _compat.invarying(gradients(exchange)(x, t, w)[0], AXIS)
 
     mapped = jax.shard_map(f, mesh=mesh, in_specs=(spec, spec, REPLICATED), out_specs=REPLICATED)
     flat = x.reshape(-1, x.shape[-1]), t.reshape(-1, t.shape[-1])
@@ -222,12 +222,12 @@ def test_bfloat16_activations_beside_a_float32_weight():
     close(for_w[0], oracle(np.asarray(x, np.float32), t), 1e-6)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("name", ["shard_map-auto-vma", "vmap"])
-def test_bfloat16_is_accumulated_in_float32(name, way):
+def test_bfloat16_is_accumulated_in_float32(name, exchange):
     """2,048 terms: the only rounding to bfloat16 is the last, half a unit in its eighth bit."""
     x, t, w = (jnp.asarray(a).astype(jnp.bfloat16) for a in draw(256))
-    for_w, _ = by_worker(name, gradients(way))(x, t, w)
+    for_w, _ = by_worker(name, gradients(exchange))(x, t, w)
     assert for_w.dtype == jnp.bfloat16
     exact = oracle(np.asarray(x, np.float32), np.asarray(t, np.float32))
     got = np.asarray(for_w[0], np.float64)
@@ -240,7 +240,7 @@ def test_auto_is_the_cheaper_on_both_sides_of_break_even(batch):
     drawn = draw(batch, rows=32, columns=24)
     report = report_of("auto", *drawn)
     assert [row.kind for row in report.rows] == ["all-gather" if batch <= 3 else "all-reduce"]
-    assert report.sent == min(report_of(way, *drawn).sent for way in WAYS)
+    assert report.sent == min(report_of(exchange, *drawn).sent for exchange in EXCHANGES)
 
 
 def test_auto_prefers_dense_of_equals():
@@ -270,8 +270,8 @@ def numpy_training(params, x, y, steps, rate):
 
 
 @pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "no-vma"])
-@pytest.mark.parametrize("way", ["auto", *WAYS])
-def test_training_is_synchronous_sgd(way, check_vma):
+@pytest.mark.parametrize("exchange", ["auto", *EXCHANGES])
+def test_training_is_synchronous_sgd(exchange, check_vma):
     steps, batch, rate = 20, 4, 0.2
     rng = np.random.default_rng(3)
     start = {
@@ -280,7 +280,7 @@ def test_training_is_synchronous_sgd(way, check_vma):
     }
     x = rng.normal(size=(steps, N, batch, 6)).astype(np.float32)
     y = rng.normal(size=(steps, N, batch, 20)).astype(np.float32)
-    dot = functools.partial(factored_dot, axis_name=AXIS, exchange=way)
+    dot = functools.partial(factored_dot, axis_name=AXIS, exchange=exchange)
 
     def loss(params, x, y):
         return jnp.mean((forward(params, x, dot) - y) ** 2)
@@ -308,10 +308,10 @@ def test_training_is_synchronous_sgd(way, check_vma):
             np.testing.assert_array_equal(shard.data, got[name].addressable_shards[0].data)
 
 
-@pytest.mark.parametrize("way", ["auto", *WAYS])
-def test_no_axis_is_the_plain_product(way):
+@pytest.mark.parametrize("exchange", ["auto", *EXCHANGES])
+def test_no_axis_is_the_plain_product(exchange):
     x, t, w = (a[0] if i < 2 else a for i, a in enumerate(draw(3, 4)))
-    got = gradients(way, None)(x, t, w)
+    got = gradients(exchange, None)(x, t, w)
     plain = jax.grad(lambda w, x: jnp.sum((x @ w) * t), argnums=(0, 1))(w, x)
     for a, b in zip(got, plain, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -324,33 +324,33 @@ def test_evaluation_needs_no_axis_but_a_gradient_does():
         gradients("auto")(x, t, w)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("batch", [(), (0,), (1,)], ids=str)
-def test_no_batch_or_an_empty_one(batch, way):
+def test_no_batch_or_an_empty_one(batch, exchange):
     x, t, w = draw(*batch)
-    for_w, for_x = by_worker("shard_map-auto-vma", gradients(way))(x, t, w)
+    for_w, for_x = by_worker("shard_map-auto-vma", gradients(exchange))(x, t, w)
     np.testing.assert_allclose(for_w[0], oracle(x, t), atol=1e-5)
     assert for_x.shape == x.shape
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_non_finite_values_reach_everybody(way):
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_non_finite_values_reach_everybody(exchange):
     """The exchange decides what to do with them; nothing may hide them."""
     x, t, w = draw(4)
     x[3, 0, 0] = np.nan
-    for_w, _ = by_worker("shard_map-auto-vma", gradients(way))(x, t, w)
+    for_w, _ = by_worker("shard_map-auto-vma", gradients(exchange))(x, t, w)
     assert np.isnan(for_w[:, 0]).all()
     assert np.isfinite(for_w[:, 1:]).all()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_second_derivatives_are_refused(way):
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_second_derivatives_are_refused(exchange):
     """Gathered words carry no derivative: zero would be silently wrong."""
     x, t, w = draw(4)
 
     def f(x, t, w):
         def norm(x):
-            return jnp.sum(gradients(way)(x, t, w)[0] ** 2)
+            return jnp.sum(gradients(exchange)(x, t, w)[0] ** 2)
 
         return jax.grad(norm)(x)
 

@@ -75,7 +75,7 @@ def test_the_mean_over_keys_is_the_mean_gradient(gradient, options) -> None:
     assert 0.8 < np.mean(z**2) < 1.2
 
 
-def test_every_route_gives_the_same_update(gradient) -> None:
+def test_every_collective_gives_the_same_update(gradient) -> None:
     two_phase, gather, added = (run(gradient, collective=r)["w"] for r in ("two_phase", "all_gather", "all_reduce"))
     np.testing.assert_allclose(gather, two_phase, rtol=1e-6)
     np.testing.assert_allclose(added, two_phase, rtol=1e-6)

@@ -109,19 +109,19 @@ class Pretended:
 def test_rounds_go_on_while_there_is_time(seconds: float, steps: int) -> None:
     fact = {"sent": 10, "received": 10, "collectives": {"all-reduce": 1}}
     # Of the second, the bytes alone take more than five seconds.
-    facts = {"dgc": fact, "dense f32": fact | {"sent": 10**9}}
+    facts = {"dgc": fact, "dense": fact | {"sent": 10**9}}
     link = links.Cell("lstm", 2, 1e6, 0.0)
     found = measure.measure(
-        link, Pretended(0.5), None, facts, {"dgc": 0.1, "dense f32": 0.1}, measure.Clock(), rounds=3, seconds=seconds
+        link, Pretended(0.5), None, facts, {"dgc": 0.1, "dense": 0.1}, measure.Clock(), rounds=3, seconds=seconds
     )
-    assert {name: row["steps"] for name, row in found["methods"].items()} == {"dgc": steps, "dense f32": 2}
+    assert {name: row["steps"] for name, row in found["methods"].items()} == {"dgc": steps, "dense": 2}
     assert found["nothing_s"] == 0.5
 
 
 def cell(rate: float | None = 1e8, *, values: int = 13_000_000, **step_s: float) -> dict:
     """A cell in which no exchange takes 1 s, and a method what is given."""
     found = {
-        name.replace("_", " "): {
+        name.replace("_", "-"): {
             "step_s": t,
             "range_s": [t, t],
             "steps": 3,
@@ -155,10 +155,10 @@ def holds(cells: list[dict]) -> list[bool | None]:
 
 
 def test_checks_pass_and_fail_by_the_numbers() -> None:
-    good = cell(dense_f32=21.0, block_int4=5.0, dgc=1.9)
+    good = cell(dense=21.0, block_quantized_int4=5.0, dgc=1.9)
     fast = cell(1e9, dense_bf16=2.0, dgc=1.5)
     assert holds([good, fast]) == [True, True, True, True, True]
-    slow = cell(dense_f32=21.0, block_int4=7.0, dgc=3.0)
+    slow = cell(dense=21.0, block_quantized_int4=7.0, dgc=3.0)
     slow["methods"]["dgc"]["bound_s"] = 2.0
     slow["methods"]["dgc"]["agrees"] = False
     losing = cell(1e9, dense_bf16=2.0, dgc=2.5)
@@ -168,29 +168,29 @@ def test_checks_pass_and_fail_by_the_numbers() -> None:
 def test_checks_say_what_was_not_measured() -> None:
     assert holds([]) == [None] * 5
     # Too small a model shows nothing about large ones.
-    assert holds([cell(values=1_000_000, dense_f32=21.0, dgc=1.9)])[:4] == [None] * 4
+    assert holds([cell(values=1_000_000, dense=21.0, dgc=1.9)])[:4] == [None] * 4
 
 
 def test_verdict_tells_not_to_compress() -> None:
-    assert "do not compress" in bounds.verdict(cell(dense_f32=2.0, dense_bf16=1.5, dgc=1.6))
+    assert "do not compress" in bounds.verdict(cell(dense=2.0, dense_bf16=1.5, dgc=1.6))
     # Nor for what the next run may not show.
-    assert "do not compress" in bounds.verdict(cell(dense_f32=2.0, dense_bf16=1.5, dgc=1.49))
-    assert bounds.verdict(cell(dense_f32=2.0, dense_bf16=1.5, dgc=1.0)) == "dgc, 1.50x the better dense one"
+    assert "do not compress" in bounds.verdict(cell(dense=2.0, dense_bf16=1.5, dgc=1.49))
+    assert bounds.verdict(cell(dense=2.0, dense_bf16=1.5, dgc=1.0)) == "dgc, 1.50x the better dense one"
 
 
 def results(*cells: dict) -> dict:
     machine = {"processor": "P", "cores": 2, "memory_gib": 4, "system": "Linux"}
-    training = {"lstm": {"workers": 4, "source": "s", "losses": {"dense f32": [9.0 - 0.1 * i for i in range(20)]}}}
+    training = {"lstm": {"workers": 4, "source": "s", "losses": {"dense": [9.0 - 0.1 * i for i in range(20)]}}}
     return {"machine": machine, "versions": {"jax": "1"}, "cells": list(cells), "training": training}
 
 
 def test_report_marks_what_loses() -> None:
-    text = report.markdown(results(cell(dense_f32=2.0, dense_bf16=1.5, dgc=1.6)), "python it")
+    text = report.markdown(results(cell(dense=2.0, dense_bf16=1.5, dgc=1.6)), "python it")
     rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ") and "x" in line}
-    assert "**2 (" in rows["dense f32"] and "**1.6 (" in rows["dgc"]
-    assert "**" not in rows["dense bf16"]
+    assert "**2 (" in rows["dense"] and "**1.6 (" in rows["dgc"]
+    assert "**" not in rows["dense-bf16"]
     # 14 steps to the target at two seconds each.
-    assert "| dense f32 | 14 | 28 |" in text
+    assert "| dense | 14 | 28 |" in text
 
 
 def test_report_goes_between_the_markers() -> None:
@@ -209,7 +209,7 @@ def test_only_what_is_missing_is_measured_again() -> None:
     done = cell(dgc=1.0)
     wanted = [links.Cell("lstm", 4, 1e8, 0.0), links.Cell("lstm", 4, 1e9, 0.0)]
     assert run.pending(wanted, results(done), ["dgc"]) == wanted[1:]
-    assert run.pending(wanted, results(done), ["dgc", "dense f32"]) == wanted
+    assert run.pending(wanted, results(done), ["dgc", "dense"]) == wanted
 
 
 def test_every_method_is_a_transformation() -> None:
@@ -237,7 +237,7 @@ def test_end_to_end(tmp_path: pathlib.Path) -> None:
     document = tmp_path / "network.md"
     document.write_text(f"{report.START}\n{report.END}\n")
     words = ["--models", "tiny", "--workers", "2", "--rates", "20Mbit", "--delays", "5ms", "--rounds", "2", "--train"]
-    words += ["--methods", "dense f32", "dgc", "--json", str(kept), "--markdown", str(document)]
+    words += ["--methods", "dense", "dgc", "--json", str(kept), "--markdown", str(document)]
     command = [sys.executable, str(ROOT / "benchmarks" / "network.py"), *words]
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
@@ -247,7 +247,7 @@ def test_end_to_end(tmp_path: pathlib.Path) -> None:
         assert row["agrees"], (name, row)
         # The exchange waits for both delays of a round trip at the least.
         assert row["step_s"] > 0.01
-    assert measured["nothing_s"] < measured["methods"]["dense f32"]["step_s"]
+    assert measured["nothing_s"] < measured["methods"]["dense"]["step_s"]
     assert "| dgc |" in document.read_text()
     again = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=600, env=environment)
     assert again.returncode == 0 and "compiling" not in again.stdout

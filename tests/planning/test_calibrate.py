@@ -82,15 +82,15 @@ def test_a_prediction_uses_it(found) -> None:
         gc.predict(workload, gc.Cluster(8, gc.Link(1.0, 0.0)), "dense", calibration=found)
 
 
-def test_between_nodes_a_device_sends_its_share(found) -> None:
+def test_between_nodes_a_device_sends_its_shard(found) -> None:
     """The devices of a node shared its link when it was calibrated: a prediction must not count them again."""
     inner = gc.Link(1e9, 1e-6)
     cluster = gc.Cluster(8, gc.Link(1.0, 100.0), 2, inner)
     got = gc.predict(gc.Workload(1.0, [(1024, 1024)]), cluster, "dense", calibration=found)
-    share = 2 * 3 / 4 * 4 * 2**20 / 2
+    shard = 2 * 3 / 4 * 4 * 2**20 / 2
     assert got.layout == "hierarchical"
-    assert got.outer == pytest.approx(found.seconds("all-reduce", share), rel=1e-3)
-    assert got.sent == pytest.approx(2 * share, rel=1e-3)
+    assert got.outer == pytest.approx(found.seconds("all-reduce", shard), rel=1e-3)
+    assert got.sent == pytest.approx(2 * shard, rel=1e-3)
 
 
 def test_bad_input_is_named(mesh, tmp_path) -> None:

@@ -29,7 +29,7 @@ def test_dense_is_an_all_reduce() -> None:
 
 
 def test_two_phases() -> None:
-    """8 bits a value and an eighth of one for scales, to their owners and back."""
+    """8 bits a value and an eighth of one for scales, on the uplink and on the downlink."""
     found = predict(WORK, gc.Cluster(16, LINK), "block_quantized", device=NO_TIME)
     assert found.sent == pytest.approx(2 * 15 / 16 * VALUES * 65 / 64, rel=0.01)
     assert found.outer == pytest.approx(found.sent / LINK.rate + (15 + 4) * LINK.latency, rel=1e-4)

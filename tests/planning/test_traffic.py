@@ -9,7 +9,7 @@ import gradcomp_jax as gc
 from gradcomp_jax.methods import METHODS
 from gradcomp_jax.methods.traffic import traffic_of
 from gradcomp_jax.planning import MODELS, traffic
-from gradcomp_jax.planning.predict import _shares
+from gradcomp_jax.planning.predict import _shards
 
 # A few layers of different kinds, some small or of odd sizes.
 SHAPES = ((3, 3, 128, 256), (256,), (2048, 1000), (1000,), (512, 2048), (64, 3))
@@ -40,7 +40,7 @@ def test_a_description_is_what_the_program_sends(name: str, workers: int) -> Non
     """To the byte and the launch; test_registry.py compares with compiled programs."""
     tx = METHODS[name].build(axis_name="workers")
     found = traffic_of(tx, PARAMS, {"workers": workers})
-    assert {c.kind: tuple(c[1:]) for c in found.crossings} == by_kind(lowered(tx, PARAMS, workers=workers))
+    assert {c.kind: tuple(c[1:]) for c in found.collectives} == by_kind(lowered(tx, PARAMS, workers=workers))
 
 
 @pytest.mark.parametrize("workers", [24, 1024])
@@ -48,7 +48,7 @@ def test_a_description_is_what_the_program_sends(name: str, workers: int) -> Non
 def test_any_number_of_workers(name: str, workers: int) -> None:
     tx = METHODS[name].build(axis_name="workers")
     found = traffic_of(tx, PARAMS, {"workers": workers})
-    assert {c.kind: tuple(c[1:]) for c in found.crossings} == by_kind(lowered(tx, PARAMS, workers=workers))
+    assert {c.kind: tuple(c[1:]) for c in found.collectives} == by_kind(lowered(tx, PARAMS, workers=workers))
 
 
 OPTIONS = {
@@ -64,14 +64,14 @@ OPTIONS = {
 def test_options_and_transformations_around(option: str) -> None:
     tx = OPTIONS[option]()
     found = traffic_of(tx, PARAMS, {"workers": 8})
-    assert {c.kind: tuple(c[1:]) for c in found.crossings} == by_kind(lowered(tx, PARAMS, workers=8))
+    assert {c.kind: tuple(c[1:]) for c in found.collectives} == by_kind(lowered(tx, PARAMS, workers=8))
 
 
 def test_what_goes_dense_is_counted() -> None:
     """Vectors cross as float32: with a payload, or in a sum of their own where there is none; and so does a flag."""
-    (only,) = traffic.read_method("terngrad", ((1000,), (10,)), 4).crossings
+    (only,) = traffic.read_method("terngrad", ((1000,), (10,)), 4).collectives
     assert only == ("all-reduce", 1, 2 * 3 / 4 * 4 * 1011, 4 * 1011)
-    large = traffic.read_method("dgc", ((1024, 1024), (2**19,)), 4).crossings
+    large = traffic.read_method("dgc", ((1024, 1024), (2**19,)), 4).collectives
     assert {c.kind for c in large} == {"all-to-all", "all-gather"}
 
 
@@ -93,19 +93,19 @@ def test_very_many_equal_tensors_are_extended(name: str) -> None:
     shapes = (*[(512, 512)] * 300, *[(512,)] * 300)
     params = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     exact, found = traffic.read(METHODS[name].build, params, 24), traffic.read_method(name, shapes, 24)
-    for a, b in zip(exact.crossings, found.crossings, strict=True):
+    for a, b in zip(exact.collectives, found.collectives, strict=True):
         assert a[:2] == b[:2] and a[2:] == pytest.approx(b[2:], rel=1e-3, abs=64)
     assert found.state == pytest.approx(exact.state, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["dense_bf16", "terngrad", "dgc", "block_quantized", "powersgd", "ef_sign_sgd"])
-def test_a_nodes_devices_send_their_shares(name: str) -> None:
+def test_a_nodes_devices_send_their_shards(name: str) -> None:
     """Between 8 nodes of 4 devices, each device sends what the method says of a quarter of every tensor's rows."""
     nodes, per_node = 8, 4
     tx = gc.hierarchical(METHODS[name].build(axis_name="nodes"), axis_name="nodes", inner_axis_name="devices")
     report = lowered(tx, PARAMS, nodes=nodes, devices=per_node)
     between = report.by("group_size")[nodes]
-    assert traffic.read_method(name, _shares(SHAPES, per_node), nodes).sent == pytest.approx(between.sent, rel=0.05)
+    assert traffic.read_method(name, _shards(SHAPES, per_node), nodes).sent == pytest.approx(between.sent, rel=0.05)
     found = traffic_of(tx, PARAMS, {"nodes": nodes, "devices": per_node})
-    assert {c.kind: tuple(c[1:]) for c in found.crossings} == by_kind(report)
+    assert {c.kind: tuple(c[1:]) for c in found.collectives} == by_kind(report)
     assert traffic_of(tx, PARAMS, {"nodes": nodes, "devices": per_node}, between="nodes").sent == between.sent

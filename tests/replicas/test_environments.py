@@ -1,4 +1,4 @@
-"""What every method whose replicas differ promises, in every way of mapping it over workers."""
+"""What every method whose replicas differ promises, mapped over workers in every supported form."""
 
 import functools
 from collections.abc import Callable

@@ -100,7 +100,7 @@ def test_a_failed_exchange_is_raised_where_it_lands_and_a_new_attempt_begins_ane
     with pytest.raises(Exception, match="the link is gone"):
         for n in range(4):
             state, _ = step(state, batch(n))
-    # What was on its way when it failed is not held against whoever goes back to a checkpoint.
+    # What was in flight when it failed is not held against whoever goes back to a checkpoint.
     cut[0] = False
     state = gc.init_state(params(), step.tx, mesh, replicas=True)
     for n in range(4):

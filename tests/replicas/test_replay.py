@@ -36,7 +36,7 @@ def gradients(x, n):
 @pytest.mark.parametrize("check_vma", (True, False))
 @pytest.mark.parametrize("delay", (1, 2, 5))
 def test_delayed_average(delay: int, check_vma: bool) -> None:
-    """w_{n+1,j} = w_{n,j} - eta (g_{n,j} + gbar_{n-t} - g_{n-t,j}): METHODS 9 as it stands."""
+    """w_{n+1,j} = w_{n,j} - eta (g_{n,j} + gbar_{n-t} - g_{n-t,j}): the paper's formula as it stands."""
     tx = optax.chain(gc.delayed_average(dense(), axis_name=AXIS, delay=delay), optax.sgd(RATE))
     x, seen = start(), []
     for n, state in enumerate(run(tx, check_vma=check_vma)):

@@ -65,8 +65,8 @@ def smallest_matrix(devices: int = 1) -> int:
 
 def floats(report: gc.WireReport, *axes: str) -> int:
     """The largest operand of floating-point numbers that crosses one of the axes."""
-    crossing = [row for row in report.rows if row.axis is None or set(row.axis) & set(axes)]
-    return max((row.operand_bytes for row in crossing if row.dtype in FLOATS), default=0)
+    between = [row for row in report.rows if row.axis is None or set(row.axis) & set(axes)]
+    return max((row.operand_bytes for row in between if row.dtype in FLOATS), default=0)
 
 
 @on_one_slice
@@ -103,7 +103,7 @@ def program_size(topology: str) -> int:
 
 
 @on_slices
-def test_between_slices_a_share_sends_what_the_method_alone_would(method: str, topology: str) -> None:
+def test_between_slices_a_shard_sends_what_the_method_alone_would(method: str, topology: str) -> None:
     """``hierarchical``: between slices, the method's own collectives for a chip's shard, and the loss."""
     program = tpu.train_step(method, topology, hierarchical=True)
     predicted = tpu.predicted(method, SLICES, devices=program_size(topology) // SLICES)

@@ -137,7 +137,7 @@ def test_each_share_is_an_exchange_of_the_workers_means(name: str) -> None:
         for j in range(DEVICES):
             shards = {k: np.stack([shard(m[w], j) for w in range(N)]) for k, m in means.items()}
             if name == "dgc":
-                # Decayed and clipped, the zeros that fill up the last share are zeros still.
+                # Decayed and clipped, the zeros that fill up the last shard are zeros still.
                 shards = {
                     k: np.where(np.stack([shard(np.ones(SHAPES[k]), j)] * N) > 0, s, 0) for k, s in shards.items()
                 }
@@ -173,7 +173,7 @@ def test_a_bad_entry_skips_the_exchange_on_every_device(name: str, kind: AxisTyp
     assert world.step._cache_size() == 1
 
 
-def test_only_the_share_crosses_the_slow_axis() -> None:
+def test_only_the_shard_crosses_the_slow_axis() -> None:
     world = World("int8")
     state = world.init()
     compiled = world.step.lower(draw(np.random.default_rng(2)), state).compile()
@@ -182,9 +182,9 @@ def test_only_the_share_crosses_the_slow_axis() -> None:
     rows = -(-sizes["kernel"] // 64) + -(-sizes["matrix"] // 64)
     # What goes dense rides along: the shard of it, and no more.
     dense = -(-(sizes["bias"] + sizes["scalar"]) // N) * 4
-    each_way = (N - 1) * (-(-rows // N) * (64 + 4) + dense)
-    assert sent[(OUTER,), "all-to-all"].sent == each_way
-    assert each_way <= sent[(OUTER,), "all-gather"].sent <= each_way + 4
+    each_phase = (N - 1) * (-(-rows // N) * (64 + 4) + dense)
+    assert sent[(OUTER,), "all-to-all"].sent == each_phase
+    assert each_phase <= sent[(OUTER,), "all-gather"].sent <= each_phase + 4
     assert ((OUTER,), "all-reduce") not in sent
     total = sum(sizes.values())
     assert sent[(INNER,), "reduce-scatter"].sent == (DEVICES - 1) * total * 4

@@ -139,7 +139,7 @@ def test_a_bad_entry_skips_the_step_everywhere(name: str) -> None:
     assert all(np.isfinite(u).all() and np.asarray(u).any() for u in updates.values())
 
 
-def test_nothing_goes_back() -> None:
+def test_there_is_no_downlink() -> None:
     world = World("int8")
     compiled = world.step.lower(
         jax.device_put(draw(np.random.default_rng(3)), NamedSharding(world.mesh, P("data"))), world.init()

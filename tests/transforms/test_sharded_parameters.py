@@ -171,8 +171,8 @@ def test_nothing_is_gathered_along_the_model_axis() -> None:
     ).compile()
     sent = gc.wire_bytes(compiled, mesh=world.mesh).by("axis")
     rows = 2 * -(-24 * 32 // MODEL // 64)
-    each_way = (N - 1) * (rows // N) * (64 + 4)
-    assert each_way * 2 <= sent[("data",)].sent <= each_way * 2 + 2 * 4 * 4 + 8
+    each_phase = (N - 1) * (rows // N) * (64 + 4)
+    assert each_phase * 2 <= sent[("data",)].sent <= each_phase * 2 + 2 * 4 * 4 + 8
     # Half the bias to the other device, and a word about whether the step counts.
     assert sent[("model",)].sent <= 4 * 4 + 2 * 4
     residual = exchange_state(world.init()).memory[0][0].value

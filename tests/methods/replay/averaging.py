@@ -45,10 +45,10 @@ class Layout:
 
 
 class Draws:
-    """Random numbers of one group: a worker's own, by (axis index, leaf, step), and of the owners' second encoding."""
+    """Random numbers of one group: a worker's own, by (axis index, leaf, step), and of the owners' downlink."""
 
-    def __init__(self, kind: str | None, bits: int, leaves, group: int, workers: int, *, in_turn: bool, seed=0):
-        self.kind, self.bits = kind, bits
+    def __init__(self, draws: str | None, bits: int, leaves, group: int, workers: int, *, in_turn: bool, seed=0):
+        self.draws, self.bits = draws, bits
         block = leaves[0][1].width
         total = sum(layout.rows for _, layout in leaves)
         shard = -(-total // workers)
@@ -58,17 +58,21 @@ class Draws:
             return jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(base, stream), leaf), step)
 
         def at(step: Any) -> tuple[Any, Any]:
-            if kind == "turns":
+            if draws == "turns":
                 seeds = jnp.concatenate([kernels.row_seeds(key(_LAST, i, step), segment.rows) for i, segment in leaves])
                 own = [self.turns(kernels.fold_seeds(seeds, w), block) for w in range(workers)]
                 return jnp.stack(own), self.turns(jnp.pad(seeds, (0, shard * workers - total)), block)
             own = [[self.draw(key(w, i, step), segment.rows, block) for i, segment in leaves] for w in range(workers)]
-            back = [self.draw(key(w, _LAST - group, step), shard, block) for w in range(workers)]
+            downlink = [self.draw(key(w, _LAST - group, step), shard, block) for w in range(workers)]
             # Owners with a residual take rows in turn, others as many as follow one another.
-            by_row = jnp.stack(back, axis=1).reshape(-1, *back[0].shape[1:]) if in_turn else jnp.concatenate(back)
+            by_row = (
+                jnp.stack(downlink, axis=1).reshape(-1, *downlink[0].shape[1:])
+                if in_turn
+                else jnp.concatenate(downlink)
+            )
             return jnp.stack([jnp.concatenate(o) for o in own]), by_row
 
-        self.at = (lambda step: (None, None)) if kind is None else jax.jit(at)
+        self.at = (lambda step: (None, None)) if draws is None else jax.jit(at)
 
     @staticmethod
     def turns(seeds: Any, block: int) -> Any:
@@ -80,11 +84,11 @@ class Draws:
         return jnp.concatenate([*signs, *tangents], axis=1)
 
     def draw(self, key: Any, rows: int, block: int) -> Any:
-        if self.kind == "coin":
+        if self.draws == "coin":
             return kernels.hash_bits(key, (rows, block)) >> 31
-        if self.kind == "threefry":
+        if self.draws == "threefry":
             return jax.random.uniform(key, (rows, block), jnp.float32)
-        if self.kind == "uniform":
+        if self.draws == "uniform":
             return kernels.uniform(key, (rows, block))
         base = 2**self.bits
         starts, width = plane_starts(block, base, 8), packed_length(block, base, 8)
@@ -126,18 +130,18 @@ class Group:
 
     def step(self, gradients: Tree, kept: Kept, drawn: tuple) -> tuple[Tree, Kept, Tree]:
         """The update, what is kept now, and which entries are in rows where every decision was clear."""
-        own, back = drawn
+        own, downlink = drawn
         local = np.stack([self.stack([gradients[name][i] for _, name, _ in self.leaves]) for i in range(self.n)])
         target = local + kept.workers if self.memory else local
         encoded = [self.code(target[i], self.valid, None if own is None else own[i]) for i in range(self.n)]
-        sent, settled = np.stack([s for s, _ in encoded]), np.all([ok for _, ok in encoded], axis=0)
+        sent, decided = np.stack([s for s, _ in encoded]), np.all([ok for _, ok in encoded], axis=0)
         mean, owners = sent.mean(axis=0), kept.owners
         if self.collective == "two_phase":
             # Rows that fill up the owners' shards, as many for each.
             padding = [(0, self.shard * self.n - self.rows), (0, 0)]
             exact = np.pad(mean, padding) + owners
-            decoded, ok = self.code(exact, np.pad(self.valid, padding), back)
-            settled, mean = settled & ok[: self.rows], decoded[: self.rows]
+            decoded, ok = self.code(exact, np.pad(self.valid, padding), downlink)
+            decided, mean = decided & ok[: self.rows], decoded[: self.rows]
             if self.remainder == "server":
                 owners = exact - decoded
             if self.remainder == "put_back":
@@ -145,7 +149,7 @@ class Group:
                 for row in range(self.rows):
                     sent[row // self.shard, row] -= self.n * (exact[row] - mean[row])
         workers = target - sent if self.memory else kept.workers
-        return self.tree(mean), Kept(workers, owners), self.tree(np.broadcast_to(settled[:, None], mean.shape))
+        return self.tree(mean), Kept(workers, owners), self.tree(np.broadcast_to(decided[:, None], mean.shape))
 
     def tree(self, rows: np.ndarray) -> Tree:
         segments = zip(self.leaves, self.segments(rows), strict=True)
@@ -173,11 +177,11 @@ class Averaging:
     def step(self, gradients: Tree, draws: list[tuple]) -> tuple[Tree, list[Kept], Tree]:
         """The averaged update, the memory after it (not taken over yet), and where every decision was clear."""
         update = {k: g.astype(np.float64).mean(axis=0) for k, g in gradients.items()}
-        settled = {k: np.ones(s, bool) for k, s in self.shapes.items()}
+        decided = {k: np.ones(s, bool) for k, s in self.shapes.items()}
         after = []
         for group, kept, drawn in zip(self.groups, self.kept, draws, strict=True):
             mean, new, clear = group.step(gradients, kept, drawn)
             update |= mean
-            settled |= clear
+            decided |= clear
             after.append(new)
-        return update, after, settled
+        return update, after, decided

@@ -35,8 +35,8 @@ class Demo:
     def join(self, tree) -> np.ndarray:
         return np.concatenate([rows_of(tree[name], self.block) for name in self.names])
 
-    def transform(self, rows: np.ndarray, *, back: bool = False) -> np.ndarray:
-        a, b = (matrix.T if back else matrix for matrix in self.matrices)
+    def transform(self, rows: np.ndarray, *, inverse: bool = False) -> np.ndarray:
+        a, b = (matrix.T if inverse else matrix for matrix in self.matrices)
         chunks = rows.astype(np.float64).reshape(-1, *self.sides)
         return np.stack([a @ chunk @ b.T for chunk in chunks]).reshape(rows.shape)
 
@@ -48,17 +48,17 @@ class Demo:
     def step(self, gradients):
         g = np.stack([self.join({name: gradients[name][i] for name in self.names}) for i in range(self.n)])
         pushed = self.beta * self.m + g
-        crossed = np.stack([self.strongest(rows, self.k) for rows in pushed])
-        mean = np.where(self.valid, self.transform(crossed.mean(axis=0), back=True), 0)
-        sent = np.stack([np.where(self.valid, self.transform(q, back=True), 0) for q in crossed])
+        payloads = np.stack([self.strongest(rows, self.k) for rows in pushed])
+        mean = np.where(self.valid, self.transform(payloads.mean(axis=0), inverse=True), 0)
+        sent = np.stack([np.where(self.valid, self.transform(q, inverse=True), 0) for q in payloads])
         if self.two_phase:
             exact = mean
             mean = np.where(
-                self.valid, self.transform(self.strongest(exact, self.k + max(1, self.k // 2)), back=True), 0
+                self.valid, self.transform(self.strongest(exact, self.k + max(1, self.k // 2)), inverse=True), 0
             )
             shard = -(-len(exact) // self.n)
             for row in range(len(exact)):
-                # What the owner did not give back is its own to keep.
+                # What the owner did not send is its own to keep.
                 sent[row // shard, row] -= self.n * (exact[row] - mean[row])
         self.m = pushed - sent
         update, start = {name: gradients[name].mean(axis=0) for name in self.shapes if name not in self.names}, 0

@@ -172,10 +172,10 @@ class Rotated:
         q = book[decide(y)] * (length > 0)
         along = (y * q).sum(axis=1, keepdims=True)
         scale = length / or_one(along) if self.unbiased else along / or_one((q**2).sum(axis=1, keepdims=True))
-        back = scale * q
+        decoded = scale * q
         for sign, angle in reversed(rounds):
-            back = in_planes(back @ hadamard, -angle) * sign
-        return back * valid, clear(decide, y, zeros_stay=False)
+            decoded = in_planes(decoded @ hadamard, -angle) * sign
+        return decoded * valid, clear(decide, y, zeros_stay=False)
 
 
 def in_planes(x: np.ndarray, angle: np.ndarray) -> np.ndarray:

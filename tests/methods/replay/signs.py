@@ -16,7 +16,7 @@ class OneBitAdam:
         b1: of the momentum.
         b2: of the variance.
         eps: added to the root of the variance.
-        floor: least root of the frozen variance, as a share of its root mean square over the tensor.
+        floor: least root of the frozen variance, as a fraction of its root mean square over the tensor.
     """
 
     def __init__(self, shapes, workers, *, block, warm_up, b1, b2, eps, floor) -> None:
@@ -67,18 +67,18 @@ class OneBitAdam:
         return np.maximum(self.v[name], self.floor**2 * self.v[name].mean() if frozen else 0.0)
 
     def compressed(self, moved):
-        """Worker i sends C(m_i + e_i); an owner adds its residual to the mean and sends C of that back: the new m."""
+        """Worker i sends C(m_i + e_i); an owner adds its residual to their mean; the downlink is C of it: the new m."""
         local = [self.join({name: moved[name][i] for name in self.names}) for i in range(self.n)]
         target = np.stack(local) + self.worker
         sent = np.stack([self.signs(x) for x in target])
         self.worker = target - sent
         mean = sent.mean(axis=0) + self.server
-        back = self.signs(mean)
-        self.server = mean - back
+        downlink = self.signs(mean)
+        self.server = mean - downlink
         result, start = {}, 0
         for name in self.names:
             size = int(np.prod(self.shapes[name]))
             rows = -(-size // self.block)
-            result[name] = back[start : start + rows].reshape(-1)[:size].reshape(self.shapes[name])
+            result[name] = downlink[start : start + rows].reshape(-1)[:size].reshape(self.shapes[name])
             start += rows
         return result

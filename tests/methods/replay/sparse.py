@@ -68,7 +68,7 @@ class Sparse:
         workers: N.
         block: entries of a row.
         choose: what a worker sends; one rule for each compressed tensor by name, or the same for all.
-        wire: what becomes of the chosen values on the way.
+        wire: what becomes of the chosen values in the payload.
         downlink: what the owner of a row makes of its exact mean; ``None`` where the mean arrives as it is.
         server: whether owners add what ``downlink`` loses to their next mean; else it goes into their own memory, for all N.
         memory: ``residual``, ``estimate`` or ``none``.
