@@ -148,7 +148,7 @@ def zeros_of(function: Callable[..., Any], *operands: Any) -> Any:
 
 
 def local_shapes(start: Callable[..., PyTree], *args: PyTree, in_specs: Any, **mapping: Any) -> PyTree:
-    """Shapes and dtypes of what ``start``, inside ``jax.shard_map``, returns on one device, with its marks.
+    """Returns the shapes and dtypes of what ``start``, inside ``jax.shard_map``, returns on one device, with its marks.
 
     They may depend on the size of an axis. ``mapping`` has the mesh and axis names.
     """

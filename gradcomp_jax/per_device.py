@@ -115,7 +115,7 @@ def is_lifted(node: object) -> bool:
 
 
 def state_specs(state: Any, *, axis_name: AxisName) -> Any:
-    """The partition spec of every leaf, see :func:`gradcomp_jax.state_specs`."""
+    """Returns the partition spec of every leaf, see :func:`gradcomp_jax.state_specs`."""
 
     def spec(leaf: Any) -> Any:
         if is_per_device(leaf):

@@ -20,7 +20,7 @@ Batch = Annotated[int | None, typer.Option(help="Examples in a step, all workers
 Rate = Annotated[float | None, typer.Option(help="Learning rate; the task's own by default.")]
 Momentum = Annotated[float | None, typer.Option(help="Momentum, in [0, 1).")]
 Density = Annotated[
-    float | None, typer.Option(help="Share of the entries that DGC sends, in (0, 1]; the task's own by default.")
+    float | None, typer.Option(help="Fraction of the entries that DGC sends, in (0, 1]; the task's own by default.")
 ]
 Delay = Annotated[
     int | None, typer.Option(help="Steps until a delayed average arrives; 4 by default.", show_default=False)

@@ -69,7 +69,7 @@ class Message(Protocol):
 
     @property
     def remainder(self) -> Remainder | None:
-        """Returns what becomes of what a second encoding loses; ``None`` where nothing is lost."""
+        """Returns what becomes of what the downlink loses; ``None`` where nothing is lost."""
 
     @property
     def residual(self) -> Array | None:
@@ -110,7 +110,7 @@ class Collective(abc.ABC):
         return self
 
     def remainder_of(self, compressor: Compressor, memory: Memory, workers: int) -> Remainder | None:
-        """Returns what becomes of the loss of a second encoding; ``None`` where there is no loss."""
+        """Returns what becomes of what the downlink loses; ``None`` where there is no loss."""
         return None
 
     def owners_from(self, compressor: Compressor, memory: Memory) -> int | None:

@@ -119,8 +119,8 @@ class Compressor(abc.ABC):
         """Returns the state of one tensor of the given shape; none by default."""
         return ()
 
-    def measure(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array | None:
-        """A statistic that :meth:`encode` needs before its own pass: float32 ``[rows, ...]`` or ``[1]``; ``None`` by default.
+    def statistic(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array | None:
+        """Returns what :meth:`encode` needs before its own pass: float32 ``[rows, ...]`` or ``[1]``; ``None`` by default.
 
         In a function of its own so that each reads the rows once: the caller may compute them anew for each pass
         instead of holding them. Not finite where an entry is not. Of ``info`` there is the count.

@@ -1,6 +1,6 @@
 """Data set, network and hyper-parameters that belong together.
 
-The hyper-parameters are those of the dense run. Methods whose updates have another length take a share of the learning
+The hyper-parameters are those of the dense run. Methods whose updates have another length take a fraction of the learning
 rate, see ``registered.RATES``. The clipping threshold lets about nine in ten local gradients pass as they are.
 """
 

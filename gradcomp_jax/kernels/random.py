@@ -107,7 +107,7 @@ def uniform(key: Array, shape: tuple[int, ...], generator: Generator = "hash") -
 
 
 def rounded(scaled: Array, drawn: Array | None) -> Array:
-    """The nearest integers, ties to even; with numbers drawn from [0, 1), unbiased."""
+    """Returns the nearest integers, ties to even; with numbers drawn from [0, 1), unbiased."""
     if drawn is None:
         return jnp.round(scaled)
     # A comparison, not floor(scaled + u): that sum rounds, and would at times move a value that is on the grid.

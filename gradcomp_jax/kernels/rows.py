@@ -23,7 +23,7 @@ def as_rows(x: Array, block: int) -> Array:
 
 
 def from_rows(rows: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-    """Inverse of :func:`as_rows`: drops the padding and restores shape and dtype."""
+    """Inverts :func:`as_rows`: drops the padding and restores shape and dtype."""
     size = math.prod(shape)
     flat = rows.reshape(-1)
     if flat.size != size:

@@ -149,7 +149,7 @@ def top_entries(rows: Array, k: int) -> tuple[Array, Array]:
 
 
 def entries_of(keys: Array, low_bits: int, take: Callable[[Array], Array]) -> tuple[Array, Array]:
-    """The positions and values that keys name; ``take(index)`` gives values of which too little is in a key."""
+    """Returns the positions and values that keys name; ``take(index)`` gives values of which too little is in a key."""
     # What follows is computed for every entry of a dense result: it must start from the keys found, not find them anew.
     keys = lax.optimization_barrier(keys)
     index = (keys & jnp.int32((1 << low_bits) - 1)) >> 1

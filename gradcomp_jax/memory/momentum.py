@@ -26,7 +26,7 @@ class MomentumCorrection(Memory):
     masking: bool
 
     def on_dense(self, *, lossless: bool) -> "MomentumCorrection":
-        """Sent whole, an entry's velocity is ordinary momentum and must go on."""
+        """Keeps no mask: sent whole, an entry's velocity is ordinary momentum and must go on."""
         return dataclasses.replace(self, masking=False)
 
     def held(self, memory: Momentum) -> Array:

@@ -41,7 +41,7 @@ def one_bit_adam(
         b1: decay of the momentum.
         b2: decay of the variance.
         eps: added to the root of the variance.
-        floor: least root of the frozen variance, as a share of its root mean square over the tensor: the same rounding error is
+        floor: least root of the frozen variance, as a fraction of its root mean square over the tensor. One rounding error is
             divided by every entry's own variance, and one that is far too small makes training diverge. The paper has none (0).
         block: entries that share a magnitude.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.

@@ -86,7 +86,7 @@ def register(
 def averaged(
     compressor: Compressor | Policy, *, collective: Collective | str, **options: Any
 ) -> optax.GradientTransformationExtraArgs:
-    """:func:`gradcomp_jax.exchange` as methods have it: what ``auto`` chooses may lose something on the downlink."""
+    """Returns :func:`gradcomp_jax.exchange` as methods have it: what ``auto`` chooses may lose something on the downlink."""
     return exchange(compressor, collective=as_collective(collective, lossy_downlink=True), **options)
 
 
@@ -177,7 +177,7 @@ def markdown_table(*, workers: int = 8) -> str:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """One row as text."""
+    """Returns the cells of one row as text."""
     method, downlink = METHODS[row.name], "-" if not row.downlink else _bits(row.downlink)
     options = ", ".join(f"{k}={v!r}" for k, v in method.options.items())
     link = f"[{row.paper}](https://arxiv.org/abs/{row.paper})" if row.paper[:1].isdigit() else row.paper

@@ -49,7 +49,7 @@ def lower_update(
 
 
 def state_shapes(params: PyTree, tx: optax.GradientTransformation, mesh: Mesh, axis_name: AxisName) -> TrainState:
-    """What :func:`init_state` returns, as shapes on the mesh."""
+    """Returns what :func:`init_state` returns, as shapes on the mesh."""
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
     state = jax.eval_shape(lambda p: init_state(p, tx, mesh, axis_name=axis_name), shapes)
     places = state_shardings(state, mesh, axis_name=axis_name)

@@ -78,7 +78,7 @@ def state_shardings(state: PyTree, mesh: Mesh, *, axis_name: AxisName, param_spe
 
 
 def data_sharding(mesh: Mesh, *, axis_name: AxisName = "data") -> NamedSharding:
-    """The sharding of a batch whose leading dimension is split over the workers, for ``jax.device_put``.
+    """Returns the sharding of a batch whose leading dimension is split over the workers, for ``jax.device_put``.
 
     Args:
         mesh: with the axis among its names.
@@ -166,7 +166,7 @@ def lift_replicas(state: TrainState) -> TrainState:
 
 
 def has_replicas(state: TrainState) -> bool:
-    """Whether every worker has parameters of its own."""
+    """Returns whether every worker has parameters of its own."""
     return bool(per_device.nodes_of(state.params, per_device.is_lifted))
 
 

@@ -19,7 +19,7 @@ from gradcomp_jax.transforms.context import with_context
 def local_value_and_grad(
     loss: Callable[..., Any], *, axis_name: AxisName | None, has_aux: bool = False
 ) -> Callable[..., tuple[Any, Any]]:
-    """Like ``jax.value_and_grad``, for the gradient of this worker's loss alone.
+    """Returns what ``jax.value_and_grad`` does, for the gradient of this worker's loss alone.
 
     Inside ``jax.shard_map`` with ``check_vma=True``, ``jax.grad`` with respect to replicated parameters already sums over the
     axis, in a dense all-reduce. This casts the parameters to per-device values first; elsewhere it changes nothing.

@@ -67,7 +67,7 @@ def sides_of(matrix: Matrix | None) -> Sides:
 
 
 def last_against_others(path: str, leaf: jax.ShapeDtypeStruct) -> tuple[int, int] | None:
-    """The last dimension against all others."""
+    """Returns the last dimension against all others."""
     return (leaf.size // leaf.shape[-1], leaf.shape[-1]) if len(leaf.shape) >= 2 and leaf.size else None
 
 

@@ -179,7 +179,7 @@ def selection_error(
     axis_name: AxisName | None,
     inner_axis_name: AxisName | None = None,
 ) -> Array:
-    r""":math:`\|S(\bar x) - \overline{S(x)}\| / \|\bar g\|` over some rows of every compressed tensor: float32 scalar.
+    r"""Returns :math:`\|S(\bar x) - \overline{S(x)}\| / \|\bar g\|` over some rows of every compressed tensor: float32 scalar.
 
     x is what the workers would send from: gradient and memory. Of each tensor ``rows`` evenly spaced rows are measured;
     three times their entries cross in one all-reduce. The same on every worker; zero for zero gradients.

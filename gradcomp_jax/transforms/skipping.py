@@ -10,7 +10,7 @@ from gradcomp_jax.transforms.exchange import ExchangeState
 
 
 def took_place(before: Any, after: Any) -> Array:
-    """Whether every exchange within a state went on from ``before`` to ``after``: boolean scalar, equal on all workers."""
+    """Returns whether every exchange of a state went on from ``before`` to ``after``: boolean scalar, equal on all workers."""
     states = [nodes_of(s, lambda node: isinstance(node, ExchangeState)) for s in (before, after)]
     if not states[0]:
         raise ValueError("there is no exchange in this transformation: put a gradcomp_jax.exchange or a method inside")

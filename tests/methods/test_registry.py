@@ -40,7 +40,7 @@ def test_the_table_is_what_the_compiled_program_sends(name: str) -> None:
 
 
 @each_method
-def test_up_and_down_make_up_what_is_sent(name: str) -> None:
+def test_uplink_and_downlink_make_up_what_is_sent(name: str) -> None:
     """Uplink and downlink send N - 1 of N parts each, or a worker sends its payload to everybody; nothing else crosses."""
     row = registry._row(name, N, SHAPE)
     collective = row.collectives[0]
@@ -52,7 +52,7 @@ def test_up_and_down_make_up_what_is_sent(name: str) -> None:
 
 
 @each_method
-def test_every_route_that_is_listed_can_be_taken(name: str) -> None:
+def test_every_collective_that_is_listed_can_be_taken(name: str) -> None:
     method, params = registry.METHODS[name], {"w": np.zeros((48, 64), np.float32)}
     takes = inspect.signature(method.make).parameters
     if "collective" not in takes:

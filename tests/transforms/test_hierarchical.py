@@ -110,7 +110,7 @@ def whole(parts, shape):
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_each_share_is_an_exchange_of_the_workers_means(name: str) -> None:
+def test_each_shard_is_an_exchange_of_the_workers_means(name: str) -> None:
     """Device j's workers exchange the means of their devices' gradients, shard j of each tensor, and nothing else.
 
     Local clipping is by the norm of a worker's whole gradient: the reference is handed gradients that are clipped already.
