@@ -85,7 +85,7 @@ def test_the_warm_start_is_kept() -> None:
     errors = []
     for _ in range(20):
         info = codes.RowInfo(count)
-        info = info._replace(side=compiled(code.from_mean)(compiled(code.measure)(row, info, state)))
+        info = info._replace(side=compiled(code.from_mean)(compiled(code.statistic)(row, info, state)))
         payload, _ = compiled(code.encode)(row, state, info)
         errors.append(np.linalg.norm(np.asarray(compiled(code.decode)(payload, info)) - row) / np.linalg.norm(row))
         state = compiled(code.next_state)(state, payload)
