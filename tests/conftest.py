@@ -8,6 +8,7 @@ import gc
 import os
 import pathlib
 import sys
+import tempfile
 from typing import Any
 
 from tests.xla_flags import xla_flags
@@ -18,11 +19,15 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Figures are written to files; a display may not exist.
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+# One cache for all processes of the tests, and for those that they start, which is why it is in the environment and not in
+# jax.config: many tests need programs that others have compiled.
+_session_cache = None
 _cache = os.environ.get("GRADCOMP_TEST_CACHE") or os.environ.get("JAX_COMPILATION_CACHE_DIR")
-if _cache:
-    # The environment, not jax.config: processes that a test starts share the cache too.
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+if not _cache:
+    _session_cache = tempfile.TemporaryDirectory(prefix="gradcomp-tests-", ignore_cleanup_errors=True)
+    _cache = _session_cache.name
+os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
