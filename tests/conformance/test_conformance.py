@@ -10,7 +10,7 @@ import pytest
 
 import gradcomp_jax as gc
 from gradcomp_jax.transforms.frozen_adam import FrozenAdamState
-from tests.quick import FEW, VARIANTS
+from tests.quick import FEW, SOME, VARIANTS
 
 from .environments import (
     AXIS,
@@ -80,7 +80,7 @@ def quick_environments(method: str) -> tuple[str, ...]:
         return ENVIRONMENTS
     if is_variant(method):
         return ("vmap",) if method in VARIANTS else ()
-    return FEWER
+    return FEWER if method in SOME else ("vmap",)
 
 
 def in_environment(method: str, env: str) -> Any:
