@@ -59,6 +59,7 @@ from gradcomp_jax.transforms import masks as masks
 from gradcomp_jax.transforms import model_parallel as model_parallel
 from gradcomp_jax.transforms import rate_weighted as rate_weighted
 from gradcomp_jax.transforms import running_sum as running_sum
+from gradcomp_jax.transforms import set_to_zero as set_to_zero
 from gradcomp_jax.transforms import warm_up as warm_up
 
 __version__ = "0.1.0"

@@ -30,7 +30,8 @@ def by_leaf(specs: PyTree, tree: PyTree) -> list[PartitionSpec]:
             "param_specs must be a tree of jax.sharding.PartitionSpec with the structure of the parameters, or a prefix"
             f" of it: {error}"
         ) from error
-    return jax.tree.leaves(full, is_leaf=_is_spec)
+    # A None that the tree itself has, as Equinox and optax.masked make them, is no leaf.
+    return jax.tree.leaves(full, is_leaf=lambda node: isinstance(node, PartitionSpec))
 
 
 def like(specs: PyTree, tree: PyTree) -> PyTree:

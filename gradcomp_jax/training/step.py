@@ -14,6 +14,7 @@ from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.training.state import TrainState, check_axis, has_replicas, lift_replicas, manual_specs, state_specs
 from gradcomp_jax.transforms.bucketed import forward_order
 from gradcomp_jax.transforms.context import with_context
+from gradcomp_jax.transforms.local import refuse_unaveraged
 
 
 def local_value_and_grad(
@@ -22,7 +23,8 @@ def local_value_and_grad(
     """Returns what ``jax.value_and_grad`` does, for the gradient of this worker's loss alone.
 
     Inside ``jax.shard_map`` with ``check_vma=True``, ``jax.grad`` with respect to replicated parameters already sums over the
-    axis, in a dense all-reduce. This casts the parameters to per-device values first; elsewhere it changes nothing.
+    axis, in a dense all-reduce. This casts the parameters to per-device values first; elsewhere it changes nothing. Integer
+    leaves, which have no gradient, get zeros of their own dtype: leave them out of an exchange with ``optax.masked``.
 
     Args:
         loss: ``loss(params, *args) -> scalar``, or ``(scalar, aux)`` with ``has_aux``.
@@ -35,9 +37,15 @@ def local_value_and_grad(
 
     def value_and_grad(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         local = _compat.varying(params, axis_name)
-        return jax.value_and_grad(loss, has_aux=has_aux)(local, *args, **kwargs)
+        value, gradient = jax.value_and_grad(loss, has_aux=has_aux, allow_int=True)(local, *args, **kwargs)
+        return value, jax.tree.map(_zero_if_none, gradient, params)
 
     return value_and_grad
+
+
+def _zero_if_none(gradient: Any, param: Any) -> Any:
+    """A gradient as optax takes it: JAX's of an integer is of a dtype that holds nothing."""
+    return jnp.zeros_like(param) if gradient.dtype == jax.dtypes.float0 else gradient
 
 
 def make_train_step(
@@ -76,7 +84,8 @@ def make_train_step(
         collectives wait in threads of one small pool, steps that queue up can starve it, and the process ends after 40 s.
 
     Raises:
-        ValueError: if the mesh has no such axis.
+        ValueError: if the mesh has no such axis; when traced, if the update of a parameter differs by worker because no
+            exchange averages its gradient.
     """
     check_axis(mesh, axis_name)
     names = _specs.names_of(axis_name)
@@ -92,6 +101,8 @@ def make_train_step(
         # Read only if the exchange asks for it: it costs another trace of the loss.
         order = with_context({}, forward_order=lambda: forward_order(loss, params, batch))
         updates, opt_state = update_with_extra(gradient, state.opt_state, state.params, **order)
+        if not replicas:
+            refuse_unaveraged(updates, state.params, axis_name)
         params = optax.apply_updates(state.params, updates)
         observed = {"loss": value[0], "aux": value[1]} if has_aux else {"loss": value}
         metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), observed)

@@ -7,6 +7,7 @@ from gradcomp_jax.transforms.exchange import exchange as exchange
 from gradcomp_jax.transforms.frozen_adam import frozen_adam as frozen_adam
 from gradcomp_jax.transforms.hierarchical import hierarchical as hierarchical
 from gradcomp_jax.transforms.local import local_clip as local_clip
+from gradcomp_jax.transforms.local import set_to_zero as set_to_zero
 from gradcomp_jax.transforms.masks import Mask as Mask
 from gradcomp_jax.transforms.matrix_view import Matrix as Matrix
 from gradcomp_jax.transforms.model_parallel import model_parallel as model_parallel

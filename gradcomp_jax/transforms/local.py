@@ -89,6 +89,38 @@ def weight_decay(strength: Any) -> optax.GradientTransformation:
     return optax.GradientTransformation(plain.init, update)
 
 
+def set_to_zero() -> optax.GradientTransformation:
+    """Freezes parameters: ``optax.set_to_zero``, with zeros that count as equal on every worker.
+
+    Optax makes its zeros from each worker's own gradient, and ``jax.shard_map`` with ``check_vma=True`` then takes the frozen
+    parameters for the worker's own too. For ``optax.masked`` and ``optax.multi_transform``, beside an exchange of all else.
+    """
+
+    def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, Any]:
+        return jax.tree.map(lambda g: jnp.zeros(g.shape, g.dtype), updates), state
+
+    return optax.GradientTransformation(optax.set_to_zero().init, update)
+
+
+def refuse_unaveraged(updates: PyTree, params: PyTree, axis_name: AxisName) -> None:
+    """Refuses an update that differs by worker though its parameter does not: no exchange has averaged it.
+
+    Raises:
+        ValueError: naming the first such leaf.
+    """
+    if not _compat.tracks_varying(axis_name):
+        return
+    leaves = zip(jax.tree_util.tree_leaves_with_path(updates), jax.tree.leaves(params), strict=True)
+    for (path, update), param in leaves:
+        if _compat.is_varying(update, axis_name) and not _compat.is_varying(param, axis_name):
+            raise ValueError(
+                f"the update of {path_name(path)!r} differs by worker over {axis_name!r}, because no exchange averages its"
+                " gradient: put an exchange such as gradcomp_jax.dgc(axis_name=...) into the optax chain, outside"
+                " optax.masked or with that leaf in its mask; or freeze the leaf with gradcomp_jax.set_to_zero() (zeros of"
+                " optax.set_to_zero() count as each worker's own)"
+            )
+
+
 def refuse_reduced(updates: PyTree, axis_name: AxisName | None, averaged: Iterable[int] = ()) -> None:
     """Refuses a gradient that does not vary over the axis: somebody summed it, and nothing is left to compress.
 
