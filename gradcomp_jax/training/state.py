@@ -13,6 +13,7 @@ from gradcomp_jax import _checks, _compat, _specs, per_device
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.replicas import MARKED
+from gradcomp_jax.training import refusals
 from gradcomp_jax.transforms import ExchangeState
 
 
@@ -150,7 +151,9 @@ def init_state(
         return jax.tree.map(_constrain, state, places, is_leaf=is_per_device)
 
     # Through the same shard_map as a train step's state, so that the first step and the second are one program.
-    return jax.jit(place)(params)
+    state = jax.jit(place)(params)
+    refusals.warn_of_two_momenta(state.opt_state)
+    return state
 
 
 def lift_replicas(state: TrainState) -> TrainState:

@@ -11,10 +11,10 @@ from jax.sharding import Mesh, PartitionSpec
 
 from gradcomp_jax import _compat, _specs, per_device
 from gradcomp_jax._typing import AxisName, PyTree
+from gradcomp_jax.training import refusals
 from gradcomp_jax.training.state import TrainState, check_axis, has_replicas, lift_replicas, manual_specs, state_specs
 from gradcomp_jax.transforms.bucketed import forward_order
 from gradcomp_jax.transforms.context import with_context
-from gradcomp_jax.transforms.local import refuse_unaveraged
 
 
 def local_value_and_grad(
@@ -59,7 +59,7 @@ def make_train_step(
     check_vma: bool = True,
     param_specs: PyTree | None = None,
     mean_metrics: bool = True,
-) -> jax.stages.Wrapped:
+) -> Any:
     """Compiles ``step(state, batch) -> (state, metrics)``: local gradients, exchange, update.
 
     Args:
@@ -84,8 +84,9 @@ def make_train_step(
         collectives wait in threads of one small pool, steps that queue up can starve it, and the process ends after 40 s.
 
     Raises:
-        ValueError: if the mesh has no such axis; when traced, if the update of a parameter differs by worker because no
-            exchange averages its gradient.
+        ValueError: if the mesh has no such axis; when traced, if the state was not initialised on the mesh, an Explicit mesh's
+            batch is not split, or the update of a parameter has not its shard's shape, or differs by worker because no exchange
+            averages its gradient; when called, if the state was donated before.
     """
     check_axis(mesh, axis_name)
     names = _specs.names_of(axis_name)
@@ -100,9 +101,10 @@ def make_train_step(
         value, gradient = value_and_grad(params, batch)
         # Read only if the exchange asks for it: it costs another trace of the loss.
         order = with_context({}, forward_order=lambda: forward_order(loss, params, batch))
-        updates, opt_state = update_with_extra(gradient, state.opt_state, state.params, **order)
+        with refusals.branches_explained():
+            updates, opt_state = update_with_extra(gradient, state.opt_state, state.params, **order)
         if not replicas:
-            refuse_unaveraged(updates, state.params, axis_name)
+            refusals.refuse_updates(updates, state.params, axis_name)
         params = optax.apply_updates(state.params, updates)
         observed = {"loss": value[0], "aux": value[1]} if has_aux else {"loss": value}
         metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), observed)
@@ -114,6 +116,8 @@ def make_train_step(
         return (lift_replicas(new) if replicas else new), metrics
 
     def step(state: TrainState, batch: PyTree) -> tuple[TrainState, dict[str, Any]]:
+        refusals.refuse_unmapped(state.opt_state, mesh, axis_name)
+        refusals.refuse_unplaced(batch, mesh, axis_name)
         manual = None if has_replicas(state) else manual_specs(param_specs, state.params, axis_name)
         specs = state_specs(state, axis_name=axis_name, param_specs=manual)
         mapped = jax.shard_map(
@@ -126,7 +130,28 @@ def make_train_step(
         )
         return mapped(state, batch)
 
-    return jax.jit(step, donate_argnums=(0,) if donate else ())
+    return TrainStep(jax.jit(step, donate_argnums=(0,))) if donate else jax.jit(step)
+
+
+class TrainStep:
+    """A jitted step that refuses a state it was given before; all else is the jitted function's own."""
+
+    def __init__(self, jitted: jax.stages.Wrapped) -> None:
+        """Wraps a function that donates its first argument."""
+        self._jitted = jitted
+
+    def __call__(self, state: Any, *args: Any) -> Any:
+        """Runs the step.
+
+        Raises:
+            ValueError: if an earlier step has taken the memory of ``state``.
+        """
+        refusals.refuse_donated(state)
+        return self._jitted(state, *args)
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns what the jitted function has: ``lower``, ``trace``, ``eval_shape``, ``clear_cache``."""
+        return getattr(self._jitted, name)
 
 
 def _whole(params: PyTree, param_specs: PyTree | None, names: tuple[Any, ...]) -> PyTree:

@@ -15,7 +15,7 @@ from gradcomp_jax.per_device import PerDevice
 from gradcomp_jax.transforms.context import Context, context_of
 from gradcomp_jax.transforms.description import describe
 from gradcomp_jax.transforms.inbound import take_in
-from gradcomp_jax.transforms.initial_state import init_memory, init_server
+from gradcomp_jax.transforms.initial_state import init_memory, init_server, refuse_other_layout
 from gradcomp_jax.transforms.layout import Layout, View
 from gradcomp_jax.transforms.layout_rules import LayoutRules, layout_rules
 from gradcomp_jax.transforms.local import refuse_reduced
@@ -100,7 +100,7 @@ def exchange(
 
     Raises:
         ValueError: at construction, if compressor, memory and collective do not go together; when traced, if the gradients
-            are already reduced over ``axis_name``.
+            are already reduced over ``axis_name``, or the state is of other tensors.
         NameError: when traced outside the axis.
     """
     collective = co.as_collective(collective)
@@ -121,12 +121,13 @@ def exchange(
             memories.append(tuple(init_memory(group, s, axis_name) for s in segments))
             states.append(tuple(group.compressor.init((s.size,)) for s in segments))
             servers.append(init_server(group, segments, workers, axis_name))
-        zero = jnp.zeros((), jnp.int32)
+        # Buffers of their own: a state may be donated.
+        step, skipped = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
         ratio: Any = ()
         if jax.tree.leaves((memories, servers)):
             # Where only owners have a residual, too: its shape alone would not tell a checkpoint how many workers there were.
             ratio = PerDevice(_compat.varying(jnp.zeros((1,), jnp.float32), axis_name), 1)
-        return ExchangeState(zero, zero, tuple(memories), tuple(states), tuple(servers), ratio)
+        return ExchangeState(step, skipped, tuple(memories), tuple(states), tuple(servers), ratio)
 
     def update(
         updates: PyTree, state: ExchangeState, params: PyTree | None = None, **extra: Any
@@ -141,6 +142,7 @@ def exchange(
         if context.describes:
             _together(describe(layout, context.buckets, workers), context)
             return updates, state
+        refuse_other_layout(layout, state.memory)
         keys = StepKeys.of(key, state.step, workers.index, context.inner_axis_name)
         crossed: list[Transported] = []
         for number, bucket in enumerate(layout.buckets(context.buckets)):

@@ -102,25 +102,6 @@ def set_to_zero() -> optax.GradientTransformation:
     return optax.GradientTransformation(optax.set_to_zero().init, update)
 
 
-def refuse_unaveraged(updates: PyTree, params: PyTree, axis_name: AxisName) -> None:
-    """Refuses an update that differs by worker though its parameter does not: no exchange has averaged it.
-
-    Raises:
-        ValueError: naming the first such leaf.
-    """
-    if not _compat.tracks_varying(axis_name):
-        return
-    leaves = zip(jax.tree_util.tree_leaves_with_path(updates), jax.tree.leaves(params), strict=True)
-    for (path, update), param in leaves:
-        if _compat.is_varying(update, axis_name) and not _compat.is_varying(param, axis_name):
-            raise ValueError(
-                f"the update of {path_name(path)!r} differs by worker over {axis_name!r}, because no exchange averages its"
-                " gradient: put an exchange such as gradcomp_jax.dgc(axis_name=...) into the optax chain, outside"
-                " optax.masked or with that leaf in its mask; or freeze the leaf with gradcomp_jax.set_to_zero() (zeros of"
-                " optax.set_to_zero() count as each worker's own)"
-            )
-
-
 def refuse_reduced(updates: PyTree, axis_name: AxisName | None, averaged: Iterable[int] = ()) -> None:
     """Refuses a gradient that does not vary over the axis: somebody summed it, and nothing is left to compress.
 
@@ -139,5 +120,6 @@ def refuse_reduced(updates: PyTree, axis_name: AxisName | None, averaged: Iterab
                 f"the gradient {path_name(path)!r} is already reduced over {axis_name!r}: inside jax.shard_map, "
                 "jax.grad with respect to replicated parameters inserts a dense all-reduce of its own. Differentiate with"
                 f" gradcomp_jax.local_value_and_grad(loss, axis_name={axis_name!r}), or cast the parameters first with"
-                f" jax.lax.pcast(params, {axis_name!r}, to='varying')"
+                f" jax.lax.pcast(params, {axis_name!r}, to='varying'). optax.MultiSteps around an exchange reduces too:"
+                " accumulate with gradcomp_jax.accumulate"
             )

@@ -1,0 +1,125 @@
+"""What a train step refuses before JAX does, in sentences that name the remedy."""
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import AxisType, Mesh
+
+from gradcomp_jax import _compat, _specs, per_device
+from gradcomp_jax._typing import AxisName, PyTree
+from gradcomp_jax.memory import Momentum
+from gradcomp_jax.per_device import is_per_device
+from gradcomp_jax.transforms import ExchangeState
+from gradcomp_jax.transforms.policies import path_name
+
+
+def refuse_donated(state: Any) -> None:
+    """Refuses a state whose memory an earlier step has taken: XLA would end the process.
+
+    Raises:
+        ValueError: if the first array of the state is deleted.
+    """
+    first = next((leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)), None)
+    if first is not None and not isinstance(first, jax.core.Tracer) and first.is_deleted():
+        raise ValueError(
+            "this state was donated to an earlier step, which gave its memory to the new state: go on with the state that the"
+            " step returned, or build the step with make_train_step(..., donate=False) to keep both"
+        )
+
+
+def refuse_unmapped(state: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
+    """Refuses per-device state of one worker, as ``tx.init`` makes it outside the axis.
+
+    Raises:
+        ValueError: when traced.
+    """
+    devices = math.prod(mesh.shape[name] for name in _specs.names_of(axis_name))
+    for node in per_device.nodes_of(state, is_per_device):
+        rows, expected = node.value.shape[0], devices * node.held(max(1, devices // node.shards))
+        if rows != expected and rows == node.held(1):
+            raise ValueError(
+                f"a part of the optimizer's state has the {rows} rows of one worker, and {devices} devices along {axis_name!r}"
+                f" hold {expected} between them: tx.init(params) was called outside the axis; make the state with"
+                " gradcomp_jax.init_state(params, tx, mesh)"
+            )
+
+
+def refuse_unplaced(batch: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
+    """Refuses a batch that an Explicit axis does not find split over the workers.
+
+    Raises:
+        ValueError: when traced, naming the first such leaf.
+    """
+    names = _specs.names_of(axis_name)
+    if any(dict(zip(mesh.axis_names, mesh.axis_types, strict=True))[name] != AxisType.Explicit for name in names):
+        return
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+        spec = jax.typeof(leaf).sharding.spec
+        if not spec or _specs.names_of(spec[0]) != names:
+            where = f" {path_name(path)!r}" if path else ""
+            raise ValueError(
+                f"the batch{where} is not split over {axis_name!r}, an axis of Explicit type: place it with"
+                f" jax.device_put(batch, gradcomp_jax.data_sharding(mesh, axis_name={axis_name!r}))"
+            )
+
+
+def refuse_updates(updates: PyTree, params: PyTree, axis_name: AxisName) -> None:
+    """Refuses an update that does not fit its parameter: of another shape, or differing by worker where it does not.
+
+    Raises:
+        ValueError: naming the first such leaf.
+    """
+    tracked = _compat.tracks_varying(axis_name)
+    leaves = zip(jax.tree_util.tree_leaves_with_path(updates), jax.tree.leaves(params), strict=True)
+    for (path, update), param in leaves:
+        if update.shape != param.shape:
+            raise ValueError(
+                f"the update of {path_name(path)!r} has the shape {update.shape}, and a device's shard of the parameter"
+                f" {param.shape}: give the exchange the parameters' specs too, with collective="
+                "gradcomp_jax.collectives.ReduceScatter(param_specs) along its own axis, or param_specs= of"
+                " gradcomp_jax.hierarchical along the inner one"
+            )
+        if tracked and _compat.is_varying(update, axis_name) and not _compat.is_varying(param, axis_name):
+            raise ValueError(
+                f"the update of {path_name(path)!r} differs by worker over {axis_name!r}, because no exchange averages its"
+                " gradient: put an exchange such as gradcomp_jax.dgc(axis_name=...) into the optax chain, outside"
+                " optax.masked or with that leaf in its mask; or freeze the leaf with gradcomp_jax.set_to_zero() (zeros of"
+                " optax.set_to_zero() count as each worker's own)"
+            )
+
+
+@contextlib.contextmanager
+def branches_explained() -> Iterator[None]:
+    """Adds a remedy where a wrapper of optax chooses between an exchange's update and a worker's own gradient."""
+    try:
+        yield
+    except TypeError as error:
+        if "branches must have equal output types" not in str(error):
+            raise
+        raise ValueError(
+            "a wrapper around the exchange, such as optax.apply_if_finite, chooses between the averaged update and the worker's"
+            " own gradient. An exchange skips a gradient that is not finite by itself, on all workers together (`skipped` in"
+            " its state): leave the wrapper out, or put it around what comes after the exchange"
+        ) from error
+
+
+def warn_of_two_momenta(opt_state: PyTree) -> None:
+    """Warns of a chain with momentum correction before Adam: both have a momentum."""
+    if type(opt_state) is not tuple:
+        return
+    corrected = False
+    for link in opt_state:
+        warn_of_two_momenta(link)
+        if corrected and per_device.nodes_of(link, lambda node: isinstance(node, optax.ScaleByAdamState)):
+            warnings.warn(
+                "an exchange with momentum correction (gradcomp_jax.dgc) goes before Adam, which has a momentum of its own:"
+                " take gradcomp_jax.topk_sgd or dgc(momentum_correction=False) before Adam, or plain optax.sgd after it",
+                stacklevel=3,
+            )
+        exchanges = per_device.nodes_of(link, lambda node: isinstance(node, ExchangeState))
+        corrected |= any(isinstance(memory, Momentum) for e in exchanges for of in e.memory for memory in of)

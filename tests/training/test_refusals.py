@@ -1,0 +1,126 @@
+"""What is forgotten around an exchange is refused in a sentence that names the remedy, and every state can be donated."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import gradcomp_jax as gc
+from tests.training.problem import batch, loss, mesh_of, on, params
+
+N = 8
+
+
+def exchange(**options: Any) -> optax.GradientTransformation:
+    return gc.dgc(axis_name="data", density=0.25, block=16, **options)
+
+
+def chain() -> optax.GradientTransformation:
+    return optax.chain(exchange(), optax.sgd(0.1))
+
+
+def take_a_step(tx: optax.GradientTransformation, mesh: jax.sharding.Mesh | None = None, **options: Any) -> Any:
+    mesh = mesh or mesh_of(N)
+    placed = {name: value for name, value in options.items() if name != "check_vma"}
+    state = gc.init_state(params(), tx, mesh, **placed)
+    return gc.make_train_step(loss, tx, mesh, **options)(state, on(mesh, batch(0)))
+
+
+def test_a_donated_state() -> None:
+    mesh, tx = mesh_of(N), chain()
+    step = gc.make_train_step(loss, tx, mesh)
+    state = gc.init_state(params(), tx, mesh)
+    new, _ = step(state, on(mesh, batch(0)))
+    with pytest.raises(ValueError, match=r"donated to an earlier step.*donate=False"):
+        step(state, on(mesh, batch(0)))
+    step(new, on(mesh, batch(0)))
+
+
+def test_without_donation_a_state_is_used_again() -> None:
+    mesh, tx = mesh_of(N), chain()
+    step = gc.make_train_step(loss, tx, mesh, donate=False)
+    state = gc.init_state(params(), tx, mesh)
+    first, second = (step(state, on(mesh, batch(0)))[1]["loss"] for _ in range(2))
+    assert float(first) == float(second)
+
+
+def test_a_state_of_plain_init() -> None:
+    mesh, tx = mesh_of(N), chain()
+    state = gc.TrainState(jnp.zeros((), jnp.int32), params(), tx.init(params()))
+    with pytest.raises(ValueError, match=r"tx.init\(params\) was called outside the axis.*gradcomp_jax.init_state"):
+        gc.make_train_step(loss, tx, mesh)(state, on(mesh, batch(0)))
+
+
+def test_a_batch_that_is_not_placed_on_an_explicit_mesh() -> None:
+    mesh, tx = mesh_of(N, explicit=True), chain()
+    state, step = gc.init_state(params(), tx, mesh), gc.make_train_step(loss, tx, mesh)
+    with pytest.raises(ValueError, match=r"is not split over 'data'.*gradcomp_jax.data_sharding"):
+        step(state, batch(0))
+
+
+@pytest.mark.parametrize("inside", (True, False), ids=("inside", "beside"))
+def test_multi_steps(inside: bool) -> None:
+    tx = optax.MultiSteps(chain() if inside else exchange(), 2).gradient_transformation()
+    with pytest.raises(ValueError, match=r"optax.MultiSteps.*gradcomp_jax.accumulate"):
+        take_a_step(tx if inside else optax.chain(tx, optax.sgd(0.1)))
+
+
+def test_apply_if_finite() -> None:
+    with pytest.raises(ValueError, match=r"optax.apply_if_finite.*leave the wrapper out"):
+        take_a_step(optax.apply_if_finite(chain(), 3))
+    _, metrics = take_a_step(optax.chain(exchange(), optax.apply_if_finite(optax.sgd(0.1), 3)))
+    assert np.isfinite(metrics["loss"])
+
+
+def test_no_exchange() -> None:
+    with pytest.raises(
+        ValueError, match=r"no exchange averages its gradient: put an exchange such as gradcomp_jax.dgc"
+    ):
+        take_a_step(optax.sgd(0.1))
+
+
+@pytest.mark.parametrize("check_vma", (True, False))
+def test_sharded_parameters_without_their_specs(check_vma: bool) -> None:
+    specs = jax.tree.map(lambda p: P("data") if p.ndim and p.shape[0] % N == 0 else P(), params())
+    assert P("data") in jax.tree.leaves(specs, is_leaf=lambda s: isinstance(s, P))
+    with pytest.raises(ValueError, match=r"ReduceScatter\(param_specs\).*param_specs= of gradcomp_jax.hierarchical"):
+        take_a_step(chain(), param_specs=specs, check_vma=check_vma)
+
+
+def test_a_hierarchy_without_the_specs_of_its_parameters() -> None:
+    mesh = jax.make_mesh((2, 4), ("nodes", "data"))
+    specs = jax.tree.map(lambda p: P("data") if p.ndim and p.shape[0] % 4 == 0 else P(), params())
+    tx = gc.hierarchical(gc.dgc(axis_name="nodes", block=16), axis_name="nodes", inner_axis_name="data")
+    both = ("nodes", "data")
+    state = gc.init_state(params(), tx, mesh, axis_name=both, param_specs=specs)
+    step = gc.make_train_step(loss, tx, mesh, axis_name=both, param_specs=specs)
+    with pytest.raises(ValueError, match=r"param_specs= of gradcomp_jax.hierarchical"):
+        step(state, jax.device_put(batch(0), gc.data_sharding(mesh, axis_name=both)))
+
+
+@pytest.mark.standard_promotion
+def test_momentum_correction_before_adam_warns() -> None:
+    with pytest.warns(UserWarning, match=r"goes before Adam.*gradcomp_jax.topk_sgd"):
+        gc.init_state(params(), optax.chain(exchange(), optax.chain(optax.adam(1e-3))), mesh_of(N))
+
+
+@pytest.mark.standard_promotion
+@pytest.mark.parametrize("method", ("topk_sgd", "dgc"))
+def test_other_chains_with_adam_do_not_warn(method: str, recwarn: pytest.WarningsRecorder) -> None:
+    options = {"momentum_correction": False} if method == "dgc" else {}
+    tx = optax.chain(getattr(gc, method)(axis_name="data", block=16, **options), optax.adam(1e-3))
+    gc.init_state(params(), tx, mesh_of(N))
+    assert not [w for w in recwarn if "before Adam" in str(w.message)]
+
+
+@pytest.mark.parametrize("method", [name for name in gc.methods.METHODS if hasattr(gc, name)])
+def test_every_part_of_a_state_has_a_buffer_of_its_own(method: str) -> None:
+    """A state that plain ``tx.init`` makes can be donated: no buffer is given away twice."""
+    options = {"warm_up_steps": 3} if method == "one_bit_adam" else {}
+    state = getattr(gc, method)(axis_name="data", **options).init(params())
+    buffers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state) if leaf.size]
+    assert len(set(buffers)) == len(buffers)
