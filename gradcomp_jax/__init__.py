@@ -34,6 +34,7 @@ from gradcomp_jax.replicas import sparse_loco as sparse_loco
 from gradcomp_jax.replicas import staleness as staleness
 from gradcomp_jax.training import TrainState as TrainState
 from gradcomp_jax.training import data_sharding as data_sharding
+from gradcomp_jax.training import diagnostics as diagnostics
 from gradcomp_jax.training import init_state as init_state
 from gradcomp_jax.training import local_value_and_grad as local_value_and_grad
 from gradcomp_jax.training import lower_update as lower_update

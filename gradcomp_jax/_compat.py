@@ -65,6 +65,11 @@ def is_varying(x: Array, axis_name: AxisName) -> bool:
     return set(names_of(axis_name)) <= _varying_names(x)
 
 
+def is_deleted(x: Array) -> bool:
+    """Returns whether an array's memory is gone, because it was donated; that of a traced one never is."""
+    return not isinstance(x, jax.core.Tracer) and x.is_deleted()
+
+
 def varying(tree: PyTree, axis_name: AxisName | None) -> PyTree:
     """Marks every leaf as differing along the axis, where that is tracked; otherwise a no-op."""
     if not tracks_varying(axis_name):

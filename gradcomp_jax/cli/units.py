@@ -1,6 +1,7 @@
 """Quantities as people write them: 10Gbit, 180ms, 25.6M."""
 
 import math
+import re
 from collections.abc import Mapping
 
 import quantiphy
@@ -9,19 +10,22 @@ from gradcomp_jax._errors import SettingError
 
 _BITS = {"bit": 1, "bits": 1, "bit/s": 1, "bits/s": 1, "bps": 1, "b": 1, "b/s": 1}
 _BYTES = {"byte": 8, "bytes": 8, "byte/s": 8, "bytes/s": 8, "Bps": 8, "B": 8, "B/s": 8}
+# Nobody means a thousandth of a bit: 10gbps and 100mbit are 10G and 100M.
+_LOWER_PREFIX = re.compile(r"(?<=[\d\s.])[kmgt](?=b)", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "sec": 1.0}
 # Of parameters, B is a billion.
 _COUNTS = {"": 1.0, "B": 1e9, "b": 1e9}
 
 
 def rate(option: str, text: str) -> float:
-    """Bytes per second: ``10Gbit``, ``10 Gbit/s``, ``25 Gbps``, ``1.25GB/s``.
+    """Bytes per second: ``10Gbit``, ``10 Gbit/s``, ``10gbps``, ``10Gb/s``, ``1.25GB/s``. A small b is a bit.
 
     Raises:
         SettingError: for anything else, and for a rate that is not above 0.
     """
     remedy = "a number with bit/s or B/s, such as 10Gbit or 1.25GB/s"
-    bits = _parse(option, text, {**_BITS, **_BYTES}, remedy)
+    upper = _LOWER_PREFIX.sub(lambda found: found[0].upper(), text)
+    bits = _parse(option, upper, {**_BITS, **_BYTES}, remedy)
     if not bits > 0:
         raise SettingError(f"{option} must be above 0, got {text!r}")
     return bits / 8

@@ -2,6 +2,7 @@
 
 from gradcomp_jax.training.checkpoint import restore_checkpoint as restore_checkpoint
 from gradcomp_jax.training.checkpoint import save_checkpoint as save_checkpoint
+from gradcomp_jax.training.diagnostics import diagnostics as diagnostics
 from gradcomp_jax.training.lowering import lower_update as lower_update
 from gradcomp_jax.training.overlapped import OverlappedStep as OverlappedStep
 from gradcomp_jax.training.overlapped import make_overlapped_step as make_overlapped_step

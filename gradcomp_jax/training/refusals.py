@@ -25,7 +25,7 @@ def refuse_donated(state: Any) -> None:
         ValueError: if the first array of the state is deleted.
     """
     first = next((leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)), None)
-    if first is not None and not isinstance(first, jax.core.Tracer) and first.is_deleted():
+    if first is not None and _compat.is_deleted(first):
         raise ValueError(
             "this state was donated to an earlier step, which gave its memory to the new state: go on with the state that the"
             " step returned, or build the step with make_train_step(..., donate=False) to keep both"

@@ -11,6 +11,7 @@ from gradcomp_jax.transforms.local import set_to_zero as set_to_zero
 from gradcomp_jax.transforms.masks import Mask as Mask
 from gradcomp_jax.transforms.matrix_view import Matrix as Matrix
 from gradcomp_jax.transforms.model_parallel import model_parallel as model_parallel
+from gradcomp_jax.transforms.moving_density import DensityState as DensityState
 from gradcomp_jax.transforms.moving_density import density_controller as density_controller
 from gradcomp_jax.transforms.moving_density import density_schedule as density_schedule
 from gradcomp_jax.transforms.policies import Policy as Policy

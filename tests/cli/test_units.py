@@ -10,7 +10,17 @@ from gradcomp_jax.experiments import SettingError
 
 @pytest.mark.parametrize(
     ("text", "want"),
-    [("10Gbit", 1.25e9), ("10 Gbit/s", 1.25e9), ("25Gbps", 3.125e9), ("1.25GB/s", 1.25e9), ("100Mbit", 12.5e6)],
+    [
+        *(("10Gbit", 1.25e9), ("10 Gbit/s", 1.25e9), ("25Gbps", 3.125e9), ("1.25GB/s", 1.25e9), ("100Mbit", 12.5e6)),
+        *(
+            ("10gbps", 1.25e9),
+            ("10gbit", 1.25e9),
+            ("10Gb/s", 1.25e9),
+            ("20 mbps", 2.5e6),
+            ("5kbit/s", 625),
+            ("1gB/s", 1e9),
+        ),
+    ],
 )
 def test_rates_are_bytes_a_second(text, want) -> None:
     assert units.rate("--link", text) == pytest.approx(want)

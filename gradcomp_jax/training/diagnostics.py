@@ -1,0 +1,76 @@
+"""What to log of a state."""
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradcomp_jax._typing import Array
+from gradcomp_jax.per_device import is_per_device, nodes_of
+from gradcomp_jax.replicas import replica_spread
+from gradcomp_jax.transforms import DensityState, ExchangeState
+
+
+def diagnostics(state: Any, *, spread: bool = False) -> dict[str, Array]:
+    """Returns what a state says of its exchanges, as a flat dictionary of scalars for any metric writer.
+
+    Of the state that a step returns, outside ``shard_map``, inside ``jax.jit`` or not: ``writer.write_scalars(step,
+    gc.diagnostics(state))``. It reads counters and one number a worker, and so costs next to nothing beside a step.
+
+    Args:
+        state: a train state, or an optimizer's, with an exchange or a method of :mod:`gradcomp_jax.replicas` in it.
+        spread: whether to say how far replicas are apart, which averages their parameters over the network.
+
+    Returns:
+        Float32 scalars, of what the state has:
+
+        - ``exchange/steps``, ``exchange/skipped``: updates seen, and those skipped because a gradient was not finite;
+        - ``exchange/memory_ratio``, ``exchange/memory_ratio_max``: the norm of what a worker holds back over that of its
+          gradient, the mean and the largest over the workers. If it keeps growing, something never goes out;
+        - ``density/level``, ``density/selection_error``: of a moving density;
+        - ``replicas/staleness``, ``replicas/dropped``, ``replicas/spread``: see :func:`gradcomp_jax.staleness`; updates
+          left out because they were not finite, of all replicas; see :func:`gradcomp_jax.replica_spread`.
+
+        Where there are several exchanges, the second is ``exchange_1``, and so on.
+
+    Raises:
+        ValueError: if there is nothing of this package in the state.
+    """
+    found: dict[str, Any] = {}
+    for name, exchange in _named("exchange", state, lambda node: isinstance(node, ExchangeState)):
+        found[f"{name}/steps"] = exchange.step
+        found[f"{name}/skipped"] = exchange.skipped
+        if is_per_device(exchange.memory_ratio):
+            found[f"{name}/memory_ratio"] = exchange.memory_ratio.value.mean()
+            found[f"{name}/memory_ratio_max"] = exchange.memory_ratio.value.max()
+    for name, density in _named("density", state, lambda node: isinstance(node, DensityState)):
+        found[f"{name}/level"] = density.level
+        found[f"{name}/selection_error"] = density.error
+    for name, replicas in _named("replicas", state, lambda node: hasattr(node, "staleness")):
+        found[f"{name}/staleness"] = replicas.staleness()
+        if hasattr(replicas, "dropped"):
+            found[f"{name}/dropped"] = replicas.dropped.value.sum()
+        if spread:
+            found[f"{name}/spread"] = replica_spread(state)
+    if not found:
+        raise ValueError(
+            "there is no exchange and no method of gradcomp_jax.replicas in this state: pass the whole train state, or the"
+            " optimizer's"
+        )
+    return {name: jnp.asarray(value, jnp.float32) for name, value in found.items()}
+
+
+def _named(name: str, state: Any, is_node: Callable[[Any], bool]) -> list[tuple[str, Any]]:
+    """Nodes of a state, those within others too, each with its name."""
+    return [(f"{name}_{number}" if number else name, node) for number, node in enumerate(_nodes(state, is_node))]
+
+
+def _nodes(state: Any, is_node: Callable[[Any], bool]) -> list[Any]:
+    found = []
+    for node in nodes_of(state, is_node):
+        within = jax.tree.leaves(node, is_leaf=functools.partial(operator.is_not, node))
+        found += [node, *(inner for child in within for inner in _nodes(child, is_node))]
+    return found
