@@ -13,7 +13,7 @@ from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.compressors import Compressor, dense
 from gradcomp_jax.transforms.layout import Group, Layout, Segment, View
 from gradcomp_jax.transforms.masks import Mask, by_leaf, gains
-from gradcomp_jax.transforms.policies import ByPath, Policy, path_name
+from gradcomp_jax.transforms.policies import ByPath, Policy, path_name, warn_of_idle_patterns
 from gradcomp_jax.transforms.shards import Shards
 
 # Entries from which a leaf that goes dense is a segment of its own: joined, it would wait for all the others.
@@ -80,8 +80,9 @@ class LayoutRules:
         chosen: dict[Compressor, list[Segment]] = {compressor: [] for compressor in self.policy.compressors()}
         dense: list[Segment] = []
         averaged: list[int] = []
-        for i, (path, spec) in enumerate(jax.tree_util.tree_leaves_with_path(tree)):
-            name = path_name(path)
+        named = [(path_name(path), spec) for path, spec in jax.tree_util.tree_leaves_with_path(tree)]
+        warn_of_idle_patterns(self.policy, [name for name, _ in named])
+        for i, (name, spec) in enumerate(named):
             _check_leaf(name, spec)
             choice = self.policy.choose(name, spec) if masked[i] else "dense"
             if choice == "averaged":

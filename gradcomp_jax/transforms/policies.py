@@ -3,12 +3,15 @@
 import abc
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
 import jax
+import jax.numpy as jnp
 
-from gradcomp_jax import _checks, kernels
+from gradcomp_jax import _checks, _markdown, kernels
+from gradcomp_jax._typing import PyTree
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.transforms.matrix_view import Matrix, Sides, last_against_others, sides_of
 
@@ -34,6 +37,32 @@ class Policy(abc.ABC):
     @abc.abstractmethod
     def compressors(self) -> Iterator[Compressor]:
         """Returns every compressor that is known before a tensor is seen."""
+
+    def patterns(self) -> Iterator[str]:
+        """Returns every pattern that some path is to match."""
+        return iter(())
+
+    def explain(self, params: PyTree) -> str:
+        """Returns a table of what becomes of every tensor: its path, shape, compressor, and a worker's bytes on the uplink.
+
+        Bytes are the payload's, float32 where a tensor goes dense; a statistic that crosses beside it is not counted.
+
+        Args:
+            params: arrays or shapes.
+
+        Raises:
+            ValueError: if no rule matches a tensor.
+        """
+        rows = []
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+            name, spec = path_name(path), jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
+            choice = self.choose(name, spec)
+            sent = {"dense": 4 * spec.size, "averaged": 0}.get(choice) if isinstance(choice, str) else None
+            if isinstance(choice, Compressor):
+                sent = choice.payload_bytes(kernels.row_count(spec.size, choice.block))
+            shape = " x ".join(str(n) for n in spec.shape)
+            rows.append((name, shape, choice, f"{sent:,}"))
+        return "\n".join(_markdown.table(("tensor", "shape", "compressor", "bytes"), rows, align="lllr"))
 
     def masked(self) -> "Policy":
         """Returns the policy for the leaves of a mask, which takes the place of its own rule of what gains.
@@ -63,6 +92,10 @@ class BySize(Policy):
         """Yields those of all rules."""
         return _known(rule for _, rule in self.rules)
 
+    def patterns(self) -> Iterator[str]:
+        """Yields those of policies within."""
+        return _patterns(rule for _, rule in self.rules)
+
 
 @dataclasses.dataclass(frozen=True)
 class ByPath(Policy):
@@ -81,6 +114,11 @@ class ByPath(Policy):
     def compressors(self) -> Iterator[Compressor]:
         """Yields those of both rules."""
         return _known(rule for rule in (self.rule, self.otherwise) if rule is not None)
+
+    def patterns(self) -> Iterator[str]:
+        """Yields its own and those of policies within."""
+        yield self.pattern
+        yield from _patterns(rule for rule in (self.rule, self.otherwise) if rule is not None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,6 +249,23 @@ def _known(rules: Iterator[Rule]) -> Iterator[Compressor]:
             yield rule
         elif isinstance(rule, Policy):
             yield from rule.compressors()
+
+
+def _patterns(rules: Iterator[Rule]) -> Iterator[str]:
+    for rule in rules:
+        if isinstance(rule, Policy):
+            yield from rule.patterns()
+
+
+def warn_of_idle_patterns(policy: Policy, paths: Sequence[str]) -> None:
+    """Warns of a pattern that is found in no tensor's path: it is misspelt, or the model has changed."""
+    for pattern in policy.patterns():
+        if paths and not any(re.search(pattern, path) for path in paths):
+            warnings.warn(
+                f"the pattern {pattern!r} of by_path is found in none of the {len(paths)} tensors' paths, which read like"
+                f" {paths[0]!r}; policy.explain(params) shows what becomes of each",
+                stacklevel=2,
+            )
 
 
 def _check_rule(rule: Rule) -> None:

@@ -178,3 +178,29 @@ def test_a_mask_of_another_structure_is_refused(mask) -> None:
 def test_a_mask_that_is_no_pattern_is_refused() -> None:
     with pytest.raises(ValueError, match="must be a regular expression"):
         gc.masks.without("(")
+
+
+def test_a_policy_explains_itself() -> None:
+    policy = gc.by_path(
+        "embed", TOPK, otherwise=gc.by_path("tail", "averaged", otherwise=gc.by_size({0: "dense", 600: INT8}))
+    )
+    lines = policy.explain({**params(), "none": None}).splitlines()
+    cells = {row[0]: row[1:] for row in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:])}
+    assert cells["embed"] == ["50 x 64", str(TOPK), f"{TOPK.payload_bytes(50):,}"]
+    assert cells["head"] == ["64 x 10", str(INT8), "680"]
+    assert cells["norm"] == ["64", "dense", "256"]
+    assert cells["tail"] == ["7", "averaged", "0"]
+    assert len(cells) == len(SHAPES)
+    with pytest.raises(ValueError, match="no rule for 'head'"):
+        gc.by_path("embed", TOPK).explain(params())
+
+
+def test_a_pattern_that_no_path_matches_warns() -> None:
+    misspelt = gc.by_size({0: gc.by_path("haed", INT8, otherwise="dense")})
+    with pytest.warns(UserWarning, match=r"pattern 'haed' .* none of the 4 tensors' paths.*explain"):
+        gc.exchange(misspelt, axis_name=None).init(params())
+
+
+def test_patterns_that_match_do_not_warn(recwarn: pytest.WarningsRecorder) -> None:
+    gc.exchange(gc.by_path("^head", INT8, otherwise="dense"), axis_name=None).init(params())
+    assert not recwarn.list
