@@ -155,7 +155,7 @@ def gradients(seeds: int, epochs: Sequence[int]) -> list[np.ndarray]:
     """One worker's gradient, largest matrices, at the first step after each of these epochs of dense training."""
     data = experiments.load(TASK.dataset)
     settings = dataclasses.replace(TASK.settings, epochs=max(epochs))
-    trainer = experiments.Trainer("dense", TASK, data, settings)
+    trainer = experiments.Trainer("dense", TASK.on(data), settings)
     # Any examples that one worker may see next.
     draw = np.random.default_rng(0)
 

@@ -1,11 +1,15 @@
 """Every kernel and the full local steps against a copy, on one device.
 
     python benchmarks/kernels.py --sizes 2^17,2^20,2^25 --out benchmark-results
+    python benchmarks/kernels.py --write docs/performance.md    # on a GPU or TPU: and writes the page's section
 
 Each round runs every subject once, one after the other, so that a noisy machine is noisy for all of them; printed are
 medians over the rounds with their quartiles, and ratios to a copy (``x * 2``) and to a read pass (``max |x|``) of the same
 run. ``passes`` is the compiler's count of bytes read and written over those of the gradient, ``by hand`` the number that
-cannot be avoided. Runs on CPU, GPU and TPU unchanged. Writes a JSON and a PNG.
+cannot be avoided, and ``of copy`` the bytes by hand a second over those of the copy. Writes a JSON and a PNG.
+
+On an accelerator a step is started ``--calls`` times in a row and the last is waited for: as long as a step takes longer than
+to start it, that is the device's time.
 
 A peer is any Python module with ``compress(array) -> payload`` and ``decompress(payload) -> array`` over float32 NumPy
 arrays: ``--peer path/to/module.py`` times the two together. PyTorch's PowerSGD hooks run beside ours where torch is installed.
@@ -21,6 +25,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from pages import write_between
 from peers import load_peers
 from subjects import SUBJECTS, Round, Subject
 
@@ -29,7 +34,17 @@ from gradcomp_jax import _markdown
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", default="2^17,2^20,2^25", help="entries, separated by commas (default: %(default)s)")
+    parser.add_argument(
+        "--sizes",
+        default="",
+        help="entries, separated by commas (default: 2^17,2^20,2^25; on an accelerator 2^20,2^25,2^27)",
+    )
+    parser.add_argument(
+        "--calls",
+        type=int,
+        default=50,
+        help="steps that an accelerator gets in a row (default: %(default)s; on CPU one)",
+    )
     parser.add_argument(
         "--rounds", type=int, default=15, help="timed rounds after one that warms up (default: %(default)s)"
     )
@@ -37,6 +52,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--peer", action="append", default=[], help="a module with compress and decompress; repeatable")
     parser.add_argument("--no-torch", action="store_true", help="leave PyTorch's hooks out")
     parser.add_argument("--out", type=Path, default=Path("benchmark-results"), help="folder (default: %(default)s)")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="a Markdown page with a section for this platform")
     return parser.parse_args()
 
 
@@ -48,30 +64,33 @@ def parse_size(text: str) -> int:
     return size
 
 
-def measure(running: dict[str, Round], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every round of every subject, interleaved."""
+def measure(running: dict[str, Round], rounds: int, *, calls: int) -> dict[str, list[float]]:
+    """Seconds of a step, of every round of every subject, interleaved."""
     for one in running.values():
-        one.step()
+        jax.block_until_ready(one.step())
     seconds: dict[str, list[float]] = {name: [] for name in running}
     for _ in range(rounds):
         for name, one in running.items():
             begin = time.perf_counter()
-            one.step()
-            seconds[name].append(time.perf_counter() - begin)
+            for _ in range(calls):
+                last = one.step()
+            jax.block_until_ready(last)
+            seconds[name].append((time.perf_counter() - begin) / calls)
     return seconds
 
 
-def results_for(subjects: dict[str, Subject], n: int, rounds: int) -> dict[str, dict[str, float | None]]:
+def results_for(subjects: dict[str, Subject], n: int, rounds: int, *, calls: int) -> dict[str, dict[str, float | None]]:
     """Times, ratios and memory passes of every subject for a gradient of ``n`` entries."""
     gradient = jax.numpy.asarray(np.random.default_rng(0).standard_normal(n, dtype=np.float32))
     running = {name: subject.start(gradient) for name, subject in subjects.items()}
     rows: dict[str, dict[str, float | None]] = {}
-    for name, row in summary(measure(running, rounds)).items():
-        count = running[name].read_and_written
+    for name, row in summary(measure(running, rounds, calls=calls)).items():
+        count, by_hand = running[name].read_and_written, subjects[name].passes
         rows[name] = {
             **row,
             "passes": None if count is None else count / (4 * n),
-            "passes_by_hand": subjects[name].passes,
+            "passes_by_hand": by_hand,
+            "of_copy": None if by_hand is None else by_hand / subjects["copy"].passes / row["copies"],
         }
     return rows
 
@@ -93,13 +112,14 @@ def summary(seconds: dict[str, list[float]]) -> dict[str, dict[str, float]]:
 
 
 def table(n: int, rows: dict[str, dict[str, float | None]]) -> str:
-    lines = [f"\n{n:,} entries, float32", ""]
+    lines = [f"{n:,} entries, float32", ""]
     cells = []
     for name, row in rows.items():
-        spread = f"{row['ms']:.2f} ({row['ms_low']:.2f} .. {row['ms_high']:.2f})"
+        spread = f"{row['ms']:.4g} ({row['ms_low']:.4g} .. {row['ms_high']:.4g})"
         passes, by_hand = ("-" if p is None else f"{p:.2f}" for p in (row["passes"], row["passes_by_hand"]))
-        cells.append((name, spread, f"{row['copies']:.2f}", f"{row['reads']:.2f}", passes, by_hand))
-    heads = ("subject", "ms (quartiles)", "x copy", "x read", "passes", "by hand")
+        of_copy = "-" if row["of_copy"] is None else f"{row['of_copy']:.0%}"
+        cells.append((name, spread, f"{row['copies']:.2f}", f"{row['reads']:.2f}", passes, by_hand, of_copy))
+    heads = ("subject", "ms (quartiles)", "x copy", "x read", "passes", "by hand", "of copy")
     return "\n".join([*lines, *_markdown.table(heads, cells, align="lr")])
 
 
@@ -174,11 +194,15 @@ def main() -> None:
     if unknown:
         raise SystemExit(f"no subject {', '.join(unknown)}; there are {', '.join(SUBJECTS)}")
     facts = machine()
+    on_host = facts["platform"] == "cpu"
+    if options.write and on_host:
+        raise SystemExit("--write is for an accelerator's section; this is a CPU")
     print(", ".join(f"{k} {v}" for k, v in facts.items()))
+    sizes = options.sizes or ("2^17,2^20,2^25" if on_host else "2^20,2^25,2^27")
     results = {}
-    for n in map(parse_size, options.sizes.split(",")):
-        results[n] = results_for(subjects, n, options.rounds)
-        print(table(n, results[n]), flush=True)
+    for n in map(parse_size, sizes.split(",")):
+        results[n] = results_for(subjects, n, options.rounds, calls=1 if on_host else options.calls)
+        print(f"\n{table(n, results[n])}", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     target = options.out / f"kernels-{facts['platform']}"
     report = {"machine": facts, "rounds": options.rounds, "results": {str(n): rows for n, rows in results.items()}}
@@ -187,6 +211,14 @@ def main() -> None:
         results, target.with_suffix(".png"), f"One device: {facts['device']} ({facts['processor']}), jax {facts['jax']}"
     )
     print(f"\nwrote {target}.json and {target}.png")
+    if options.write:
+        bandwidth = max(8 * n / results[n]["copy"]["ms"] / 1e6 for n in results)
+        lines = [
+            f"`python benchmarks/kernels.py --sizes {sizes} --rounds {options.rounds}`; measured on {facts['device']},"
+            f" Python {facts['python']}, jax {facts['jax']}. The copy reaches {bandwidth:,.0f} GB/s.",
+            *(table(n, rows) for n, rows in results.items()),
+        ]
+        write_between(options.write, f"{facts['platform']}-kernels", "\n\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -15,9 +15,14 @@ from gradcomp_jax.compressors import RowInfo
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """Attributes: ``step()`` runs once and waits; ``read_and_written`` is the compiler's count of bytes, or ``None``."""
+    """What runs again and again.
 
-    step: Callable[[], None]
+    Attributes:
+        step: starts one step and returns what has to be waited for.
+        read_and_written: the compiler's count of bytes, or ``None``.
+    """
+
+    step: Callable[[], Any]
     read_and_written: float | None = None
 
 
@@ -51,10 +56,7 @@ def pure(function: Callable[[jax.Array], Any]) -> Start:
     def start(x: jax.Array) -> Round:
         compiled = jax.jit(function).lower(x).compile()
 
-        def step() -> None:
-            jax.block_until_ready(compiled(x))
-
-        return Round(step, counted(compiled))
+        return Round(lambda: compiled(x), counted(compiled))
 
     return start
 
@@ -66,8 +68,9 @@ def donated(init: Callable[[jax.Array], Any], function: Callable[[jax.Array, Any
         holder = [jax.tree.map(jnp.array, init(x))]
         compiled = jax.jit(function, donate_argnums=1).lower(x, holder[0]).compile()
 
-        def step() -> None:
-            holder[0] = jax.block_until_ready(compiled(x, holder[0]))
+        def step() -> Any:
+            holder[0] = compiled(x, holder[0])
+            return holder[0]
 
         return Round(step, counted(compiled))
 

@@ -1,5 +1,11 @@
 """Gradient compression for JAX, as plain optax transformations."""
 
+# ruff: noqa: E402
+from gradcomp_jax import _process
+
+# The command is stopped cleanly from here on: what follows takes seconds.
+_process.take_over_if_command()
+
 from gradcomp_jax import collectives as collectives
 from gradcomp_jax import compressors as compressors
 from gradcomp_jax import distributed as distributed
@@ -33,8 +39,10 @@ from gradcomp_jax.replicas import replica_spread as replica_spread
 from gradcomp_jax.replicas import sparse_loco as sparse_loco
 from gradcomp_jax.replicas import staleness as staleness
 from gradcomp_jax.training import TrainState as TrainState
+from gradcomp_jax.training import checkpoint_metadata as checkpoint_metadata
 from gradcomp_jax.training import data_sharding as data_sharding
 from gradcomp_jax.training import diagnostics as diagnostics
+from gradcomp_jax.training import init_opt_state as init_opt_state
 from gradcomp_jax.training import init_state as init_state
 from gradcomp_jax.training import local_value_and_grad as local_value_and_grad
 from gradcomp_jax.training import lower_update as lower_update
@@ -46,19 +54,24 @@ from gradcomp_jax.training import save_checkpoint as save_checkpoint
 from gradcomp_jax.training import state_axes as state_axes
 from gradcomp_jax.training import state_shardings as state_shardings
 from gradcomp_jax.training import state_specs as state_specs
+from gradcomp_jax.training import unreduced as unreduced
 from gradcomp_jax.transforms import ExchangeState as ExchangeState
 from gradcomp_jax.transforms import bucketed as bucketed
 from gradcomp_jax.transforms import by_path as by_path
 from gradcomp_jax.transforms import by_size as by_size
 from gradcomp_jax.transforms import density_controller as density_controller
 from gradcomp_jax.transforms import density_schedule as density_schedule
+from gradcomp_jax.transforms import dynamic_loss_scale as dynamic_loss_scale
 from gradcomp_jax.transforms import exchange as exchange
 from gradcomp_jax.transforms import forward_order as forward_order
 from gradcomp_jax.transforms import hierarchical as hierarchical
 from gradcomp_jax.transforms import local_clip as local_clip
+from gradcomp_jax.transforms import loss_scale as loss_scale
 from gradcomp_jax.transforms import masks as masks
+from gradcomp_jax.transforms import master_weights as master_weights
 from gradcomp_jax.transforms import model_parallel as model_parallel
 from gradcomp_jax.transforms import rate_weighted as rate_weighted
+from gradcomp_jax.transforms import reset_nonfinite as reset_nonfinite
 from gradcomp_jax.transforms import running_sum as running_sum
 from gradcomp_jax.transforms import set_to_zero as set_to_zero
 from gradcomp_jax.transforms import warm_up as warm_up

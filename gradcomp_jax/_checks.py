@@ -1,11 +1,14 @@
 """Validators for what users pass. Every message names the value and the remedy."""
 
+import dataclasses
 import difflib
 import math
 from collections.abc import Iterable
 from typing import Any
 
 import jax
+
+from gradcomp_jax._errors import SettingError
 
 
 def static_number(name: str, value: Any) -> float:
@@ -23,6 +26,14 @@ def in_unit_interval(name: str, value: Any) -> float:
     number = static_number(name, value)
     if not 0 < number <= 1:
         raise ValueError(f"{name} must be in (0, 1], got {value}")
+    return number
+
+
+def above(name: str, value: Any, bound: float) -> float:
+    """Returns a Python number above a bound."""
+    number = static_number(name, value)
+    if not number > bound:
+        raise ValueError(f"{name} must be above {bound}, got {value!r}")
     return number
 
 
@@ -65,3 +76,37 @@ def one_of(name: str, value: Any, choices: Iterable[Any]) -> Any:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}{hint}")
     return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers that an option may be.
+
+    Attributes:
+      least: the smallest, or, where ``open_below``, what all are above.
+      most: the largest, or, where ``open_above``, what all are below.
+      whole: whether only whole numbers are.
+    """
+
+    least: float
+    most: float
+    whole: bool = True
+    open_below: bool = False
+    open_above: bool = False
+
+    def __contains__(self, value: Any) -> bool:
+        """Says whether a number is in the range; NaN is in none."""
+        above = value > self.least if self.open_below else value >= self.least
+        below = value < self.most if self.open_above else value <= self.most
+        return bool(above and below and (not self.whole or value == int(value)))
+
+    def __str__(self) -> str:
+        """Returns the range as a message and a help text say it."""
+        if self.whole:
+            return f"a whole number from {self.least:,} to {self.most:,}"
+        return f"in {'(' if self.open_below else '['}{self.least:,}, {self.most:,}{')' if self.open_above else ']'}"
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises ``SettingError`` for a number that is not in the range."""
+        if value not in self:
+            raise SettingError(f"{name} must be {self}, got {value}")

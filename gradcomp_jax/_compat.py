@@ -1,4 +1,4 @@
-"""The only file that looks at how a JAX release tracks mapped axes.
+"""The only file that looks into a JAX release: how it tracks mapped axes, and the store that its processes share.
 
 Everything that differs between ``shard_map`` (with and without varying-ness tracking), ``pmap``,
 ``vmap`` and no axis at all is decided here, so that the rest of the library has one code path.
@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax._src import distributed
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -65,9 +66,20 @@ def is_varying(x: Array, axis_name: AxisName) -> bool:
     return set(names_of(axis_name)) <= _varying_names(x)
 
 
+def is_unreduced(x: Array, axis_name: AxisName) -> bool:
+    """Returns whether ``x``, outside of the axis, is typed as parts along it that nobody has added up."""
+    spec = getattr(jax.typeof(x).sharding, "spec", None)
+    return set(names_of(axis_name)) <= set(getattr(spec, "unreduced", ()))
+
+
 def is_deleted(x: Array) -> bool:
     """Returns whether an array's memory is gone, because it was donated; that of a traced one never is."""
-    return not isinstance(x, jax.core.Tracer) and x.is_deleted()
+    return not is_traced(x) and x.is_deleted()
+
+
+def is_traced(x: Any) -> bool:
+    """Returns whether a value is one of a program that is being made, and not there yet."""
+    return isinstance(x, jax.core.Tracer)
 
 
 def varying(tree: PyTree, axis_name: AxisName | None) -> PyTree:
@@ -140,6 +152,25 @@ def invarying(tree: PyTree, axis_name: AxisName | None) -> PyTree:
     return jax.tree.map(cast, tree)
 
 
+def _own_part_type(aval: Any, *, axes: tuple[Any, ...]) -> Any:
+    manual = aval.manual_axis_type
+    rest = manual.unreduced - frozenset(axes)
+    kind = {"unreduced_kind": None} if not rest and hasattr(manual, "unreduced_kind") else {}
+    return aval.update(manual_axis_type=manual.update(unreduced=rest, varying=manual.varying | frozenset(axes), **kind))
+
+
+# lax.pcast does not go from unreduced to varying: a part of a sum is a value of its own, and nothing moves.
+_own_part_p = Primitive("gradcomp_own_part")
+_own_part_p.def_impl(lambda x, *, axes: x)
+_own_part_p.def_abstract_eval(_own_part_type)
+mlir.register_lowering(_own_part_p, lambda _, x, *, axes: [x])
+
+
+def own_part(x: Array, axis_name: AxisName) -> Array:
+    """Returns a worker's own part of a sum along the axis, inside a ``shard_map`` with ``unreduced`` in ``in_specs``."""
+    return _own_part_p.bind(x, axes=names_of(axis_name))
+
+
 def zeros_of(function: Callable[..., Any], *operands: Any) -> Any:
     """Zeros of the shapes, dtypes and tracked types that ``function(*operands)`` returns, which is not run."""
     traced, out_shape = jax.make_jaxpr(function, return_shape=True)(*operands)
@@ -197,3 +228,14 @@ def is_one_manual_axis(axis_name: AxisName) -> bool:
 def is_literal(operand: Any) -> bool:
     """Returns whether an operand of a traced program is a constant rather than a variable."""
     return isinstance(operand, Literal)
+
+
+def key_value_store() -> tuple[Any, int, int] | None:
+    """Returns what all processes can write to and read, this process's index and their number; ``None`` for one process.
+
+    It is the client of JAX's coordination service, which works before there are devices. Nothing is asked of the devices here.
+    """
+    state = distributed.global_state
+    if state.client is None or state.num_processes < 2:
+        return None
+    return state.client, state.process_id, state.num_processes

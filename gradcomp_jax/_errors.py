@@ -1,7 +1,10 @@
 """Errors that a user of the commands can cause, and can mend by reading the message."""
 
+import contextlib
 import difflib
-from collections.abc import Iterable, Mapping
+import os
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -43,3 +46,21 @@ def known_name(kind: str, name: str, table: Iterable[str]) -> str:
     close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise UnknownNameError(f"unknown {kind} {name!r}{hint} (known: {', '.join(names)})")
+
+
+@contextlib.contextmanager
+def users_code(name: str, file: str | None) -> Iterator[None]:
+    """Turns what the user's own code raises into one sentence, with the last line of ``file`` that it came through.
+
+    Raises:
+      SettingError: for any exception but those that are sentences already.
+    """
+    try:
+        yield
+    except ExperimentError:
+        raise
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        where = f" ({os.path.basename(file)}, line {lines[-1]})" if file and lines else ""
+        text = str(error).strip().partition("\n")[0]
+        raise SettingError(f"{name}: {type(error).__name__}: {text}{where}") from error

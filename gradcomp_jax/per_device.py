@@ -1,6 +1,8 @@
 """The marker on state that differs by device."""
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -81,6 +83,15 @@ def is_per_device(node: object) -> bool:
 def nodes_of(tree: Any, is_node: Callable[[Any], bool]) -> list[Any]:
     """Returns the nodes of a state tree that a predicate holds for."""
     return [node for node in jax.tree.leaves(tree, is_leaf=is_node) if is_node(node)]
+
+
+def nodes_within(tree: Any, is_node: Callable[[Any], bool]) -> list[Any]:
+    """Returns the nodes of a state tree that a predicate holds for, and those within them too."""
+    found = []
+    for node in nodes_of(tree, is_node):
+        children = jax.tree.leaves(node, is_leaf=functools.partial(operator.is_not, node))
+        found += [node, *(inner for child in children for inner in nodes_within(child, is_node))]
+    return found
 
 
 def lift(tree: Any, *, marked: tuple[type, ...] = ()) -> Any:

@@ -9,6 +9,7 @@ import os
 import pathlib
 import sys
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 from tests.xla_flags import xla_flags
@@ -55,6 +56,12 @@ def _count(event: str, seconds: float, **facts: object) -> None:
 
 
 jax.monitoring.register_event_duration_secs_listener(_count)
+
+
+@pytest.fixture
+def compiled() -> Callable[[], int]:
+    """Says how many programs this process has compiled so far."""
+    return lambda: _compiled
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -8,11 +8,16 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-_NEEDED = {name: name for name in ("typer", "rich", "matplotlib", "quantiphy")}
+from gradcomp_jax import _process
+
+_NEEDED = {name: name for name in ("typer", "rich", "matplotlib", "quantiphy", "pydantic")}
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Runs the command line and exits: 0 when done, 2 for a user error.
+    """Runs the command line and exits.
+
+    Exit codes are 0 when done, 2 for a user error, 1 where stdout could not be written or another process was lost, 130 and 143
+    where SIGINT or SIGTERM stopped it.
 
     Args:
       args: the words after ``gradcomp``; those of the process by default.
@@ -23,10 +28,14 @@ def main(args: Sequence[str] | None = None) -> None:
             f"gradcomp: the command line needs {', '.join(missing)}: pip install 'gradcomp-jax[cli]'", file=sys.stderr
         )
         raise SystemExit(2)
-    from gradcomp_jax.cli.app import app
-
     words = list(sys.argv[1:] if args is None else args)
-    app(words, prog_name="gradcomp", obj=shlex.join(["gradcomp", *words]))
+
+    def command() -> None:
+        from gradcomp_jax.cli.app import app
+
+        app(words, prog_name="gradcomp", obj=shlex.join(["gradcomp", *words]))
+
+    _process.run(command)
 
 
 def _is_installed(module: str) -> bool:

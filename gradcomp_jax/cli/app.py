@@ -6,6 +6,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from gradcomp_jax.cli.ranges import unparsed, with_ranges
+
 _COMMANDS = ("compare", "train", "methods", "plan")
 """Modules of this folder; ``NAME_command`` in each is the command."""
 
@@ -21,8 +23,15 @@ class _OnDemand(TyperGroup):
             return None
         module = importlib.import_module(f"gradcomp_jax.cli.{cmd_name}")
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        alone.command(cmd_name)(getattr(module, f"{cmd_name}_command"))
+        alone.command(cmd_name)(with_ranges(getattr(module, f"{cmd_name}_command")))
         return typer.main.get_command(alone)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            typer.echo(f"gradcomp: {unparsed(error)}", err=True)
+            raise typer.Exit(2) from error
 
 
 app = typer.Typer(

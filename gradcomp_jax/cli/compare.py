@@ -6,36 +6,37 @@ import typer
 from rich.console import Console
 
 from gradcomp_jax._errors import SettingError, look_up
-from gradcomp_jax.cli import options, runs
-from gradcomp_jax.cli.progress import Bar
+from gradcomp_jax._process import leaving
+from gradcomp_jax.cli import ranges, runs
+from gradcomp_jax.cli.options import WORKERS, Training, with_training_options
+from gradcomp_jax.cli.progress import Leaving, progress
 from gradcomp_jax.cli.user_errors import user_errors
-from gradcomp_jax.experiments import compare, task
-from gradcomp_jax.experiments.recipes import ABLATIONS, ALL, COLLECTIVES, DEFAULT, RECIPES, REPLICAS
+from gradcomp_jax.experiments import Listeners, compare
+from gradcomp_jax.experiments.recipes import ABLATIONS, ALL, COLLECTIVES, DEFAULT, MEMORIES, RECIPES, REPLICAS
+
+_SEEDS = 5
 
 
+@with_training_options
 def compare_command(
+    training: Training,
     context: typer.Context,
-    dataset: options.Dataset = "digits",
     methods: Annotated[
         str,
         typer.Option(
-            help=f"Names with commas between: {runs.METHODS}; also 'all', 'ablations', 'collectives' and 'replicas'."
+            help=f"Names with commas between: {runs.METHODS}; also 'all', 'ablations', 'collectives', 'memories' and"
+            " 'replicas'."
         ),
     ] = ",".join(DEFAULT),
-    seeds: Annotated[int, typer.Option(help="Runs of each method: seeds 0, 1, 2, ...")] = 5,
-    workers: options.Workers = runs.WORKERS,
-    epochs: options.Epochs = None,
-    batch: options.Batch = None,
-    learning_rate: options.Rate = None,
-    momentum: options.Momentum = None,
-    density: options.Density = None,
-    delay: options.Delay = None,
-    every: options.Every = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            help="Runs of each method: seeds 0, 1, 2, ...",
+            show_default=f"{_SEEDS}; 1 for a --from function without a seed",
+        ),
+        ranges.SEEDS,
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds, a few epochs: a trial, not a result.")] = False,
-    data_dir: options.DataDir = None,
-    real_devices: options.Real = False,
-    out: options.Out = runs.OUT,
-    markdown: options.Markdown = None,
 ) -> None:
     """Train several methods with equal hyper-parameters, and compare accuracy and bytes.
 
@@ -45,22 +46,28 @@ def compare_command(
     console = Console()
     with user_errors():
         names = _method_names(methods)
-        if seeds < 1:
-            raise SettingError(f"seeds must be at least 1, got {seeds}")
-        the_task = task(dataset)
+        workers = WORKERS if training.workers is None else training.workers
+        problem, settings = runs.prepare(training, workers, simulated=not training.real_devices, quick=quick)
+        if seeds is None:
+            seeds = _SEEDS if problem.has_seeds else 1
         if quick:
             seeds = min(seeds, 2)
-            epochs = max(the_task.settings.epochs // 10, 1) if epochs is None else epochs
-        settings = runs.make_settings(the_task, workers, batch, epochs, learning_rate, momentum, density, delay, every)
-        if not real_devices:
-            runs.simulate(workers)
-        data = runs.load_data(dataset, data_dir, settings)
-        runs.make_folder(out)
-        with Bar(Console(stderr=True), runs=seeds * len(names)) as bar:
-            result = compare(the_task, data, names, seeds=range(seeds), settings=settings, listener=bar)
-        command = context.obj or "gradcomp compare"
-        written = runs.write(result, out, f"compare-{dataset}", command, markdown)
-    runs.show(console, result, written)
+        runs.make_folder(training.out)
+        advice = runs.advice(training.checkpoint)
+        with (
+            runs.logged(training.log_dir) as log,
+            progress(seeds * len(names), advice) as shown,
+            leaving(shown.stopped),
+        ):
+            result = compare(
+                problem,
+                names,
+                seeds=range(seeds),
+                settings=settings,
+                listener=Listeners(log, shown, Leaving()),
+                checkpoint=training.checkpoint,
+            )
+        runs.finish(console, result, training, "compare", context.obj or "gradcomp compare")
 
 
 def _method_names(text: str) -> list[str]:
@@ -69,6 +76,7 @@ def _method_names(text: str) -> list[str]:
         "all": ALL,
         "ablations": ABLATIONS,
         "collectives": COLLECTIVES,
+        "memories": MEMORIES,
         "replicas": REPLICAS,
     }
     words = [word.strip() for word in text.split(",") if word.strip()]

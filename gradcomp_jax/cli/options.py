@@ -1,38 +1,120 @@
-"""The options of the commands, each with its help."""
+"""The options that the commands which train share, each with its help."""
 
+import dataclasses
+import functools
+import inspect
 import pathlib
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
+from gradcomp_jax.cli import ranges
 from gradcomp_jax.distributed import cluster
+from gradcomp_jax.experiments.settings import RANGES
 from gradcomp_jax.experiments.tasks import TASKS
 
-_DATASETS = ", ".join(TASKS)
+WORKERS = 8
+DATASET = "digits"
 
-Dataset = Annotated[str, typer.Option(help=f"What to train on: {_DATASETS}.")]
-DataDir = Annotated[
-    pathlib.Path | None, typer.Option(help="Folder of the data set's files, if not where its package puts them.")
-]
-Workers = Annotated[int, typer.Option(help="Devices that share every batch.")]
-Epochs = Annotated[int | None, typer.Option(help="Passes over the training set; the task's own by default.")]
-Batch = Annotated[int | None, typer.Option(help="Examples in a step, all workers together; the task's own by default.")]
-Rate = Annotated[float | None, typer.Option(help="Learning rate; the task's own by default.")]
-Momentum = Annotated[float | None, typer.Option(help="Momentum, in [0, 1).")]
-Density = Annotated[
-    float | None, typer.Option(help="Fraction of the entries that DGC sends, in (0, 1]; the task's own by default.")
-]
-Delay = Annotated[
-    int | None, typer.Option(help="Steps until a delayed average arrives; 4 by default.", show_default=False)
-]
-Every = Annotated[
-    int | None,
-    typer.Option(help="Steps between exchanges, of methods that skip some; 4 by default.", show_default=False),
-]
-Real = Annotated[
-    bool, typer.Option("--real-devices", help="Use the devices that JAX finds instead of simulated CPU workers.")
-]
-Out = Annotated[pathlib.Path, typer.Option(help="Folder for the picture and the JSON.")]
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+    """What ``compare`` and ``train`` are both told."""
+
+    dataset: Annotated[
+        str | None, typer.Option(help=f"What to train on: {', '.join(TASKS)}.", show_default=DATASET)
+    ] = None
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="MODULE:FUNCTION",
+            help="Or a task of your own: a function that returns (loss, params, batches) or (loss, params, batches,"
+            " evaluation); docs/commands.md has an example.",
+        ),
+    ] = None
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Devices that share every batch.", show_default=str(WORKERS)),
+        RANGES["workers"],
+    ] = None
+    epochs: Annotated[
+        int | None,
+        typer.Option(help="Passes over the training set.", show_default="the task's own"),
+        RANGES["epochs"],
+    ] = None
+    batch: Annotated[
+        int | None,
+        typer.Option(help="Examples in a step, all workers together.", show_default="the task's own"),
+        RANGES["batch_per_worker"],
+    ] = None
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Learning rate of SGD.", show_default="the task's own"), RANGES["learning_rate"]
+    ] = None
+    momentum: Annotated[float | None, typer.Option(help="Momentum.", show_default="0.9"), RANGES["momentum"]] = None
+    density: Annotated[
+        float | None,
+        typer.Option(help="Fraction of the entries that DGC sends.", show_default="the task's own"),
+        RANGES["density"],
+    ] = None
+    delay: Annotated[
+        int | None, typer.Option(help="Steps until a delayed average arrives.", show_default="4"), RANGES["delay"]
+    ] = None
+    every: Annotated[
+        int | None,
+        typer.Option(help="Steps between exchanges, of methods that skip some.", show_default="4"),
+        RANGES["every"],
+    ] = None
+    checkpoint: Annotated[
+        pathlib.Path | None,
+        typer.Option(
+            help="Save every epoch in this folder, and go on from what is there; a run that is complete is not trained"
+            " again."
+        ),
+    ] = None
+    log_dir: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="Write TensorBoard event files, in a folder within this one for each method and seed."),
+    ] = None
+    data_dir: Annotated[
+        pathlib.Path | None, typer.Option(help="Folder of the data set's files, if not where its package puts them.")
+    ] = None
+    real_devices: Annotated[
+        bool, typer.Option("--real-devices", help="Use the devices that JAX finds instead of simulated CPU workers.")
+    ] = False
+    out: Annotated[pathlib.Path, typer.Option(help="Folder for the picture and the JSON.")] = pathlib.Path(
+        "gradcomp-results"
+    )
+    markdown: Annotated[pathlib.Path | None, typer.Option(help="Also write the table to this Markdown file.")] = None
+
+    def must_be_equal(self) -> dict[str, Any]:
+        """Returns what all processes of a run must be told alike, by the options' names."""
+        own = ("checkpoint", "log_dir", "data_dir", "out", "markdown")
+        names = {f.name: "--" + f.name.replace("_", "-") for f in dataclasses.fields(self)} | {"source": "--from"}
+        shared = {option: getattr(self, name) for name, option in names.items() if name not in own}
+        # A folder may have another name on each machine.
+        return shared | {"--checkpoint": None if self.checkpoint is None else "FOLDER"}
+
+
+def with_training_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Makes a command of ``command(training, **own)`` that takes the fields of :class:`Training` after its own options."""
+    own = list(inspect.signature(command).parameters.values())[1:]
+    fields = dataclasses.fields(Training)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    shared = [inspect.Parameter(f.name, kind, default=f.default, annotation=f.type) for f in fields]
+    parameters = [*(p.replace(kind=kind) for p in own), *shared]
+
+    @functools.wraps(command)
+    def called(**given: Any) -> None:
+        training = Training(**{f.name: given.pop(f.name) for f in fields})
+        command(training, **given)
+
+    # What typer reads the options from.
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {p.name: p.annotation for p in parameters}
+    return called
+
 
 Distributed = Annotated[
     bool,
@@ -46,16 +128,29 @@ Coordinator = Annotated[
     str | None, typer.Option(help=f"HOST:PORT of process 0, for --distributed; else ${cluster.ADDRESS}.")
 ]
 Process = Annotated[
-    int | None, typer.Option(help=f"Number of this process, from 0, for --distributed; else ${cluster.INDEX}.")
+    int | None,
+    typer.Option(help=f"Number of this process, for --distributed; else ${cluster.INDEX}."),
+    ranges.PROCESS,
 ]
 Processes = Annotated[
-    int | None, typer.Option(help=f"How many processes there are, for --distributed; else ${cluster.COUNT}.")
+    int | None,
+    typer.Option(help=f"How many processes there are, for --distributed; else ${cluster.COUNT}."),
+    ranges.PROCESSES,
 ]
 Heartbeat = Annotated[
-    int, typer.Option(min=1, help="Seconds without a word from a process until the others end, for --distributed.")
+    int,
+    typer.Option(help="Seconds without a word from a process until the others end, for --distributed."),
+    ranges.HEARTBEAT,
 ]
 StepTimeout = Annotated[
-    float, typer.Option(min=1, help="Seconds that a step, a compilation or a save may take, for --distributed.")
+    float,
+    typer.Option(help="Seconds that a step, a compilation or a save may take, for --distributed."),
+    ranges.SECONDS,
 ]
-
-Markdown = Annotated[pathlib.Path | None, typer.Option(help="Also write the table to this Markdown file.")]
+VerifyEvery = Annotated[
+    int,
+    typer.Option(
+        help="Steps from one comparison of the parameters, on all devices of all processes, to the next; 0 for none.",
+    ),
+    ranges.EVERY,
+]

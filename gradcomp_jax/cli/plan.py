@@ -1,8 +1,6 @@
 """``gradcomp plan``: should I compress, with what, and what will it give?"""
 
-import importlib
 import json
-import os
 import pathlib
 import sys
 from typing import Annotated, Any
@@ -11,8 +9,12 @@ import jax
 import typer
 from rich.console import Console
 
-from gradcomp_jax._errors import SettingError, known_name, look_up
-from gradcomp_jax.cli import plan_report, units
+from gradcomp_jax._checks import Range
+from gradcomp_jax._errors import SettingError, known_name, look_up, users_code
+from gradcomp_jax._files import write_whole
+from gradcomp_jax.cli import plan_report, ranges, units
+from gradcomp_jax.cli.own_code import imported
+from gradcomp_jax.cli.tables import print_table, tell
 from gradcomp_jax.cli.user_errors import user_errors
 from gradcomp_jax.methods import METHODS
 from gradcomp_jax.planning import MODELS, Calibration, Cluster, Device, Link, Workload
@@ -27,19 +29,23 @@ def plan_command(
     source: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="MODULE:NAME", help="Or your own: a tree of parameters, or a function that makes one."
+            "--from",
+            metavar="MODULE:NAME",
+            help="Or your own: a tree of parameters, a function that makes one, or the function that train --from takes.",
         ),
     ] = None,
     step_time: Annotated[str, typer.Option(help="Of one worker without an exchange: 180ms.")] = "100ms",
-    workers: Annotated[int, typer.Option(help="Devices in all.")] = 8,
-    per_node: Annotated[int, typer.Option(help="Devices of a node.")] = 1,
+    workers: Annotated[int, typer.Option(help="Devices in all."), ranges.PLANNED] = 8,
+    per_node: Annotated[int, typer.Option(help="Devices of a node."), ranges.PLANNED] = 1,
     link: Annotated[str, typer.Option(help="Rate of each node's link: 10Gbit, 1.25GB/s.")] = "10Gbit",
     latency: Annotated[str, typer.Option(help="Of that link, one way: 50us.")] = "50us",
     inner_link: Annotated[str, typer.Option(help="Rate of each device's link within its node.")] = "200GB/s",
     inner_latency: Annotated[str, typer.Option(help="Of that link.")] = "5us",
     topology: Annotated[str, typer.Option(help="Of the nodes: switch or ring.")] = "switch",
     overlap: Annotated[
-        float, typer.Option(help="Share of the step time in which an exchange may run beside it: 0 to 1.")
+        float,
+        typer.Option(help="Share of the step time in which an exchange may run beside it."),
+        Range(0, 1, whole=False),
     ] = 0.0,
     memory_rate: Annotated[
         str, typer.Option(help="Bytes a second that a device reads and writes: compression takes as many copies.")
@@ -68,17 +74,16 @@ def plan_command(
         except ValueError as error:
             # The planner names values and remedies as the experiments do.
             raise SettingError(str(error)) from error
-        written = [] if out is None else _write(found, out, what)
-    console = Console()
-    console.print(plan_report.title(found, what), style="bold", highlight=False)
-    console.print()
-    console.print(plan_report.table(found, console.width))
-    console.print()
-    console.print(plan_report.sentence(found), style="bold", highlight=False)
-    for note in plan_report.notes(found, known, matrices=params is not None):
-        console.print(note, style="dim", highlight=False)
-    for path in written:
-        console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+        console = Console()
+        tell(console, plan_report.title(found, what), "bold")
+        console.print()
+        print_table(console, plan_report.table(found), "--out FOLDER writes all to plan.json")
+        console.print()
+        tell(console, plan_report.sentence(found), "bold")
+        for note in plan_report.notes(found, known, matrices=params is not None):
+            tell(console, note, "dim")
+        for path in [] if out is None else _write(found, out, what):
+            tell(console, f"wrote {path}")
 
 
 def _shapes(params: str | None, model: str | None, source: str | None) -> Any:
@@ -102,19 +107,16 @@ def _shapes(params: str | None, model: str | None, source: str | None) -> Any:
 
 
 def _imported(source: str) -> Any:
-    """The parameters, or their shapes, that ``module:name`` is or makes; a function is not run, only its shapes are."""
-    module, _, name = source.partition(":")
-    if not module or not name:
-        raise SettingError(f"--from must be MODULE:NAME, such as my_module:make_params, got {source!r}")
-    sys.path.insert(0, os.getcwd())
-    try:
-        found = getattr(importlib.import_module(module), name)
-        found = jax.eval_shape(found) if callable(found) else found
-    except Exception as error:
-        raise SettingError(f"--from {source}: {type(error).__name__}: {error}") from error
-    finally:
-        sys.path.remove(os.getcwd())
-    if not all(hasattr(leaf, "shape") for leaf in jax.tree.leaves(found)):
+    """The parameters, or their shapes, that ``module:name`` is or makes; of a function only the shapes are found out."""
+    found = imported(source)
+    if callable(found):
+        # Imported here, because a plan without --from needs nothing that trains.
+        from gradcomp_jax.experiments.own_task import is_task
+
+        file = getattr(sys.modules.get(found.__module__), "__file__", None)
+        with users_code(f"--from {source}", file):
+            found = jax.eval_shape(lambda: made[1] if is_task(made := found()) else made)
+    if not jax.tree.leaves(found) or not all(hasattr(leaf, "shape") for leaf in jax.tree.leaves(found)):
         raise SettingError(f"--from {source} must be a tree of arrays or of their shapes, or a function that makes one")
     return found
 
@@ -134,13 +136,13 @@ def _calibration(path: pathlib.Path | None) -> Calibration | None:
 
 
 def _write(found: Outlook, out: pathlib.Path, what: str) -> list[pathlib.Path]:
-    from gradcomp_jax.cli.plan_plot import save_plot
+    from gradcomp_jax.cli.plan_plot import picture_of
 
     picture, figures = out / "plan.png", out / "plan.json"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        figures.write_text(json.dumps(found.to_dict(), indent=1) + "\n")
-        save_plot(found, what, picture)
+        write_whole(figures, json.dumps(found.to_dict(), indent=1) + "\n", follow=False)
+        write_whole(picture, picture_of(found, what), follow=False)
     except OSError as error:
-        raise SettingError(f"cannot write the results: {error}") from error
+        raise SettingError(f"cannot write the results that are printed above: {error}") from error
     return [picture, figures]

@@ -1,6 +1,6 @@
 """A plan as a picture: speed-up against workers and against bandwidth."""
 
-import pathlib
+import io
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -11,9 +11,11 @@ from gradcomp_jax.cli.colours import COLOURS
 from gradcomp_jax.planning.outlook import Outlook
 
 
-def save_plot(found: Outlook, what: str, path: pathlib.Path) -> None:
-    """Writes the picture to a PNG file, over what is there."""
-    draw(found, what).savefig(path, dpi=140)
+def picture_of(found: Outlook, what: str) -> bytes:
+    """Returns the picture as a PNG file."""
+    file = io.BytesIO()
+    draw(found, what).savefig(file, dpi=140)
+    return file.getvalue()
 
 
 def draw(found: Outlook, what: str) -> Figure:

@@ -1,21 +1,19 @@
 """A plan as a table and a sentence."""
 
 import math
-
-from rich import box
-from rich.table import Table
+from collections.abc import Container
 
 from gradcomp_jax.cli import units
-from gradcomp_jax.methods.registry import command_name
+from gradcomp_jax.cli.tables import Columns
+from gradcomp_jax.methods.registry import METHODS, command_name
 from gradcomp_jax.planning import Calibration, speed_up
 from gradcomp_jax.planning.outlook import Outlook
-from gradcomp_jax.planning.predict import CLEAR
+from gradcomp_jax.planning.predict import CLEAR, FORMULAS_OFF
+from gradcomp_jax.planning.workload import COPIES
 
 _TIMES = ("step", "compute", "compress", "inner", "outer", "exposed")
-_ALL = ("method", *_TIMES, "x dense", "efficiency", "sent", "state", "loses above")
-# What 80 characters hold; the JSON has everything.
-_SOME = ("method", "step", "compress", "inner", "outer", "x dense", "loses above")
-_WIDE = 120
+_DROPPED_FIRST = ("compute", "state", "efficiency", "exposed", "sent", "inner", "compress", "loses above")
+"""Columns in the order in which a narrow terminal does without them."""
 
 
 def title(found: Outlook, what: str) -> str:
@@ -34,7 +32,9 @@ def rows(found: Outlook) -> list[dict[str, str]]:
     dense = found.dense.step
     return [
         {
-            "method": command_name(p.method) + (" *" if p.layout == "hierarchical" else ""),
+            "method": command_name(p.method)
+            + (" *" if p.layout == "hierarchical" else "")
+            + (" !" if METHODS[p.method].caution else ""),
             **{part: units.show_seconds(getattr(p, part)) for part in _TIMES},
             "x dense": f"{dense / p.step:.2f}x",
             "efficiency": f"{100 * speed_up(p, found.cluster.workers) / found.cluster.workers:.0f}%",
@@ -47,15 +47,9 @@ def rows(found: Outlook) -> list[dict[str, str]]:
     ]
 
 
-def table(found: Outlook, width: int) -> Table:
-    """Returns the table for a terminal that is ``width`` characters wide."""
-    columns = _ALL if width >= _WIDE else _SOME
-    result = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for column in columns:
-        result.add_column(column, justify="right" if column != "method" else "left", no_wrap=True)
-    for row in rows(found):
-        result.add_row(*(row[column] for column in columns))
-    return result
+def table(found: Outlook) -> Columns:
+    """Returns the table for a terminal."""
+    return Columns(rows(found), dropped_first=_DROPPED_FIRST)
 
 
 def sentence(found: Outlook) -> str:
@@ -64,7 +58,9 @@ def sentence(found: Outlook) -> str:
     best, plain = command_name(fastest.method), command_name(dense.method)
     if verdict.compress:
         own = f"{best} takes {units.show_seconds(fastest.step)} a step, {verdict.gain:.2f}x as fast as {plain}"
-        return f"Compress: {own}, which wins {_above(found.break_even[fastest.method])}."
+        caution = METHODS[fastest.method].caution
+        mind = f" Mind how {best} trains: {caution}." if caution else ""
+        return f"Compress: {own}, which wins {_above(found.break_even[fastest.method])}.{mind}"
     gain = dense.step / fastest.step
     there = f"{plain} takes {units.show_seconds(dense.step)} a step"
     closest, rate = max(found.break_even.items(), key=lambda item: item[1])
@@ -82,11 +78,27 @@ def notes(found: Outlook, calibration: Calibration | None, *, matrices: bool) ->
     ]
     if calibration is None:
         lines.append(
+            f"how far off: {100 * FORMULAS_OFF:.0f}%, the median over measured steps that were predicted without a calibration"
+            " (docs/planner.md); with the link's own it is less: --calibration."
+        )
+        lines.append(
             "compress: copies of the gradient, as measured on a CPU, at --memory-rate; calibrate for your device."
         )
     else:
         worst = max(fit.errors[1] for fit in calibration.fits.values())
         lines.append(f"outer: measured collectives; the lines through them are off by {100 * worst:.0f}% at most.")
+    timed = [p.method for p in found.verdict.ranking if p.method not in COPIES and p.method not in _own_copies(found)]
+    if timed:
+        lines.append(f"compress of {', '.join(map(command_name, timed))}: timed on this machine just now.")
+    reasons: dict[str, list[str]] = {}
+    for name, why in found.verdict.skipped.items():
+        reasons.setdefault(why, []).append(command_name(name))
+    lines += [f"left out: {', '.join(names)}: {why}" for why, names in reasons.items()]
+    faster = [p.method for p in found.verdict.ranking if p.step < found.dense.step]
+    minded = [f"{command_name(name)}: {METHODS[name].caution}" for name in faster if METHODS[name].caution]
+    if minded:
+        lines.append("!: ranked by speed alone, which says nothing of how they train.")
+        lines += [f"! {one}." for one in minded]
     if found.cluster.per_node > 1:
         lines.append("*: dense within a node, the method between nodes (gc.hierarchical); the others in one exchange.")
     if matrices:
@@ -95,6 +107,10 @@ def notes(found: Outlook, calibration: Calibration | None, *, matrices: bool) ->
         "sent: bytes that leave a node in a step. loses above: the rate from which the better dense one is faster."
     )
     return lines
+
+
+def _own_copies(found: Outlook) -> Container[str]:
+    return found.device.copies if found.device else ()
 
 
 def _even(rate: float | None) -> str:

@@ -1,23 +1,89 @@
-"""Listeners of a command: a progress bar over all its runs, and one that tells the watchdog of every event."""
+"""How a run tells a person what it does: a bar on a terminal, lines in a log, the end of it, and a word to the watchdog."""
 
-from collections.abc import Callable
+import sys
+import time
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from gradcomp_jax._process import raise_if_stopped
 from gradcomp_jax.distributed import Watchdog
-from gradcomp_jax.experiments import Listener, Past, RunResult
+from gradcomp_jax.experiments import Listener, Past, RunResult, show
+
+_EVERY_S = 10.0
+"""Seconds from one line of a log to the next, within an epoch."""
 
 
-class Bar(Listener):
-    """Shows how many of the steps are done, and how the present run does."""
+class Lines(Listener):
+    """Writes a line to stderr for each compilation, start, epoch and end, and now and then in between."""
 
-    def __init__(self, console: Console, runs: int) -> None:
+    def __init__(self, advice: str) -> None:
+        """Makes a listener; ``advice`` says at the end of the line on a stop how to go on."""
+        self._advice = advice
+        self._run = ""
+        self._step = self._steps = 0
+        self._told = time.monotonic()
+
+    def __enter__(self) -> Self:
+        """Does nothing: the lines come as there is something to say."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Says where a run was stopped, if a signal has stopped it."""
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self.say(self.stopped())
+
+    def stopped(self) -> str:
+        """Returns the sentence on where a run was stopped, and how to go on."""
+        where = f"{self._run} at step {self._step} of {self._steps}" if self._run else "before the first run"
+        return f"stopped {where}: {self._advice}"
+
+    def say(self, text: str) -> None:
+        """Writes a line, at once."""
+        print(text, file=sys.stderr, flush=True)
+        self._told = time.monotonic()
+
+    def compiling(self, method: str) -> None:
+        """Names the method that is being compiled."""
+        self.say(f"compiling {method}")
+
+    def started(self, method: str, seed: int, steps: int, done: int) -> None:
+        """Says how long the run is, and whether it goes on from something saved."""
+        self._run, self._step, self._steps = f"seed {seed}, {method}", done, steps
+        if done == steps:
+            self.say(f"{self._run}: complete already, its {steps} steps are read and not trained again")
+        elif done:
+            self.say(f"{self._run}: goes on after step {done} of {steps}")
+        else:
+            self.say(f"{self._run}: {steps} steps")
+
+    def stepped(self, method: str, seed: int, step: int, loss: float) -> None:
+        """Says how far the run is, if nothing was said for a while."""
+        self._step = step
+        if time.monotonic() - self._told > _EVERY_S:
+            self.say(f"{self._run}: step {step}/{self._steps}, loss {loss:.4g}")
+
+    def finished_epoch(self, method: str, seed: int, epoch: int, past: Past) -> None:
+        """Says what the run has come to."""
+        judged = f"{past.metric} {show(past.metric, past.evaluation[-1])}"
+        self.say(f"{self._run}: epoch {epoch}, step {self._step}/{self._steps}, loss {past.loss[-1]:.4g}, {judged}")
+
+    def finished(self, result: RunResult) -> None:
+        """Says what came out."""
+        self.say(f"{self._run}: done, {result.metric} {show(result.metric, result.final_evaluation)}")
+
+
+class Bar(Lines):
+    """Shows on a terminal how many of the steps of all runs are done, and how the present run does."""
+
+    def __init__(self, console: Console, runs: int, advice: str) -> None:
         """Makes a bar for ``runs`` runs of equal length, shown between enter and exit."""
+        super().__init__(advice)
         self._runs = runs
-        self._accuracy = ""
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -42,49 +108,55 @@ class Bar(Listener):
         if kind is not None:
             self._progress.live.transient = True
         self._progress.stop()
+        super().__exit__(kind, error, trace)
 
     def compiling(self, method: str) -> None:
         """Names the method that is being compiled."""
         self._progress.update(self._task, description=f"compiling {method}")
 
-    def started(self, method: str, seed: int, steps: int) -> None:
-        """Sets the length of the whole bar from the length of one run."""
-        self._accuracy = ""
-        self._progress.update(self._task, total=steps * self._runs)
-        self._describe(method, seed)
+    def started(self, method: str, seed: int, steps: int, done: int) -> None:
+        """Sets the length of the whole bar from the length of one run; above it, a line on what is not trained again."""
+        if done:
+            super().started(method, seed, steps, done)
+        self._run, self._step, self._steps = f"seed {seed}, {method}", done, steps
+        self._progress.update(self._task, total=steps * self._runs, advance=done, description=self._run)
 
     def stepped(self, method: str, seed: int, step: int, loss: float) -> None:
         """Moves on by one step."""
+        self._step = step
         self._progress.advance(self._task)
 
     def finished_epoch(self, method: str, seed: int, epoch: int, past: Past) -> None:
-        """Shows the test accuracy of the present run."""
-        self._accuracy = f", {past.accuracy[-1]:.1%}"
-        self._describe(method, seed)
+        """Shows the metric of the present run."""
+        judged = show(past.metric, past.evaluation[-1])
+        self._progress.update(self._task, description=f"{self._run}, {judged}")
 
     def finished(self, result: RunResult) -> None:
-        """Leaves a line for each run where a bar cannot be redrawn, in a log file for example."""
-        console = self._progress.console
-        if not console.is_terminal:
-            console.print(f"seed {result.seed}, {result.method}: {result.final_accuracy:.1%}", highlight=False)
+        """Leaves the bar as it is."""
 
-    def _describe(self, method: str, seed: int) -> None:
-        self._progress.update(self._task, description=f"seed {seed}, {method}{self._accuracy}")
+
+def progress(runs: int, advice: str) -> Lines:
+    """Returns a bar where stderr is a terminal, and lines without control characters where it is a file or a pipe."""
+    return Bar(Console(stderr=True), runs, advice) if sys.stderr.isatty() else Lines(advice)
+
+
+class Leaving(Listener):
+    """Leaves a run after a signal, at the end of a step, of a compilation or of an epoch that is saved."""
+
+    def _leave(self, *event: Any, **more: Any) -> None:
+        raise_if_stopped()
+
+    compiling = compiled = started = stepped = finished_epoch = _leave
 
 
 class Beating(Listener):
-    """Passes every event on to another listener, and calls ``watchdog.beat()``."""
+    """Calls ``watchdog.beat()`` at every event."""
 
-    def __init__(self, listener: Listener, watchdog: Watchdog) -> None:
-        """Wraps a listener, which is told all that this one is told."""
+    def __init__(self, watchdog: Watchdog) -> None:
+        """Takes the watchdog of this process."""
+        self._watchdog = watchdog
 
-        def passing_on(tell: Callable[..., None]) -> Callable[..., None]:
-            def heard(*event: object) -> None:
-                watchdog.beat()
-                tell(*event)
+    def _beat(self, *event: Any, **more: Any) -> None:
+        self._watchdog.beat()
 
-            return heard
-
-        for name in vars(Listener):
-            if not name.startswith("_"):
-                setattr(self, name, passing_on(getattr(listener, name)))
+    compiling = compiled = started = stepped = finished_epoch = finished = _beat

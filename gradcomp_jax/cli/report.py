@@ -1,15 +1,22 @@
 """The table of a comparison, for a terminal and as Markdown."""
 
-from rich import box
-from rich.table import Table
+import math
+from collections.abc import Iterator
 
 from gradcomp_jax import _markdown
-from gradcomp_jax.experiments import Comparison, MethodResult
+from gradcomp_jax.cli.tables import Columns
+from gradcomp_jax.experiments import Comparison, MethodResult, Metric
 from gradcomp_jax.experiments.recipes import RECIPES
 from gradcomp_jax.methods import registry
 
+_METRICS: dict[Metric, tuple[str, str]] = {
+    "accuracy": ("accuracy %", "accuracy: on the test set after the last epoch"),
+    "evaluation loss": ("evaluation loss", "evaluation loss: on the evaluation batches after the last epoch"),
+    "training loss": ("training loss", "training loss: mean over the steps of the last epoch"),
+}
+"""The column, and what is said of it."""
 _NOTES = (
-    "accuracy: on the test set after the last epoch, mean and standard deviation over {seeds}.",
+    "{metric}, mean and standard deviation over {seeds}.",
     "bytes/step: what one device sends, indices, scales and dense leaves included, read from the "
     "compiled program at the final density; run mean: the same over the whole run, warm-up "
     "included.",
@@ -20,7 +27,12 @@ _ONE_PROCESS = (
     "The {workers} workers share one machine and its memory: this time says nothing about speed on a network."
 )
 _PROCESSES = "The {workers} workers are the devices of {processes} processes: the time has their network in it."
-_COLUMNS = ("method", "accuracy %", "bytes/step", "run mean", "vs bf16", "vs f32", "step ms")
+_COLUMNS = ("bytes/step", "run mean", "vs bf16", "vs f32", "step ms")
+
+
+def columns(comparison: Comparison) -> tuple[str, ...]:
+    """Returns the names of the columns."""
+    return ("method", _METRICS[comparison.metric][0], *_COLUMNS)
 
 
 def rows(comparison: Comparison) -> list[tuple[str, ...]]:
@@ -48,7 +60,11 @@ def notes(comparison: Comparison) -> list[str]:
     where = (_PROCESSES if processes > 1 else _ONE_PROCESS).format(
         workers=comparison.settings.workers, processes=processes
     )
-    return [note.format(seeds=seeds, where=where) for note in _NOTES]
+    metric = _METRICS[comparison.metric][1]
+    return [
+        *(f"diverged: {one}; a smaller --learning-rate may help." for one in _diverged(comparison)),
+        *(note.format(metric=metric, seeds=seeds, where=where) for note in _NOTES),
+    ]
 
 
 def title(comparison: Comparison) -> str:
@@ -65,26 +81,25 @@ def title(comparison: Comparison) -> str:
     return line
 
 
-def table(comparison: Comparison) -> Table:
+def table(comparison: Comparison) -> Columns:
     """Returns the table for a terminal."""
-    result = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
-    for number, column in enumerate(_COLUMNS):
-        result.add_column(column, justify="right" if number else "left", no_wrap=number == 0)
-    for row in rows(comparison):
-        result.add_row(*row)
-    return result
+    names = columns(comparison)
+    cells = [dict(zip(names, row, strict=True)) for row in rows(comparison)]
+    return Columns(cells, dropped_first=("run mean", "step ms", "vs f32", "vs bf16"))
 
 
-def method_table(workers: int) -> Table:
+def method_table(workers: int) -> Columns:
     """Returns the table of all methods, for a terminal: bits for each value, bytes of state for each parameter."""
-    result = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    # As many columns as 80 characters hold: the Markdown has collectives and papers too.
-    for column in registry.header(workers)[:6]:
-        number = column not in ("method", "biased", "momentum")
-        result.add_column(column.replace(" / ", "\n/ "), justify="right" if number else "left", no_wrap=True)
-    for row in registry.table(workers=workers):
-        result.add_row(registry.command_name(row.name), *registry.cells(row)[1:6])
-    return result
+    names = [name.replace(" / ", "\n/ ") for name in registry.header(workers)]
+    cells = [
+        dict(zip(names, (registry.command_name(row.name), *registry.cells(row)[1:]), strict=True))
+        for row in registry.table(workers=workers)
+    ]
+    return Columns(
+        cells,
+        dropped_first=("paper", "collectives", "momentum", "biased"),
+        left=("biased", "momentum", "collectives", "paper"),
+    )
 
 
 def markdown(comparison: Comparison, *, command: str) -> str:
@@ -94,7 +109,7 @@ def markdown(comparison: Comparison, *, command: str) -> str:
         "",
         f"```\n{command}\n```",
         "",
-        *_markdown.table(_COLUMNS, rows(comparison), align="lr"),
+        *_markdown.table(columns(comparison), rows(comparison), align="lr"),
         "",
         *(f"- {note}" for note in notes(comparison)),
         "",
@@ -105,18 +120,35 @@ def markdown(comparison: Comparison, *, command: str) -> str:
     return "\n".join(lines)
 
 
+def _diverged(comparison: Comparison) -> Iterator[str]:
+    """Says of each method at which step of which seed its loss was finite no more."""
+    for method in comparison.methods:
+        lost = []
+        for run in method.runs:
+            first = next((step for step, loss in enumerate(run.loss, 1) if not math.isfinite(loss)), None)
+            if first is not None:
+                lost.append(f"at step {first} of seed {run.seed}")
+            elif not all(map(math.isfinite, run.evaluation)):
+                lost.append(f"in the evaluation of seed {run.seed}")
+        if lost:
+            yield f"{method.method} is not finite {', '.join(lost)}"
+
+
 def _row(result: MethodResult) -> tuple[str, ...]:
-    accuracy = f"{100 * result.accuracy_mean:.2f}"
-    if len(result.runs) > 1:
-        accuracy += f" ± {100 * result.accuracy_std:.2f}"
+    if not math.isfinite(result.evaluation_mean):
+        judged, spread = "diverged", ""
+    elif result.runs[0].metric == "accuracy":
+        judged, spread = f"{100 * result.evaluation_mean:.2f}", f"{100 * result.evaluation_std:.2f}"
+    else:
+        judged, spread = f"{result.evaluation_mean:.4g}", f"{result.evaluation_std:.2g}"
     return (
         result.method,
-        accuracy,
+        f"{judged} ± {spread}" if len(result.runs) > 1 and spread else judged,
         f"{result.wire.sent:,}",
         f"{round(result.wire.sent_mean):,}",
         _ratio(result.ratio_bf16),
         _ratio(result.ratio_f32),
-        f"{1e3 * result.step_time.median:.2f}",
+        f"{1e3 * result.step_time.median:.2f}" if result.step_time.steps else "-",
     )
 
 

@@ -1,34 +1,84 @@
-"""What the commands that train have in common: settings, simulated devices, data, and what is left behind."""
+"""What the commands that train have in common: the problem, settings, simulated devices, and what is left behind."""
 
+import contextlib
 import dataclasses
 import os
 import pathlib
-from typing import Any
+import tempfile
 
 import jax
 from rich.console import Console
 
+from gradcomp_jax._checks import Range
 from gradcomp_jax._errors import SettingError
+from gradcomp_jax._files import write_whole
 from gradcomp_jax.cli import report
-from gradcomp_jax.experiments import Comparison, Dataset, Settings, Task, data_mesh, load
+from gradcomp_jax.cli.event_files import EventFiles
+from gradcomp_jax.cli.options import DATASET, Training
+from gradcomp_jax.cli.own_code import imported
+from gradcomp_jax.cli.ranges import spelled
+from gradcomp_jax.cli.tables import print_table, tell
+from gradcomp_jax.experiments import Comparison, Listener, Problem, Settings, data_mesh, load, own_problem, task
 from gradcomp_jax.experiments.recipes import RECIPES
-from gradcomp_jax.experiments.settings import split_batch
+from gradcomp_jax.experiments.settings import RANGES, split_batch
 
 METHODS = ", ".join(RECIPES)
-OUT = pathlib.Path("gradcomp-results")
-WORKERS = 8
 _FLAG = "--xla_force_host_platform_device_count"
-
-
+_SIMULATED = Range(1, 1_024)
 _SAID = ("epochs", "learning_rate", "momentum", "density", "delay", "every")
 
 
-def make_settings(the_task: Task, workers: int, batch: int | None, *said: Any) -> Settings:
-    """Returns the task's settings with what the user has said in their place: ``epochs`` and so on, or ``None``."""
+def prepare(training: Training, workers: int, *, simulated: bool, quick: bool = False) -> tuple[Problem, Settings]:
+    """Returns what is trained and how, having made sure that a run can start before anything is drawn.
+
+    Raises:
+      SettingError: if the options do not fit each other, the data or the devices.
+    """
+    RANGES["workers"].check("workers", workers)
+    if training.checkpoint is not None and not str(training.checkpoint).strip("."):
+        raise SettingError("--checkpoint must name a folder of its own, not the current one")
+    for option in ("checkpoint", "log_dir", "out", "data_dir"):
+        folder = getattr(training, option)
+        # Not folder.exists(), which raises for a name that is too long.
+        if folder is not None and os.path.exists(folder) and not os.path.isdir(folder):
+            raise SettingError(f"{spelled(option)} must name a folder, and {folder} is none: name another")
+    if training.markdown is not None and training.markdown.is_dir():
+        raise SettingError(f"--markdown must name a file, and {training.markdown} is a folder: name a file in it")
+    if training.source is None:
+        the_task = task(training.dataset or DATASET)
+        settings = _settings(training, the_task.settings, workers, quick)
+        if simulated:
+            simulate(workers)
+        data_mesh(settings.workers, settings.axis_name)
+        problem = the_task.on(load(the_task.dataset, data_dir=training.data_dir))
+    else:
+        both = {"--dataset": training.dataset, "--batch": training.batch, "--data-dir": training.data_dir}
+        for option, value in both.items():
+            if value is not None:
+                raise SettingError(f"--from brings its own data and batches: drop {option}")
+        if simulated:
+            # JAX may look for devices while the function runs.
+            simulate(workers)
+        problem = own_problem(training.source, imported(training.source))
+        settings = _settings(training, problem.settings, workers, quick)
+        data_mesh(settings.workers, settings.axis_name)
+    problem.steps_per_epoch(settings)
+    return problem, settings
+
+
+def _settings(training: Training, own: Settings, workers: int, quick: bool) -> Settings:
+    """The task's settings with what the user has said in their place."""
     # The batch stays what it is when the workers change, and with it the training problem.
-    shared = split_batch(the_task.settings.batch if batch is None else batch, workers)
-    given = {name: value for name, value in zip(_SAID, said, strict=True) if value is not None}
-    return dataclasses.replace(the_task.settings, workers=workers, batch_per_worker=shared, **given)
+    try:
+        shared = split_batch(own.batch if training.batch is None else training.batch, workers)
+    except SettingError as error:
+        if training.source is None:
+            raise
+        raise SettingError(f"{training.source}: {error}, or --workers that divide it") from error
+    given = {name: getattr(training, name) for name in _SAID if getattr(training, name) is not None}
+    if quick:
+        given.setdefault("epochs", max(own.epochs // 10, 1))
+    return dataclasses.replace(own, workers=workers, batch_per_worker=shared, **given)
 
 
 def simulate(workers: int) -> None:
@@ -36,55 +86,72 @@ def simulate(workers: int) -> None:
 
     JAX reads the flag when it first looks for devices, not when it is imported. A process that has
     looked already keeps the devices it has; a mesh that needs more then says so.
+
+    Raises:
+      SettingError: for more devices than a machine can simulate.
     """
+    _SIMULATED.check("simulated workers", workers)
     kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(_FLAG)]
     os.environ["XLA_FLAGS"] = " ".join([*kept, f"{_FLAG}={workers}"])
     jax.config.update("jax_platforms", "cpu")
 
 
-def load_data(dataset: str, data_dir: pathlib.Path | None, settings: Settings) -> Dataset:
-    """Reads the data, and makes sure before anything is drawn that a run can start."""
-    data_mesh(settings.workers, settings.axis_name)
-    data = load(dataset, data_dir=data_dir)
-    settings.steps_per_epoch(len(data.train_x))
-    return data
+def advice(checkpoint: pathlib.Path | None) -> str:
+    """Says how to go on with a run that was stopped."""
+    if checkpoint is None:
+        return "nothing was saved (with --checkpoint FOLDER a run goes on from the last epoch saved)"
+    return f"the same command goes on from the last epoch saved in {checkpoint}"
+
+
+def logged(log_dir: pathlib.Path | None) -> contextlib.AbstractContextManager[Listener]:
+    """Returns what writes event files, or nothing where no folder is named."""
+    return contextlib.nullcontext(Listener()) if log_dir is None else EventFiles(log_dir)
 
 
 def make_folder(folder: pathlib.Path) -> None:
     """Makes the folder of the results, before anything is run."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # Not only a look at its mode: a file system may be read-only.
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise SettingError(f"cannot write to {folder}: {error}") from error
+        raise SettingError(f"cannot write to {folder}: {error.strerror}: name another with --out") from error
 
 
-def write(
-    result: Comparison, out: pathlib.Path, stem: str, command: str, markdown: pathlib.Path | None
-) -> list[pathlib.Path]:
-    """Writes the picture, the JSON and, if wanted, the Markdown; returns their paths."""
+def finish(console: Console, result: Comparison, training: Training, stem: str, command: str) -> None:
+    """Prints the table and its notes, then writes the picture, the JSON and, if wanted, the Markdown.
+
+    Each is written whole. Of a link in the place of the picture or the JSON the link is replaced, and not what it leads to; a
+    link that the user names for the Markdown is followed.
+
+    Args:
+      console: where to print.
+      result: of the runs.
+      training: with the folder, and the page.
+      stem: the files' name is this and the data set's.
+      command: that gave the result.
+
+    Raises:
+      SettingError: where the files cannot be written, after the table is printed.
+    """
     # Half a second, which only a command that draws should take.
-    from gradcomp_jax.cli.plot import save_plot
+    from gradcomp_jax.cli.plot import picture_of
 
-    picture, figures = out / f"{stem}.png", out / f"{stem}.json"
-    try:
-        figures.write_text(result.to_json(command=command))
-        save_plot(result, picture)
-        if markdown is None:
-            return [picture, figures]
-        markdown.parent.mkdir(parents=True, exist_ok=True)
-        markdown.write_text(report.markdown(result, command=command))
-    except OSError as error:
-        raise SettingError(f"cannot write the results: {error}") from error
-    return [picture, figures, markdown]
-
-
-def show(console: Console, result: Comparison, written: list[pathlib.Path]) -> None:
-    """Prints the table, its notes and what was written."""
-    console.print(report.title(result), style="bold", highlight=False)
+    stem = f"{stem}-{result.dataset.replace(':', '-')}"
+    picture, figures, page = training.out / f"{stem}.png", training.out / f"{stem}.json", training.markdown
+    tell(console, report.title(result), "bold")
     console.print()
-    console.print(report.table(result))
+    print_table(console, report.table(result), f"{figures} has all")
     console.print()
     for note in report.notes(result):
-        console.print(note, style="dim", highlight=False)
-    for path in written:
-        console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+        tell(console, note, "dim")
+    try:
+        write_whole(figures, result.to_json(command=command), follow=False)
+        write_whole(picture, picture_of(result), follow=False)
+        if page is not None:
+            page.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(page, report.markdown(result, command=command))
+    except OSError as error:
+        raise SettingError(f"cannot write the results that are printed above: {error}") from error
+    for path in filter(None, (picture, figures, page)):
+        tell(console, f"wrote {path}")

@@ -11,90 +11,95 @@ import typer
 from rich.console import Console
 
 from gradcomp_jax._errors import ExperimentError, SettingError, known_name
-from gradcomp_jax.cli import options, runs
-from gradcomp_jax.cli.progress import Bar, Beating
-from gradcomp_jax.cli.user_errors import user_errors
-from gradcomp_jax.distributed import Watchdog, find_place, join
+from gradcomp_jax._process import leaving
+from gradcomp_jax.cli import options, ranges, runs
+from gradcomp_jax.cli.options import Training, with_training_options
+from gradcomp_jax.cli.progress import Beating, Leaving, progress
+from gradcomp_jax.cli.user_errors import mistakes, user_errors
+from gradcomp_jax.distributed import Watchdog, check_equal, find_place, join
 from gradcomp_jax.experiments import (
     Listener,
+    Listeners,
     RunResult,
     Trainer,
     count_baselines,
     summarize,
-    task,
     train_with_checkpoints,
 )
 from gradcomp_jax.experiments.recipes import RECIPES
+from gradcomp_jax.experiments.run_folder import check_free
 
 
+@with_training_options
 def train_command(
+    training: Training,
     context: typer.Context,
     method: Annotated[str, typer.Option(help=f"One of: {runs.METHODS}.")] = "dgc",
-    dataset: options.Dataset = "digits",
-    seed: Annotated[int, typer.Option(help="Of the parameters and of the order.")] = 0,
-    workers: Annotated[
-        int | None,
+    seed: Annotated[int, typer.Option(help="Of the parameters and of the order."), ranges.SEED] = 0,
+    share_folder: Annotated[
+        bool,
         typer.Option(
-            help="Devices that share every batch: 8, or with --distributed all there are.", show_default=False
+            "--share-folder", help="Save also in a --checkpoint folder that holds other files; they stay as they are."
         ),
-    ] = None,
-    epochs: options.Epochs = None,
-    batch: options.Batch = None,
-    learning_rate: options.Rate = None,
-    momentum: options.Momentum = None,
-    density: options.Density = None,
-    delay: options.Delay = None,
-    every: options.Every = None,
-    checkpoint: Annotated[
-        pathlib.Path | None, typer.Option(help="Save every epoch in this folder, and go on from what is there.")
-    ] = None,
-    data_dir: options.DataDir = None,
-    real_devices: options.Real = False,
+    ] = False,
     distributed: options.Distributed = False,
     coordinator: options.Coordinator = None,
     process_id: options.Process = None,
     processes: options.Processes = None,
     heartbeat_timeout: options.Heartbeat = 100,
     step_timeout: options.StepTimeout = 300,
-    out: options.Out = runs.OUT,
-    markdown: options.Markdown = None,
+    verify_every: options.VerifyEvery = 0,
 ) -> None:
     """Train one method once, with checkpoints if wanted, in one process or as one of several."""
     console = Console()
     with user_errors():
-        the_task = task(dataset)
         method = known_name("method", method, RECIPES)
+        if share_folder and training.checkpoint is None:
+            raise SettingError("--share-folder needs --checkpoint")
         if distributed:
             place = find_place(coordinator, process_id, processes)
             join(place, heartbeat_timeout=heartbeat_timeout)
             _print_results_once()
+            told = {"--method": method, "--seed": seed, "--verify-every": verify_every, **training.must_be_equal()}
+            check_equal(told, remedy="start all of them with the same command line")
         elif not (coordinator is None and process_id is None and processes is None):
             raise SettingError("--coordinator, --process-id and --processes need --distributed")
+        workers = training.workers
         if workers is None:
-            workers = jax.device_count() if distributed else runs.WORKERS
-        settings = runs.make_settings(the_task, workers, batch, epochs, learning_rate, momentum, density, delay, every)
-        if not (real_devices or distributed):
-            runs.simulate(workers)
-        data = runs.load_data(dataset, data_dir, settings)
+            workers = jax.device_count() if distributed else options.WORKERS
+        problem, settings = runs.prepare(training, workers, simulated=not (training.real_devices or distributed))
+        if training.checkpoint is not None and not distributed:
+            # Before anything is compiled; of several processes the first looks, when all can hear of it.
+            check_free(training.checkpoint, share=share_folder)
         # The results are the same in every process: one of them says what they are.
         first = not distributed or jax.process_index() == 0
         if first:
-            runs.make_folder(out)
+            runs.make_folder(training.out)
         with contextlib.ExitStack() as stack:
-            listener: Listener = stack.enter_context(Bar(Console(stderr=True), runs=1)) if first else Listener()
+            log = stack.enter_context(runs.logged(training.log_dir))
             if distributed:
                 passes = (ExperimentError, typer.Exit)
-                watchdog = Watchdog(step_timeout=step_timeout, remedy=_restart(checkpoint), passes=passes)
-                listener = Beating(listener, stack.enter_context(watchdog))
-            trainer = Trainer(method, the_task, data, settings, listener=listener)
-            baselines = count_baselines(the_task, data, settings, known=[trainer], listener=listener)
-            run = _train(trainer, seed, checkpoint, listener)
-        if not first:
-            return
-        result = summarize([run], baselines)
-        command = context.obj or "gradcomp train"
-        written = runs.write(result, out, f"train-{method}-{dataset}", command, markdown)
-    runs.show(console, result, written)
+                watchdog = Watchdog(step_timeout=step_timeout, remedy=_restart(training.checkpoint), passes=passes)
+                stack.enter_context(watchdog)
+                # Losing the others may look like an error of the user, such as a folder that cannot be saved in.
+                stack.enter_context(mistakes(watchdog.say))
+            listener: Listener = log
+            if first:
+                shown = stack.enter_context(progress(1, runs.advice(training.checkpoint)))
+                listener = Listeners(log, shown)
+            if distributed:
+                listener = Listeners(Beating(watchdog), listener)
+                # The watchdog says that this process is gone, and the others must not wait for it.
+                stack.enter_context(leaving(str, grace_s=0.0))
+            else:
+                stack.enter_context(leaving(shown.stopped))
+                listener = Listeners(listener, Leaving())
+            trainer = Trainer(method, problem, settings, listener=listener, verify_every=verify_every)
+            baselines = count_baselines(problem, settings, known=[trainer], listener=listener)
+            run = _train(trainer, seed, training.checkpoint, share_folder, listener)
+        if first:
+            result = summarize([run], baselines)
+            runs.finish(console, result, training, f"train-{method}", context.obj or "gradcomp train")
 
 
 def _print_results_once() -> None:
@@ -104,10 +109,12 @@ def _print_results_once() -> None:
         os.dup2(2, 1)
 
 
-def _train(trainer: Trainer, seed: int, checkpoint: pathlib.Path | None, listener: Listener) -> RunResult:
+def _train(
+    trainer: Trainer, seed: int, checkpoint: pathlib.Path | None, share_folder: bool, listener: Listener
+) -> RunResult:
     if checkpoint is None:
         return trainer.run(seed, listener=listener)
-    return train_with_checkpoints(trainer, seed, checkpoint, listener=listener)
+    return train_with_checkpoints(trainer, seed, checkpoint, share_folder=share_folder, listener=listener)
 
 
 def _restart(checkpoint: pathlib.Path | None) -> str:

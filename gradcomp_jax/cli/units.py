@@ -15,19 +15,21 @@ _LOWER_PREFIX = re.compile(r"(?<=[\d\s.])[kmgt](?=b)", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "sec": 1.0}
 # Of parameters, B is a billion.
 _COUNTS = {"": 1.0, "B": 1e9, "b": 1e9}
+_FASTEST, _LONGEST, _MOST = 1e18, 604_800, 10**12
+"""Bytes per second of a link or a memory, seconds (a week), and parameters of a model."""
 
 
 def rate(option: str, text: str) -> float:
     """Bytes per second: ``10Gbit``, ``10 Gbit/s``, ``10gbps``, ``10Gb/s``, ``1.25GB/s``. A small b is a bit.
 
     Raises:
-        SettingError: for anything else, and for a rate that is not above 0.
+        SettingError: for anything else, and for a rate that is not above 0, or that no link has.
     """
     remedy = "a number with bit/s or B/s, such as 10Gbit or 1.25GB/s"
     upper = _LOWER_PREFIX.sub(lambda found: found[0].upper(), text)
     bits = _parse(option, upper, {**_BITS, **_BYTES}, remedy)
-    if not bits > 0:
-        raise SettingError(f"{option} must be above 0, got {text!r}")
+    if not 0 < bits <= 8 * _FASTEST:
+        raise SettingError(f"{option} must be above 0 and at most {_FASTEST / 1e15:g} PB/s, got {text!r}")
     return bits / 8
 
 
@@ -35,13 +37,13 @@ def seconds(option: str, text: str) -> float:
     """Seconds: ``180ms``, ``50us``, ``0``.
 
     Raises:
-        SettingError: for anything else, and for a time below 0.
+        SettingError: for anything else, and for a time below 0 or above a week.
     """
     if text.strip() == "0":
         return 0.0
     found = _parse(option, text, _SECONDS, "a number with s, ms, us or ns, such as 180ms")
-    if found < 0:
-        raise SettingError(f"{option} must be at least 0, got {text!r}")
+    if not 0 <= found <= _LONGEST:
+        raise SettingError(f"{option} must be at least 0 and at most {_LONGEST:,} s, got {text!r}")
     return found
 
 
@@ -49,11 +51,11 @@ def count(option: str, text: str) -> int:
     """A whole number: ``25.6M``, ``8B``, ``25557032``.
 
     Raises:
-        SettingError: for anything else, and for less than 1.
+        SettingError: for anything else, for less than 1, and for more than a million million.
     """
     found = _parse(option, text, _COUNTS, "a number, such as 25.6M, 8B or 25557032")
-    if found < 1:
-        raise SettingError(f"{option} must be at least 1, got {text!r}")
+    if not 1 <= found <= _MOST:
+        raise SettingError(f"{option} must be at least 1 and at most {_MOST:,}, got {text!r}")
     return round(found)
 
 

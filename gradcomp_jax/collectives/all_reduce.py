@@ -2,6 +2,9 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
+
 from gradcomp_jax.collectives.base import Collective, Message, Send, Steps, Workers
 from gradcomp_jax.collectives.inbound_message import InboundMessage
 from gradcomp_jax.compressors import Compressor
@@ -13,11 +16,18 @@ class AllReduce(Collective):
     """An all-reduce of the payloads themselves, for codes whose payloads add up: 2(N-1)/N payloads are sent."""
 
     def check(self, compressor: Compressor, memory: Memory) -> None:
-        """Refuses payloads that do not add up."""
+        """Refuses payloads that do not add up, and a memory where their sum loses what no worker can keep."""
         if not compressor.summable:
             raise ValueError(
                 f"collective='all_reduce' needs payloads that add up, and those of {type(compressor).__name__} do not; use"
                 " collective='two_phase' or 'all_gather' (ternary adds up with share_scale=True, packing='int8')"
+            )
+        dtypes = [x.dtype for x in jax.tree.leaves(compressor.payload_spec(1))]
+        narrow = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4]
+        if memory.keeps and narrow:
+            raise ValueError(
+                f"a sum of {narrow[0]} numbers rounds, and no memory keeps what it loses; use collective='two_phase' or"
+                " 'all_gather', dtype='float32', or memory=gradcomp_jax.memory.none()"
             )
 
     def resolve(self, compressor: Compressor, rows: int, workers: int) -> Collective:

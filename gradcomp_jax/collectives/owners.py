@@ -118,8 +118,9 @@ def take(residual: Array, chosen: Sequence[Run], rows: int, worker: Array, worke
     if chosen == [(0, rows)]:
         # An owner has zeros beyond the last row, before and after.
         return residual
+    zero = jnp.zeros((), residual.dtype)
     parts = [
-        jnp.where(_within(run, worker, workers)[:, None], lax.slice_in_dim(residual, *_span(run, workers)), 0.0)
+        jnp.where(_within(run, worker, workers)[:, None], lax.slice_in_dim(residual, *_span(run, workers)), zero)
         for run in chosen
     ]
     return jnp.concatenate(parts) if len(parts) > 1 else parts[0]

@@ -24,17 +24,45 @@ def largest_of(workers: int) -> float:
     return LARGEST / (4 * workers)
 
 
-def add_up(one: Callable[[Any, Array | int], Array], payloads: Any) -> Array:
+def largest_kept(workers: int, block: int) -> float:
+    """Returns the largest magnitude that a memory keeps in a step that is skipped.
+
+    Were all entries of a block that large, their sums, products and the sums of N workers would be taken: a code multiplies at
+    most by a block's entries, and counts entries as too large from the limit over them on. So what a memory holds makes no two
+    steps in a row be skipped.
+    """
+    return largest_of(workers) / (16 * block**2)
+
+
+AT_ONCE = 8
+"""Payloads that are decoded and added in one expression on accelerators."""
+
+
+def add_up(one: Callable[[Any, Array | int], Array], payloads: Any, *, at_once: int = AT_ONCE) -> Array:
     """Returns the sum of what ``one(payload, i)`` makes of each worker's payload, stacked on a leading dimension.
 
-    Memory is one dense copy, whatever their number is, and the order is fixed.
+    Memory is one dense copy, whatever their number is, and the order is fixed. CPU takes a worker after the other, in a loop;
+    accelerators, where each turn of a loop is a pass over memory, up to ``at_once`` of them in one expression.
     """
 
-    def of(i: Array | int) -> Array:
+    def of(payloads: Any, i: Array | int) -> Any:
         return one(jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), payloads), i)
 
+    def in_a_loop(payloads: Any) -> Any:
+        return lax.fori_loop(1, workers, lambda i, total: total + of(payloads, i), of(payloads, 0))
+
+    def in_groups(payloads: Any) -> Any:
+        def run(first: Array | int, count: int, total: Any) -> Any:
+            return functools.reduce(lambda total, i: total + of(payloads, first + i), range(count), total)
+
+        begun = workers % at_once or at_once
+        start = run(1, begun - 1, of(payloads, 0))
+        if begun == workers:
+            return start
+        return lax.fori_loop(0, (workers - begun) // at_once, lambda g, t: run(begun + g * at_once, at_once, t), start)
+
     workers = jax.tree.leaves(payloads)[0].shape[0]
-    return of(0) if workers == 1 else lax.fori_loop(1, workers, lambda i, total: total + of(i), of(0))
+    return of(payloads, 0) if workers == 1 else kernels.on_cpu(in_a_loop, in_groups, payloads)
 
 
 def nbytes(tree: PyTree) -> int:
@@ -92,6 +120,7 @@ class Compressor(abc.ABC):
         drops: a row's entries compete for a place in the payload; those that are too small to get one are not in it.
         deals: a block had better be a sample of the whole tensor than a stretch of it.
         decodes_anew: passes that need a dealt payload decoded had better each decode it than share an array.
+        multiplies: decoding is matrix products.
         measures_largest: the statistic is the largest magnitude of each row, in which an entry that is not finite shows.
         lossless: decoding returns the rows bit for bit.
         pads_nonzero: padding decodes to something other than zero; whoever decodes then clears it.
@@ -106,6 +135,7 @@ class Compressor(abc.ABC):
     drops: ClassVar[bool] = False
     deals: ClassVar[bool] = False
     decodes_anew: ClassVar[bool] = False
+    multiplies: ClassVar[bool] = False
     measures_largest: ClassVar[bool] = False
     lossless: ClassVar[bool] = False
     pads_nonzero: ClassVar[bool] = False
@@ -189,7 +219,12 @@ class Compressor(abc.ABC):
         Memory is one dense copy, whatever N is. The order of the sum is fixed, so equal payloads give equal bits on
         every worker. ``info`` has what all workers know; what each encoded with follows by :meth:`side_of`.
         """
-        return add_up(lambda one, i: self.decode(one, info._replace(side=self.side_of(info.side, i))), payloads)
+
+        def decoded(one: PyTree, i: Array | int) -> Array:
+            return self.decode(one, info._replace(side=self.side_of(info.side, i)))
+
+        # Matrix products of several payloads would be joined, which copies what goes in and what comes out.
+        return add_up(decoded, payloads, at_once=1 if self.multiplies else AT_ONCE)
 
     def downlink(self, workers: int) -> "Compressor":
         """Returns the compressor of the downlink: what an owner encodes the mean of ``workers`` payloads with."""

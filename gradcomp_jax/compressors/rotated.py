@@ -35,6 +35,7 @@ class Rotated(Compressor):
     side_information = "worker_seeds"
     measures_largest = True  # in units of it no square over- or underflows
     pads_nonzero = True  # a rotation knows no padding
+    multiplies = True
 
     @property
     def unbiased(self) -> bool:

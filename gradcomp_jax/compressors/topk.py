@@ -1,6 +1,7 @@
 """Row-wise selection: the largest entries of every block, with their positions."""
 
 import dataclasses
+import functools
 from typing import Any, Literal
 
 import jax
@@ -116,13 +117,19 @@ class TopK(Compressor):
 
     def reduce(self, payloads: TopKPayload, info: RowInfo = RowInfo()) -> Array:
         """Adds one worker's entries after the other into one dense copy."""
-        first = jax.tree.map(lambda a: a[0], payloads)
 
-        def add(i: Array, total: Array) -> Array:
-            one = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), payloads)
-            return kernels.place_in_rows(one.index, one.numbers(), self.block, into=total)
+        def into_one(payloads: TopKPayload) -> Array:
+            first = jax.tree.map(lambda a: a[0], payloads)
 
-        return lax.fori_loop(1, payloads.index.shape[0], add, self.decode(first))
+            def add(i: Array, total: Array) -> Array:
+                one = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), payloads)
+                return kernels.place_in_rows(one.index, one.numbers(), self.block, into=total)
+
+            return lax.fori_loop(1, payloads.index.shape[0], add, self.decode(first))
+
+        if self.k > kernels.COMPARED:
+            return into_one(payloads)
+        return kernels.on_cpu(into_one, functools.partial(super().reduce, info=info), payloads)
 
     def downlink(self, workers: int) -> Compressor:
         """Returns a code of ``k_downlink`` entries of every block of the mean, of all that arrived, or another one."""

@@ -1,8 +1,11 @@
-"""Training in several processes: how they find each other, and how a run ends when one of them is lost."""
+"""Training in several processes: how they find each other, what must be equal in them, and how a run ends when one is lost."""
 
-from gradcomp_jax.distributed.cluster import ClusterError as ClusterError
+from gradcomp_jax.distributed.address import ClusterError as ClusterError
+from gradcomp_jax.distributed.agreement import check_equal as check_equal
 from gradcomp_jax.distributed.cluster import Place as Place
 from gradcomp_jax.distributed.cluster import find_place as find_place
 from gradcomp_jax.distributed.cluster import join as join
+from gradcomp_jax.distributed.digests import digest as digest
 from gradcomp_jax.distributed.exit_notice import FAILED as FAILED
+from gradcomp_jax.distributed.verifier import Verifier as Verifier
 from gradcomp_jax.distributed.watchdog import Watchdog as Watchdog

@@ -2,24 +2,24 @@
 
 import dataclasses
 import os
-import socket
 from collections.abc import Mapping
 from typing import NoReturn
 
 import jax
 
 from gradcomp_jax._errors import SettingError
+from gradcomp_jax.distributed.address import ClusterError
+from gradcomp_jax.distributed.agreement import check_equal
 from gradcomp_jax.distributed.exit_notice import ExitNotice
+from gradcomp_jax.distributed.meeting import meet
+from gradcomp_jax.distributed.surroundings import surroundings
 from gradcomp_jax.distributed.tcp_timeouts import keep_connections
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+DEVICES = "JAX_LOCAL_DEVICE_IDS"
 _START_TIMEOUT_S = 300
 # Process 0 writes the results while the others wait to end together with it.
 _SHUTDOWN_TIMEOUT_S = 60
-
-
-class ClusterError(RuntimeError):
-    """The processes could not be brought together."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ def find_place(
     Raises:
       SettingError: if a value makes no sense.
     """
+    _check_devices(environment.get(DEVICES, ""))
     return Place(
         coordinator or environment.get(ADDRESS) or None,
         _number(INDEX, environment) if index is None else index,
@@ -77,16 +78,23 @@ def find_place(
 def join(place: Place, *, heartbeat_timeout: int = 100) -> None:
     """Starts ``jax.distributed``; afterwards ``jax.devices()`` are the devices of all processes.
 
+    Where ``place`` has no gap, the processes meet at the coordinator's address over plain sockets first, and JAX's service then
+    listens at that address alone. A count that differs, an index that is taken, an unknown host and an address that
+    another run uses are found there, before JAX aborts over them. Once JAX is started the processes compare their
+    versions, flags and source.
+
     Args:
       place: where this process belongs.
       heartbeat_timeout: seconds without a word from a process until the others give up.
 
     Raises:
-      SettingError: if neither arguments, environment nor cluster say where this process belongs.
-      ClusterError: if the processes do not find each other.
+      SettingError: if neither arguments, environment nor cluster say where this process belongs; if processes contradict each
+        other about their count or indices, or differ in versions, flags or source; if the coordinator's host is unknown.
+      ClusterError: if the processes do not find each other, or the port is taken.
     """
-    if place.index == 0 and place.coordinator is not None:
-        _check_free(int(place.coordinator.rpartition(":")[2]))
+    bind = None
+    if place.coordinator is not None and place.index is not None and place.count is not None:
+        bind = meet(place.coordinator, place.index, place.count, timeout=_START_TIMEOUT_S)
     # With it, SIGTERM would only be noted down, and a cancelled job would go on.
     jax.config.update("jax_enable_preemption_service", False)
     where = f" at {place.coordinator}" if place.coordinator else ""
@@ -98,6 +106,7 @@ def join(place: Place, *, heartbeat_timeout: int = 100) -> None:
             place.coordinator,
             place.count,
             place.index,
+            coordinator_bind_address=bind,
             initialization_timeout=_START_TIMEOUT_S,
             heartbeat_timeout_seconds=heartbeat_timeout,
             shutdown_timeout_seconds=max(heartbeat_timeout, _SHUTDOWN_TIMEOUT_S),
@@ -111,14 +120,7 @@ def join(place: Place, *, heartbeat_timeout: int = 100) -> None:
         notice.dismiss()
     # Everybody is connected now.
     keep_connections(heartbeat_timeout)
-
-
-def _check_free(port: int) -> None:
-    # JAX itself crashes now and then where the port is taken.
-    try:
-        socket.create_server(("", port)).close()
-    except OSError as error:
-        raise ClusterError(f"process 0 cannot listen at port {port}: {error.strerror}; choose another port") from error
+    check_equal(surroundings(), remedy="install and set the same on all machines")
 
 
 def _refuse(place: Place, error: ValueError) -> NoReturn:
@@ -136,6 +138,13 @@ def _refuse(place: Place, error: ValueError) -> NoReturn:
     raise SettingError(
         f"--distributed finds no cluster (SLURM, Open MPI, Cloud TPU or Kubernetes): give {', '.join(missing)}"
     ) from error
+
+
+def _check_devices(text: str) -> None:
+    """Refuses a list of this process's GPUs that JAX would take in silence, or fail over."""
+    ids = [word.strip() for word in text.split(",")] if text.strip() else []
+    if not all(word.isdecimal() for word in ids) or len({int(word) for word in ids}) < len(ids):
+        raise SettingError(f"{DEVICES} must be whole numbers with commas between, each once, got {text!r}")
 
 
 def _number(name: str, environment: Mapping[str, str]) -> int | None:

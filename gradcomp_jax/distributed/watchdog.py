@@ -10,6 +10,7 @@ from typing import Self
 
 import jax
 
+from gradcomp_jax.distributed.address import ClusterError
 from gradcomp_jax.distributed.exit_notice import FAILED, ExitNotice
 
 
@@ -80,6 +81,13 @@ class Watchdog:
         """Says that the run goes on: call it after every step, compilation and save."""
         self._heard = time.monotonic()
 
+    def say(self, sentence: str) -> None:
+        """Prints a sentence to stderr even if this process is ended in the same moment: use it before an exception that passes.
+
+        JAX ends a process that lost the others from within, at any moment. Nothing else is printed afterwards.
+        """
+        self._notice.print(sentence)
+
     def _watch(self) -> None:
         while not self._over.wait(min(self._step_timeout / 10, 1.0)):
             if time.monotonic() - self._heard > self._step_timeout:
@@ -92,6 +100,6 @@ class Watchdog:
 
 
 def _is_loss(error: BaseException) -> bool:
-    """Says whether an error means that others are gone: a failed collective, or a barrier (Orbax's) that nobody came to."""
+    """Says whether an error means that others are gone: a failed collective, or a barrier that nobody came to."""
     failed = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error)
-    return failed or isinstance(error, TimeoutError)
+    return failed or isinstance(error, TimeoutError | ClusterError)

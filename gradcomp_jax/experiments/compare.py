@@ -3,20 +3,25 @@
 import dataclasses
 import json
 import math
+import pathlib
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from gradcomp_jax._errors import SettingError, look_up
 from gradcomp_jax.experiments import recipes
-from gradcomp_jax.experiments.datasets import Dataset
+from gradcomp_jax.experiments.listeners import Listener
 from gradcomp_jax.experiments.machine import machine, versions
-from gradcomp_jax.experiments.run import Listener, RunResult, StepTime, Trainer, Wire
+from gradcomp_jax.experiments.problem import Problem
+from gradcomp_jax.experiments.results import Metric, RunResult, StepTime, Wire
+from gradcomp_jax.experiments.resume import train_with_checkpoints
+from gradcomp_jax.experiments.run import Trainer
 from gradcomp_jax.experiments.settings import Settings
-from gradcomp_jax.experiments.tasks import Task
 
 BASELINES = ("dense-bf16", "dense")
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,8 +31,8 @@ class MethodResult:
     Attributes:
       method: a name of ``recipes.RECIPES``.
       runs: one for each seed.
-      accuracy_mean: mean over the seeds of the final test accuracy, in ``[0, 1]``.
-      accuracy_std: its standard deviation over the seeds (``n - 1``); 0 for one seed.
+      evaluation_mean: mean over the seeds of the metric after the last epoch.
+      evaluation_std: its standard deviation over the seeds (``n - 1``); 0 for one seed.
       wire: bytes that a device sends.
       ratio_bf16: bytes of the bfloat16 all-reduce over bytes of this method, per step.
       ratio_f32: the same for the float32 all-reduce.
@@ -36,8 +41,8 @@ class MethodResult:
 
     method: str
     runs: tuple[RunResult, ...]
-    accuracy_mean: float
-    accuracy_std: float
+    evaluation_mean: float
+    evaluation_std: float
     wire: Wire
     ratio_bf16: float
     ratio_f32: float
@@ -49,13 +54,14 @@ class Comparison:
     """The result of :func:`compare`.
 
     Attributes:
-      dataset: a name of ``datasets.SOURCES``.
+      dataset: a name of ``datasets.SOURCES``, or ``module:function`` of a task of the user's own.
       settings: the hyper-parameters that all methods shared.
       seeds: what was run.
       methods: in the order that was asked for.
       baseline_bytes: bytes that a device sends in a step of each dense method.
       machine: where it was measured.
       versions: with what.
+      metric: what methods are judged by.
     """
 
     dataset: str
@@ -65,15 +71,19 @@ class Comparison:
     baseline_bytes: dict[str, int]
     machine: dict[str, str | int]
     versions: dict[str, str]
+    metric: Metric = "accuracy"
 
     def to_dict(self, *, command: str = "") -> dict[str, Any]:
         """Returns everything as plain values, with the command line that produced it."""
         fields = dataclasses.asdict(self)
         for method in fields["methods"]:
+            for name in ("evaluation_mean", "evaluation_std"):
+                method[name] = _finite(method[name])
             for run in method["runs"]:
-                run["loss"] = [_short(loss) for loss in run["loss"]]
+                run["loss"] = [_finite(float(f"{loss:.5g}")) for loss in run["loss"]]
+                run["evaluation"] = [_finite(value) for value in run["evaluation"]]
                 # The same for every run, and stated once for the method or the comparison.
-                for name in ("method", "dataset", "settings", "wire"):
+                for name in ("method", "dataset", "settings", "wire", "metric"):
                     del run[name]
         return {"format": _FORMAT, "command": command, **fields}
 
@@ -83,46 +93,56 @@ class Comparison:
 
 
 def compare(
-    the_task: Task,
-    dataset: Dataset,
+    problem: Problem,
     methods: Sequence[str],
     *,
     seeds: Sequence[int],
     settings: Settings | None = None,
     listener: Listener | None = None,
+    checkpoint: pathlib.Path | None = None,
 ) -> Comparison:
     """Trains every method with every seed, and counts its bytes against both dense baselines.
 
     Seeds are the outer loop, so that a machine whose speed drifts is unfair to no method. A step is compiled once for
     each method. A baseline that is not among ``methods`` is compiled for its bytes and not trained.
 
-    Methods are names of ``recipes.RECIPES``; the settings are those of the task by default.
+    Methods are names of ``recipes.RECIPES``; the settings are those of the problem by default. With ``checkpoint``, a folder,
+    each run saves in ``METHOD-seed-SEED`` within it, goes on from there, and is only read when it was complete.
 
     Raises:
       UnknownNameError: if a method is unknown.
       SettingError: if a method or a seed is given twice or not at all, or the settings do not fit.
     """
-    settings = settings or the_task.settings
+    settings = settings or problem.settings
     for kind, values in (("methods", methods), ("seeds", seeds)):
         if not values:
             raise SettingError(f"{kind} must not be empty")
         if len(set(values)) < len(values):
             listed = ", ".join(map(str, values))
             raise SettingError(f"{kind} must differ from each other, got {listed}")
+    if len(seeds) > 1 and not problem.has_seeds:
+        raise SettingError(
+            f"{problem.name} takes no seed, so all runs of a method would be one run: give it an argument seed, or ask for one"
+            " seed"
+        )
     for method in methods:
         look_up("method", method, recipes.RECIPES)
 
-    trainers = {method: Trainer(method, the_task, dataset, settings, listener=listener) for method in methods}
-    baseline_bytes = count_baselines(the_task, dataset, settings, known=trainers.values(), listener=listener)
+    trainers = {method: Trainer(method, problem, settings, listener=listener) for method in methods}
+    baseline_bytes = count_baselines(problem, settings, known=trainers.values(), listener=listener)
     runs: list[RunResult] = []
     for seed in seeds:
-        runs.extend(trainers[method].run(seed, listener=listener) for method in methods)
+        for method, trainer in trainers.items():
+            if checkpoint is None:
+                runs.append(trainer.run(seed, listener=listener))
+            else:
+                folder = checkpoint / f"{method}-seed-{seed}"
+                runs.append(train_with_checkpoints(trainer, seed, folder, listener=listener))
     return summarize(runs, baseline_bytes)
 
 
 def count_baselines(
-    the_task: Task,
-    dataset: Dataset,
+    problem: Problem,
     settings: Settings,
     *,
     known: Iterable[Trainer] = (),
@@ -132,7 +152,7 @@ def count_baselines(
     sent = {trainer.method: trainer.wire.sent for trainer in known}
     for name in BASELINES:
         if name not in sent:
-            sent[name] = Trainer(name, the_task, dataset, settings, listener=listener).wire.sent
+            sent[name] = Trainer(name, problem, settings, listener=listener).wire.sent
     return {name: sent[name] for name in BASELINES}
 
 
@@ -149,18 +169,20 @@ def summarize(runs: Sequence[RunResult], baseline_bytes: dict[str, int]) -> Comp
         baseline_bytes=baseline_bytes,
         machine=machine(),
         versions=versions(),
+        metric=runs[0].metric,
     )
 
 
 def _summarize(runs: Sequence[RunResult], baseline_bytes: dict[str, int]) -> MethodResult:
-    accuracy = [run.final_accuracy for run in runs]
+    # Of a run that diverged it may be infinite, and the mean and the deviation are then no numbers, without a warning.
+    evaluation = [run.final_evaluation if math.isfinite(run.final_evaluation) else math.nan for run in runs]
     times = [run.step_time for run in runs]
     wire = runs[0].wire
     return MethodResult(
         method=runs[0].method,
         runs=tuple(runs),
-        accuracy_mean=statistics.fmean(accuracy),
-        accuracy_std=statistics.stdev(accuracy) if len(accuracy) > 1 else 0.0,
+        evaluation_mean=float(np.mean(evaluation)),
+        evaluation_std=float(np.std(evaluation, ddof=1)) if len(evaluation) > 1 else 0.0,
         wire=wire,
         ratio_bf16=_ratio(baseline_bytes["dense-bf16"], wire.sent),
         ratio_f32=_ratio(baseline_bytes["dense"], wire.sent),
@@ -173,9 +195,9 @@ def _summarize(runs: Sequence[RunResult], baseline_bytes: dict[str, int]) -> Met
     )
 
 
-def _short(loss: float) -> float | None:
-    """Five digits, and no value where there is none: JSON knows no NaN."""
-    return float(f"{loss:.5g}") if math.isfinite(loss) else None
+def _finite(value: float) -> float | None:
+    """No value where there is none: JSON knows no NaN."""
+    return value if math.isfinite(value) else None
 
 
 def _ratio(baseline: int, sent: int) -> float:

@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import pathlib
 import struct
+import zlib
 from collections.abc import Callable
 
 import numpy as np
@@ -71,13 +72,13 @@ def load(name: str, *, data_dir: str | pathlib.Path | None = None) -> Dataset:
     return source.read(name, folder)
 
 
-def unpack(path: pathlib.Path) -> bytes:
-    """Reads a gzip file, or says that it is none."""
+def unpack(path: pathlib.Path, install: str) -> bytes:
+    """Reads a gzip file, or says that it is none, and how to get one: ``install`` is the command."""
     try:
         with gzip.open(path) as file:
             return file.read()
-    except (OSError, EOFError) as error:
-        raise MissingDataError(f"{path} is not a readable gzip file: {error}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise MissingDataError(f"{path} is not a readable gzip file ({error}); install it again: {install}") from error
 
 
 def parse_idx(path: pathlib.Path, raw: bytes) -> np.ndarray:
@@ -129,7 +130,7 @@ def _read_fashion_mnist(name: str, folder: pathlib.Path | None) -> Dataset:
         path = folder / f"{stem}.gz"
         if not path.is_file():
             raise MissingDataError(f"{name} is not installed: there is no {path}; install it: {SOURCES[name].install}")
-        raw = unpack(path)
+        raw = unpack(path, SOURCES[name].install)
         if hashlib.sha256(raw).hexdigest() != digest:
             raise MissingDataError(
                 f"{path} is not the published file (its sha256 differs); install it again: {SOURCES[name].install}"

@@ -1,13 +1,12 @@
 """What a result was measured on: a figure without it says nothing."""
 
-import importlib.metadata
 import os
 import pathlib
 import platform
 
 import jax
 
-_PACKAGES = ("gradcomp-jax", "jax", "jaxlib", "optax", "flax", "numpy")
+from gradcomp_jax.distributed.surroundings import versions as versions
 
 
 def machine() -> dict[str, str | int]:
@@ -22,17 +21,6 @@ def machine() -> dict[str, str | int]:
         "device_kind": devices[0].device_kind,
         "processes": jax.process_count(),
     }
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that decide a result."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
 
 
 def _processor() -> str:

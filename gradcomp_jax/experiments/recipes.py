@@ -140,6 +140,21 @@ RECIPES |= {
     if command_name(name) not in RECIPES
 }
 
+_NARROW = {"bf16": "bfloat16", "int8": "int8", "fp8": "float8_e4m3fn"}
+
+RECIPES |= {
+    f"dgc-{short}-memory": Recipe(
+        functools.partial(_dgc, memory_dtype=dtype), f"DGC with its memories in {dtype}", stages=warm_up_stages
+    )
+    for short, dtype in _NARROW.items()
+}
+RECIPES |= {
+    f"topk-sgd-{short}-memory": Recipe(
+        functools.partial(make_registered, name="topk_sgd", memory_dtype=dtype), f"top-k with its memory in {dtype}"
+    )
+    for short, dtype in _NARROW.items()
+}
+
 RECIPES |= REPLICA_RECIPES
 
 COLLECTIVES = (
@@ -149,6 +164,12 @@ COLLECTIVES = (
 )
 ALL = tuple(map(command_name, METHODS))
 """One recipe for each registered method, both baselines among them."""
+
+MEMORIES = (
+    "dense-bf16",
+    *(name for of in ("dgc", "topk-sgd") for name in (of, *(f"{of}-{x}-memory" for x in _NARROW))),
+)
+"""Memories in float32, in two bytes and in one."""
 
 REPLICAS = ("dense", *REPLICA_RECIPES)
 """Whatever is not synchronous, beside what is."""

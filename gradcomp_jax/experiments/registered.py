@@ -63,11 +63,14 @@ def warm_up_stages(settings: Settings, steps_per_epoch: int) -> Stages:
     return tuple((n, density) for n, density in zip(lengths, densities, strict=True) if n)
 
 
-def make_registered(settings: Settings, warm_up: Stages, seed: int, *, name: str) -> Transformation:
-    """Returns the transformation of a registered method, with its learning rate and its momentum in their places."""
+def make_registered(settings: Settings, warm_up: Stages, seed: int, *, name: str, **given: Any) -> Transformation:
+    """Returns the transformation of a registered method, with its learning rate and its momentum in their places.
+
+    ``given`` are options of the method.
+    """
     method = METHODS[name]
     takes = inspect.signature(method.make).parameters
-    options: dict[str, Any] = dict(method.options)
+    options: dict[str, Any] = {**method.options, **given}
     if "density" in takes:
         options["density"] = settings.density
     if "warm_up_steps" in takes:

@@ -1,114 +1,181 @@
 """A run that is saved after every epoch, and goes on from what is saved."""
 
+import contextlib
 import dataclasses
-import json
+import logging
 import os
 import pathlib
+import re
 import secrets
-import shutil
 import time
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
 from gradcomp_jax._errors import SettingError
-from gradcomp_jax.experiments.run import Listener, Past, RunResult, Trainer
+from gradcomp_jax._files import read_file, write_whole
+from gradcomp_jax.experiments.listeners import Listener, Listeners, Past
+from gradcomp_jax.experiments.results import RunResult
+from gradcomp_jax.experiments.run import Trainer
 from gradcomp_jax.training import restore_checkpoint, save_checkpoint
 from gradcomp_jax.training.checkpoint import DamagedCheckpointError
 
-_RECORD = "run.json"
-_KEPT = 2
-"""Epochs whose states stay in the folder: should the newest be damaged, there is one to go back to."""
+if TYPE_CHECKING:
+    from gradcomp_jax.experiments.run_folder import RunFolder
+
+_T = TypeVar("_T")
 
 # A network file system may show a new file on other machines only after a while.
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
+_LONGEST_SENTENCE = 2000
 
 
 def train_with_checkpoints(
-    trainer: Trainer, seed: int, folder: pathlib.Path, *, listener: Listener | None = None
+    trainer: Trainer,
+    seed: int,
+    folder: pathlib.Path,
+    *,
+    share_folder: bool = False,
+    listener: Listener | None = None,
 ) -> RunResult:
     """Trains, saves after every epoch, and starts from the last epoch saved if there is one.
 
-    The result is that of a run which was never broken off, bit for bit. Where the number of workers has changed and the
-    batch has not, the run goes on with its per-device state handed to the new workers. The states of the last two epochs
-    are kept; delete the newest (``epoch-N``) and the run goes on from the one before. With several processes all of them
-    call this, with a folder that all of them see; how many there were before does not matter.
+    The result is that of a run which was never broken off, bit for bit. Of a run that has had all its epochs the result is
+    read and nothing is trained. Where the number of workers has changed and the batch has not, the run goes on with its
+    per-device state handed to the new workers. The states of the last two epochs are kept; delete the newest (``epoch-N``)
+    and the run goes on from the one before. With several processes all of them call this, with a folder that all of them
+    see; how many there were before does not matter.
+
+    The folder is locked until this returns. Only states with a mark of this run are read, replaced or deleted.
+
+    Args:
+      trainer: of the method, on the problem.
+      seed: of the run.
+      folder: made if it is not there. A link to a folder is followed; no link within it is.
+      share_folder: saves also where there are other files and no run. They stay as they are.
+      listener: hears how the run goes on.
 
     Raises:
-      SettingError: if ``folder`` holds another run, or one that has had all its epochs, or a state that is damaged, or
-        if a process does not see it.
+      SettingError: if ``folder`` holds other things, another run or one that has had more epochs, if its record or a state is
+        damaged, if another run is going on in it, if a process does not see it, or if it cannot be written to. What was saved
+        is there still.
     """
-    what = _describe(trainer, seed)
-    saver = _Saver(what, folder, listener or Listener())
-    _check_shared(folder)
-    return trainer.run(seed, listener=saver, past=_restore(trainer, seed, what, folder))
+    listener = listener or Listener()
+    with _opened(trainer, seed, pathlib.Path(os.path.abspath(folder)), share_folder) as own:
+        try:
+            saved = own.saved()
+        except OSError as error:
+            raise SettingError(f"cannot read {own.path}: {_reason(error)}") from error
+        if saved and saved[0] == own.record.epoch >= trainer.settings.epochs:
+            return _finished(trainer, seed, own, listener)
+        past = _restore(trainer, seed, own, saved) if own.record.epoch else None
+        epochs = range(own.record.epoch + 1, trainer.settings.epochs + 1)
+        _in_first(lambda: own.check_places(epochs), lambda reason: f"cannot read {own.path}: {reason}")
+        return trainer.run(seed, listener=Listeners(_Saver(trainer, own), listener), past=past)
 
 
 class _Saver(Listener):
-    """Passes everything on, and saves first."""
+    """Saves the state of every epoch, then the record that names it."""
 
-    def __init__(self, what: dict[str, Any], folder: pathlib.Path, listener: Listener) -> None:
-        self._what = what
-        self._folder = folder.absolute()
-        self._listener = listener
-        for event in ("started", "stepped", "finished"):
-            setattr(self, event, getattr(listener, event))
+    def __init__(self, trainer: Trainer, own: "RunFolder") -> None:
+        self._workers = trainer.settings.workers
+        self._own = own
 
     def finished_epoch(self, method: str, seed: int, epoch: int, past: Past) -> None:
-        # A state of this name was left behind by a run that was stopped between the two calls below.
-        save_checkpoint(self._folder / f"epoch-{epoch}", past.state, overwrite=True)
-        if jax.process_index() == 0:
-            self._record(epoch, past)
-        self._listener.finished_epoch(method, seed, epoch, past)
+        own = self._own
 
-    def _record(self, epoch: int, past: Past) -> None:
-        record = {**self._what, "epoch": epoch, "loss": past.loss, "accuracy": past.accuracy}
-        # The record names the state, which all processes have written, and is replaced in one go: a run that is
-        # stopped here, at any moment, leaves a record whose state is complete.
-        draft = self._folder / f"{_RECORD}.draft"
-        draft.write_text(json.dumps(record))
-        os.replace(draft, self._folder / _RECORD)
-        kept = {f"epoch-{number}" for number in range(epoch - _KEPT + 1, epoch + 1)}
-        for old in self._folder.glob("epoch-*"):
-            if old.name not in kept:
-                shutil.rmtree(old)
+        def failed(reason: str) -> str:
+            kept = f"the last epoch saved is {own.record.epoch}" if own.record.epoch else "nothing is saved yet"
+            return f"cannot save epoch {epoch} in {own.path}: {reason}; {kept}, and the same command goes on from there"
+
+        _in_first(lambda: own.start_saving(epoch), failed)
+        try:
+            with _without_tracebacks():
+                # In the place of what a process left that was killed while it saved this epoch.
+                save_checkpoint(own.state(epoch), past.state, overwrite=True)
+        except (OSError, ValueError) as error:
+            raise SettingError(failed(_reason(error))) from error
+        done = {"epoch": epoch, "loss": past.loss, "evaluation": past.evaluation, "seconds": past.seconds}
+        record = own.record.model_copy(update={**done, "workers": self._workers, "saving": None})
+        _in_first(lambda: own.finish_saving(record), failed)
+        own.record = record
 
 
-def _restore(trainer: Trainer, seed: int, what: dict[str, Any], folder: pathlib.Path) -> Past | None:
-    path = folder.absolute() / _RECORD
-    if not path.is_file():
-        return None
-    try:
-        record = json.loads(path.read_text())
-        last, loss, accuracy = record["epoch"], record["loss"], record["accuracy"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise SettingError(f"{path} is not the record of a run: use another folder") from error
-    for name, value in what.items():
-        if record.get(name) != value:
+@contextlib.contextmanager
+def _opened(trainer: Trainer, seed: int, path: pathlib.Path, share: bool) -> Iterator["RunFolder"]:
+    """Locks the folder of a run in the first process, and reads it in all of them."""
+    # What reads records comes with the extra "cli".
+    from gradcomp_jax.experiments import record as records
+    from gradcomp_jax.experiments import run_folder
+
+    def failed(reason: str) -> str:
+        return f"cannot save in {path}: {reason}; name a folder that can be written to"
+
+    what, workers, steps = _describe(trainer, seed), trainer.settings.workers, trainer.steps_per_epoch
+    with contextlib.ExitStack() as stack:
+
+        def open_first() -> run_folder.RunFolder:
+            run_folder.check_free(path, share=share)
+            # Before anything is written: a record that is not ours is in a folder that is not.
+            records.read_record(path / run_folder.RECORD, steps)
+            path.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(run_folder.locked(path))
+            # Another run may have begun in the meantime, and ended.
+            run_folder.check_free(path, share=share)
+            return run_folder.RunFolder.opened(path, what, workers, steps)
+
+        own = _in_first(open_first, failed)
+        _check_shared(path)
+        if own is None:
+            own = run_folder.RunFolder.seen(path, steps)
+            own.check_same(what)
+        yield own
+
+
+def _finished(trainer: Trainer, seed: int, own: "RunFolder", listener: Listener) -> RunResult:
+    """The result of a run that has had all its epochs."""
+    record = own.record
+    for name, have in (("epochs", record.epoch), ("workers", record.workers)):
+        if have != getattr(trainer.settings, name):
             raise SettingError(
-                f"{folder} holds a run with {name} {record.get(name)}, not {value}: "
-                "use the same value or another folder"
+                f"{own.path} holds a run that has had its {record.epoch} epochs, with {record.workers} workers: ask for "
+                f"as many {name} to see what it gave, or for more epochs to go on"
             )
-    saved = [epoch for epoch in range(last, 0, -1) if (path.parent / f"epoch-{epoch}").is_dir()]
+    past = Past(None, record.loss, record.evaluation, record.seconds, trainer.problem.metric)
+    result = trainer.result(seed, past)
+    listener.started(trainer.method, seed, len(past.loss), len(past.loss))
+    listener.finished(result)
+    return result
+
+
+def _restore(trainer: Trainer, seed: int, own: "RunFolder", saved: list[int]) -> Past:
     if not saved:
         raise SettingError(
-            f"{path} says epoch {last}, and no state of it or an earlier one is there: use another folder"
+            f"{own.path / 'run.json'} says epoch {own.record.epoch}, and no state of it or an earlier one is there: use "
+            "another folder"
         )
     epoch, *earlier = saved
+    remedy = f"delete it to go on from epoch {earlier[0]}" if earlier else "start anew in another folder"
     try:
-        state = restore_checkpoint(path.parent / f"epoch-{epoch}", trainer.initial_state(seed))
+        state = restore_checkpoint(own.state(epoch), trainer.initial_state(seed))
     except DamagedCheckpointError as error:
         whole = str(error).rpartition(": ")[0]
-        remedy = f"delete it to go on from epoch {earlier[0]}" if earlier else "start anew in another folder"
         raise SettingError(f"{whole}: {remedy}") from error
-    except (ValueError, FileNotFoundError) as error:
-        raise SettingError(f"{folder} cannot be gone on with: {error}") from error
-    return Past(state, tuple(loss[: epoch * trainer.steps_per_epoch]), tuple(accuracy[:epoch]))
+    except (OSError, ValueError) as error:
+        raise SettingError(f"{own.path} cannot be gone on with: {error}") from error
+    if int(state.step) != epoch * trainer.steps_per_epoch:
+        raise SettingError(
+            f"{own.state(epoch)} is a state after {int(state.step)} steps, where epoch {epoch} ends at step "
+            f"{epoch * trainer.steps_per_epoch}: {remedy}"
+        )
+    own.record = record = own.record.until(epoch, trainer.steps_per_epoch)
+    return Past(state, record.loss, record.evaluation, record.seconds, trainer.problem.metric)
 
 
-def _describe(trainer: Trainer, seed: int) -> dict[str, Any]:
+def _describe(trainer: Trainer, seed: int) -> dict[str, str | bool | int | float | None]:
     """What two runs must have in common for one to go on with the other."""
     settings = dataclasses.asdict(trainer.settings)
     # More epochs are what a run goes on for, and workers may share the same batch anew.
@@ -116,55 +183,105 @@ def _describe(trainer: Trainer, seed: int) -> dict[str, Any]:
         del settings[name]
     return {
         "method": trainer.method,
-        "dataset": trainer.dataset.name,
+        "dataset": trainer.problem.name,
         "seed": seed,
         "batch": trainer.settings.batch,
         **settings,
     }
 
 
-def _check_shared(folder: pathlib.Path) -> None:
-    """Makes a folder, and makes sure that every process sees the same one.
-
-    The first process writes a random number into a file and sends it to the others, which must find it there.
-
-    Args:
-      folder: it is made when it is not there.
+def _in_first(action: Callable[[], _T], failed: Callable[[str], str]) -> _T | None:
+    """Does something in the first process, and returns there what it gave; if it fails, all processes raise.
 
     Raises:
-      SettingError: in every process, if one of them cannot write to the folder or sees another.
+      SettingError: that of ``action``, or what ``failed`` makes of the reason of an ``OSError``.
     """
-    token, first = secrets.randbits(31), jax.process_index() == 0
-    path = folder / "processes.token"
-    problem = ""
+    result: _T | None = None
+    cause: Exception | None = None
+    told = ""
+    if jax.process_index() == 0:
+        try:
+            result = action()
+        except SettingError as error:
+            cause, told = error, str(error)
+        except OSError as error:
+            cause, told = error, failed(_reason(error))
+    if told := _broadcast(told):
+        raise SettingError(told) from cause
+    return result
+
+
+def _broadcast(text: str) -> str:
+    """What the first process says, in every process."""
+    if jax.process_count() == 1:
+        return text
+    sent = np.zeros(_LONGEST_SENTENCE, np.uint32)
+    data = text.encode()[:_LONGEST_SENTENCE]
+    sent[: len(data)] = list(data)
+    told = np.asarray(multihost_utils.broadcast_one_to_all(sent)).astype(np.uint8)
+    return told.tobytes().rstrip(b"\0").decode(errors="replace")
+
+
+@contextlib.contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """Keeps the threads of Orbax from logging what they raise: the first of it is raised here as well."""
+
+    def has_none(record: logging.LogRecord) -> bool:
+        return not record.exc_info
+
+    logger = logging.getLogger("absl")
+    logger.addFilter(has_none)
     try:
-        if first:
-            folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(str(token))
-    except OSError as error:
-        problem = str(error)
-    if jax.process_count() > 1:
-        token = int(multihost_utils.broadcast_one_to_all(np.uint32(token)))
-        found = not problem and _appears(path, str(token))
+        yield
+    finally:
+        logger.removeFilter(has_none)
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, in one line; of an error of the operating system, in its words."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.strerror} ({error.filename})"
+    # As TensorStore writes it, after a page of paths.
+    if found := re.search(r"os_error_code='(\d+)'", str(error)):
+        return os.strerror(int(found[1]))
+    return str(error).strip().partition("\n")[0][:300]
+
+
+def _check_shared(folder: pathlib.Path) -> None:
+    """Makes sure that every process sees the same folder.
+
+    The first process writes a file whose name is a random number, and sends the number to the others, which must find it.
+
+    Raises:
+      SettingError: in every process, if one of them sees another folder.
+    """
+    if jax.process_count() == 1:
+        return
+    first = jax.process_index() == 0
+    token = int(multihost_utils.broadcast_one_to_all(np.uint32(secrets.randbits(31))))
+    path = folder / f"processes-{token:08x}.token"
+    try:
+        _in_first(
+            lambda: write_whole(path, str(token), follow=False), lambda reason: f"cannot save in {folder}: {reason}"
+        )
+        found = first or _appears(path, str(token).encode())
         blind = np.flatnonzero(~multihost_utils.process_allgather(np.asarray([found])).reshape(-1))
-        if len(blind) and not problem:
-            problem = f"process {', '.join(map(str, blind))} does not see what process 0 writes there"
-    if first:
-        path.unlink(missing_ok=True)
-    if problem:
+    finally:
+        if first:
+            path.unlink(missing_ok=True)
+    if len(blind):
         raise SettingError(
-            f"cannot save in {folder}: {problem}; name a folder that every process can write to and share"
+            f"cannot save in {folder}: process {', '.join(map(str, blind))} does not see what process 0 writes there; name a "
+            "folder that every process can write to and share"
         )
 
 
-def _appears(path: pathlib.Path, text: str) -> bool:
-    until = time.monotonic() + _PATIENCE_S
+def _appears(path: pathlib.Path, content: bytes) -> bool:
+    until = time.monotonic() + _TIMEOUT_S
     while True:
-        try:
-            if path.read_text() == text:
+        with contextlib.suppress(OSError):
+            if read_file(path, limit=len(content)) == content:
                 return True
-        except OSError:
-            pass
         if time.monotonic() > until:
             return False
         time.sleep(0.1)

@@ -2,7 +2,23 @@
 
 import dataclasses
 
+from gradcomp_jax._checks import Range
 from gradcomp_jax._errors import SettingError
+
+RANGES: dict[str, Range] = {
+    "workers": Range(1, 65_536),
+    "epochs": Range(1, 1_000_000),
+    "batch_per_worker": Range(1, 2**24),
+    "learning_rate": Range(0, 1_000_000, whole=False, open_below=True),
+    "momentum": Range(0, 1, whole=False, open_above=True),
+    "density": Range(0, 1, whole=False, open_below=True),
+    "clip_norm": Range(0, 1e30, whole=False, open_below=True),
+    "warm_up_epochs": Range(0, 1_000_000, whole=False),
+    # As many averages as that are kept on every device.
+    "delay": Range(0, 1_024),
+    "every": Range(1, 1_000_000),
+}
+"""Of the fields of :class:`Settings`, and of the options that set them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +32,7 @@ class Settings:
       learning_rate: constant over the run.
       momentum: of the heavy-ball kind, inside or after the exchange as the method has it.
       density: the fraction of entries that a sparse method sends after its warm-up.
-      clip_norm: threshold of DGC's local clipping, for the norm of the mean gradient.
+      clip_norm: threshold of DGC's local clipping, for the norm of the mean gradient; None for no clipping.
       warm_up_epochs: epochs over which DGC's density falls to ``density``.
       delay: steps until a delayed average arrives.
       every: steps from one exchange to the next, of methods that do not exchange in each.
@@ -29,7 +45,7 @@ class Settings:
     learning_rate: float
     momentum: float = 0.9
     density: float = 1e-3
-    clip_norm: float
+    clip_norm: float | None
     warm_up_epochs: float
     delay: int = 4
     every: int = 4
@@ -41,20 +57,9 @@ class Settings:
         Raises:
           SettingError: if one is out of its range.
         """
-        if self.delay < 0:
-            raise SettingError(f"delay must not be negative, got {self.delay}")
-        for name in ("workers", "epochs", "batch_per_worker", "every"):
-            if getattr(self, name) < 1:
-                raise SettingError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("learning_rate", "clip_norm"):
-            if not getattr(self, name) > 0:
-                raise SettingError(f"{name} must be positive, got {getattr(self, name)}")
-        if not 0 <= self.momentum < 1:
-            raise SettingError(f"momentum must be in [0, 1), got {self.momentum}")
-        if not 0 < self.density <= 1:
-            raise SettingError(f"density must be in (0, 1], got {self.density}")
-        if self.warm_up_epochs < 0:
-            raise SettingError(f"warm_up_epochs must not be negative, got {self.warm_up_epochs}")
+        for name, allowed in RANGES.items():
+            if (name, value := getattr(self, name)) != ("clip_norm", None):
+                allowed.check(name, value)
 
     @property
     def batch(self) -> int:

@@ -8,6 +8,8 @@ import dataclasses
 
 from gradcomp_jax._errors import look_up
 from gradcomp_jax.experiments import models
+from gradcomp_jax.experiments.datasets import Dataset
+from gradcomp_jax.experiments.problem import Problem, classification
 from gradcomp_jax.experiments.settings import Settings
 
 
@@ -26,6 +28,10 @@ class Task:
     model: models.Model
     settings: Settings
     summary: str
+
+    def on(self, dataset: Dataset) -> Problem:
+        """Returns the task with its data, which a run needs."""
+        return classification(self.model, dataset, self.settings)
 
 
 def task(dataset: str) -> Task:

@@ -2,8 +2,11 @@
 
 from gradcomp_jax.kernels.casting import from_words as from_words
 from gradcomp_jax.kernels.casting import join_words as join_words
+from gradcomp_jax.kernels.casting import narrowed as narrowed
+from gradcomp_jax.kernels.casting import range_of as range_of
 from gradcomp_jax.kernels.casting import split_words as split_words
 from gradcomp_jax.kernels.casting import to_words as to_words
+from gradcomp_jax.kernels.casting import widened as widened
 from gradcomp_jax.kernels.codebook import decode_normal as decode_normal
 from gradcomp_jax.kernels.codebook import encode_normal as encode_normal
 from gradcomp_jax.kernels.codebook import normal_codebook as normal_codebook
@@ -24,6 +27,14 @@ from gradcomp_jax.kernels.hadamard import hadamard as hadamard
 from gradcomp_jax.kernels.hadamard import rotate as rotate
 from gradcomp_jax.kernels.hadamard import rotate_back as rotate_back
 from gradcomp_jax.kernels.low_rank import orthogonalize as orthogonalize
+from gradcomp_jax.kernels.narrow import NARROW as NARROW
+from gradcomp_jax.kernels.narrow import chosen as chosen
+from gradcomp_jax.kernels.narrow import from_narrow as from_narrow
+from gradcomp_jax.kernels.narrow import is_scaled as is_scaled
+from gradcomp_jax.kernels.narrow import narrow_dtype as narrow_dtype
+from gradcomp_jax.kernels.narrow import narrow_scale as narrow_scale
+from gradcomp_jax.kernels.narrow import scale_width as scale_width
+from gradcomp_jax.kernels.narrow import to_narrow as to_narrow
 from gradcomp_jax.kernels.packing import pack_bits as pack_bits
 from gradcomp_jax.kernels.packing import pack_digits as pack_digits
 from gradcomp_jax.kernels.packing import pack_ternary as pack_ternary
@@ -31,6 +42,8 @@ from gradcomp_jax.kernels.packing import packed_length as packed_length
 from gradcomp_jax.kernels.packing import unpack_bits as unpack_bits
 from gradcomp_jax.kernels.packing import unpack_digits as unpack_digits
 from gradcomp_jax.kernels.packing import unpack_ternary as unpack_ternary
+from gradcomp_jax.kernels.platforms import held_on_cpu as held_on_cpu
+from gradcomp_jax.kernels.platforms import on_cpu as on_cpu
 from gradcomp_jax.kernels.quantize import WIDTHS as WIDTHS
 from gradcomp_jax.kernels.quantize import dequantize as dequantize
 from gradcomp_jax.kernels.quantize import pack_signs as pack_signs
@@ -53,6 +66,7 @@ from gradcomp_jax.kernels.rows import valid_counts as valid_counts
 from gradcomp_jax.kernels.rows import valid_mask as valid_mask
 from gradcomp_jax.kernels.sampling import nonzero_of_rows as nonzero_of_rows
 from gradcomp_jax.kernels.sampling import random_of_rows as random_of_rows
+from gradcomp_jax.kernels.selection import COMPARED as COMPARED
 from gradcomp_jax.kernels.selection import ROUNDS as ROUNDS
 from gradcomp_jax.kernels.selection import exact_top_of_rows as exact_top_of_rows
 from gradcomp_jax.kernels.selection import mark_in_rows as mark_in_rows

@@ -1,4 +1,4 @@
-"""Numbers as unsigned words of the same width, so that a collective moves them as they are.
+"""Numbers in other dtypes: as wide as sums need them, and as unsigned words, so that a collective moves them as they are.
 
 Some backends widen bfloat16 or int8 inside a collective, which doubles the bytes; an unsigned word is data
 and crosses untouched.
@@ -12,6 +12,29 @@ from jax import lax
 from gradcomp_jax._typing import Array
 
 _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
+
+
+def widened(x: Array) -> Array:
+    """Returns floats of fewer than 32 bits as float32, and all else as it is."""
+    narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
+    return x.astype(jnp.float32) if narrow else x
+
+
+def range_of(dtype: jnp.dtype) -> float | None:
+    """Returns the largest number of a floating dtype whose range is narrower than float32's, ``None`` of every other.
+
+    Of bfloat16 too: what an exchange takes is far below the largest number of either.
+    """
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return None
+    most = float(jnp.finfo(dtype).max)
+    return most if most < 2.0**127 else None
+
+
+def narrowed(x: Array, dtype: jnp.dtype) -> Array:
+    """Casts to ``dtype``; beyond a narrower range a number becomes the largest there is. A NaN stays one."""
+    most = range_of(dtype)
+    return (x if most is None else jnp.clip(x, -most, most)).astype(dtype)
 
 
 def to_words(x: Array) -> Array:

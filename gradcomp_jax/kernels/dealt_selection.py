@@ -8,7 +8,9 @@ from jax import lax
 
 from gradcomp_jax._typing import Array
 from gradcomp_jax.kernels.dealing import Deal
+from gradcomp_jax.kernels.platforms import on_cpu
 from gradcomp_jax.kernels.selection import (
+    COMPARED,
     LANES,
     ROUNDS,
     _keys,
@@ -17,6 +19,7 @@ from gradcomp_jax.kernels.selection import (
     entries_of,
     parts_of,
     place_in_rows,
+    placed_by_comparing,
     take_from_rows,
     top_entries,
 )
@@ -50,10 +53,14 @@ def top_of_dealt(flat: Array, deal: Deal, k: int) -> tuple[Array, Array]:
         return _best_of_lines(flat, deal, k, lines, low_bits)
 
     def at_once(flat: Array) -> Array:
-        keys = _keys(deal.blocks(flat), low_bits)
-        return jnp.max(keys, axis=1)[:, None] if k == 1 else approximate_best(keys, k=k, low_bits=low_bits)
+        # All lines in one reduction, the vector filled up within it: each part of it would be a pass of its own.
+        padded = jnp.pad(flat, (0, deal.block * deal.rows - deal.size))
+        return _best_of_lines(padded, deal, k, deal.block if k == 1 else lines, low_bits)
 
-    keys = lax.platform_dependent(flat, tpu=at_once, default=in_lines)
+    def approximate(flat: Array) -> Array:
+        return approximate_best(_keys(deal.blocks(flat), low_bits), k=k, low_bits=low_bits)
+
+    keys = lax.platform_dependent(flat, cpu=in_lines, tpu=at_once if k == 1 else approximate, default=at_once)
     return entries_of(keys, low_bits, lambda index: take_dealt(flat, deal, index))
 
 
@@ -129,11 +136,10 @@ def place_dealt(index: Array, value: Array, deal: Deal, width: int) -> Array:
         width: of the matrix that the vector is seen as; divides its size.
     """
     k = index.shape[1]
-    if k > ROUNDS and deal.size <= _LARGEST:
-        flat = (
-            jnp.zeros((deal.size,), jnp.float32).at[_places(index, deal)].add(value, mode="drop", unique_indices=True)
-        )
-        return flat.reshape(-1, width)
+
+    def scattered(index: Array, value: Array) -> Array:
+        zeros = jnp.zeros((deal.size,), jnp.float32)
+        return zeros.at[_places(index, deal)].add(value, mode="drop", unique_indices=True).reshape(-1, width)
 
     def in_lines(index: Array, value: Array) -> Array:
         total, bits = jnp.zeros((deal.size // width, width), jnp.float32), lax.bitcast_convert_type(value, jnp.int32)
@@ -146,9 +152,15 @@ def place_dealt(index: Array, value: Array, deal: Deal, width: int) -> Array:
     def in_blocks(index: Array, value: Array) -> Array:
         return deal.flat(place_in_rows(index, value, deal.block)).reshape(-1, width)
 
-    if k > ROUNDS or not _fits(deal, width):
-        return in_blocks(index, value)
-    return lax.platform_dependent(index, value, cpu=in_lines, default=in_blocks)
+    if k <= ROUNDS and _fits(deal, width):
+        cpu = in_lines
+    elif k > ROUNDS and deal.size <= _LARGEST:
+        cpu = scattered
+    else:
+        cpu = in_blocks
+    if k > COMPARED:
+        return cpu(index, value)
+    return on_cpu(cpu, functools.partial(_compared, deal=deal, width=width), index, value)
 
 
 def place_packed(index: Array, value: Array, deal: Deal, width: int) -> Array:
@@ -167,11 +179,17 @@ def place_packed(index: Array, value: Array, deal: Deal, width: int) -> Array:
         return total
 
     def plain(index: Array, value: Array) -> Array:
-        return deal.flat(place_in_rows(index, value.astype(jnp.float32), deal.block)).reshape(-1, width)
+        return _compared(index, value.astype(jnp.float32), deal, width)
 
     if k > ROUNDS or deal.block > 2**15 or not _fits(deal, width):
         return place_dealt(index, value.astype(jnp.float32), deal, width)
-    return lax.platform_dependent(index, value, cpu=in_lines, default=plain)
+    return on_cpu(in_lines, plain, index, value)
+
+
+def _compared(index: Array, value: Array, deal: Deal, width: int) -> Array:
+    """What :func:`place_dealt` returns, laid line by line at once: nothing is turned around."""
+    lines = placed_by_comparing(index, value, deal.block, axis=0)
+    return lines.reshape(-1)[: deal.size].reshape(-1, width)
 
 
 def _fits(deal: Deal, width: int) -> bool:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from gradcomp_jax._typing import Array
+from gradcomp_jax.kernels.platforms import held_on_cpu, on_cpu
 
 _EXACT = 2**16  # words of 32 bits hold at most two digits of such a base, and a half is a digit
 _WORDS = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32}
@@ -84,31 +85,37 @@ def unpack_digits(words: Array, n: int, base: int) -> Array:
 
 
 def _joined(planes: list[Array], skips: list[int]) -> Array:
-    """What is left of the planes, end to end, in memory: joined on the fly they would be read entry by entry."""
+    """What is left of the planes, end to end; on CPU in memory: joined on the fly they would be read entry by entry."""
     width = planes[0].shape[-1]
     parts = [lax.slice_in_dim(p, skip, width, axis=-1) for p, skip in zip(planes, skips, strict=True) if skip < width]
-    return lax.optimization_barrier(jnp.concatenate(parts, axis=-1))
+    return held_on_cpu(jnp.concatenate(parts, axis=-1))
 
 
 def _digit_of(words: Array, width: int, count: int, base: int) -> Array:
     """The digit of each entry's place, int32, of words below 2**16; a place is ``width`` entries long."""
-    # The barrier ties the positions to these words: in a loop over workers they would be hoisted, a dense array each.
-    words, entry = lax.optimization_barrier((words, lax.broadcasted_iota(jnp.int32, words.shape, words.ndim - 1)))
 
-    def by_place(values: list[float], dtype: jnp.dtype | type) -> Array:
+    def by_place(entry: Array, values: list[float], dtype: jnp.dtype | type) -> Array:
         # Comparisons, not a table: a reader of another shape than rows would look up entry by entry.
-        chosen = jnp.full(words.shape, values[0], dtype)
+        chosen = jnp.full(entry.shape, values[0], dtype)
         for j in range(1, count):
             chosen = jnp.where(entry >= j * width, jnp.asarray(values[j], dtype), chosen)
         return chosen
 
-    if base & (base - 1) == 0:
-        bits = base.bit_length() - 1
-        return (words.astype(jnp.int32) >> by_place([bits * j for j in range(count)], jnp.int32)) & jnp.int32(base - 1)
-    # In float32, where a multiplication divides: the half keeps every quotient clear of the next integer.
-    middle = words.astype(jnp.int32).astype(jnp.float32) + 0.5
-    here, above = (by_place([float(base) ** -(j + up) for j in range(count)], jnp.float32) for up in (0, 1))
-    return (jnp.floor(middle * here) - base * jnp.floor(middle * above)).astype(jnp.int32)
+    def digit(words: Array, entry: Array) -> Array:
+        if base & (base - 1) == 0:
+            bits = base.bit_length() - 1
+            shift = by_place(entry, [bits * j for j in range(count)], jnp.int32)
+            return (words.astype(jnp.int32) >> shift) & jnp.int32(base - 1)
+        # In float32, where a multiplication divides: the half keeps every quotient clear of the next integer.
+        middle = words.astype(jnp.int32).astype(jnp.float32) + 0.5
+        here, above = (by_place(entry, [float(base) ** -(j + up) for j in range(count)], jnp.float32) for up in (0, 1))
+        return (jnp.floor(middle * here) - base * jnp.floor(middle * above)).astype(jnp.int32)
+
+    def entries(words: Array) -> tuple[Array, Array]:
+        return words, lax.broadcasted_iota(jnp.int32, words.shape, words.ndim - 1)
+
+    # The barrier ties the positions to these words: in a loop over workers CPU would hoist them, a dense array each.
+    return on_cpu(lambda w: digit(*lax.optimization_barrier(entries(w))), lambda w: digit(*entries(w)), words)
 
 
 def _digits(words: Array, base: int, count: int) -> list[Array]:

@@ -12,6 +12,8 @@ from gradcomp_jax.kernels.random import Generator, rounded, uniform, uniform_pla
 from gradcomp_jax.kernels.reductions import largest_of_rows, norm_of_rows
 
 WIDTHS = (8, 4, 2)
+"""Bits of a value that :func:`quantize` takes."""
+
 Norm = Literal["max", "l2"]
 NORMS: tuple[Norm, ...] = ("max", "l2")
 

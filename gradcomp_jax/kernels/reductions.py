@@ -48,6 +48,7 @@ def max_of_lanes(keys: Array, lanes: int) -> Array:
 
 
 LARGEST = float(jnp.finfo(jnp.float32).max)
+"""The largest finite float32."""
 
 
 def all_finite(x: Array, largest: float = LARGEST) -> Array:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradcomp_jax._typing import Array
+from gradcomp_jax.kernels.casting import narrowed
 
 
 def row_count(size: int, block: int) -> int:
@@ -23,12 +24,12 @@ def as_rows(x: Array, block: int) -> Array:
 
 
 def from_rows(rows: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-    """Inverts :func:`as_rows`: drops the padding and restores shape and dtype."""
+    """Inverts :func:`as_rows`: drops the padding and restores shape and dtype, as :func:`narrowed` casts."""
     size = math.prod(shape)
     flat = rows.reshape(-1)
     if flat.size != size:
         flat = jax.lax.slice(flat, (0,), (size,))
-    return flat.reshape(shape).astype(dtype)
+    return narrowed(flat.reshape(shape), dtype)
 
 
 def valid_counts(size: int, block: int) -> Array:

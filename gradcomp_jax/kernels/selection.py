@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from gradcomp_jax._typing import Array
+from gradcomp_jax.kernels.platforms import on_cpu
 from gradcomp_jax.kernels.reductions import max_of_lanes, max_of_rows
 
 ROUNDS = 8
@@ -14,6 +15,9 @@ ROUNDS = 8
 
 LANES = 16
 """Lanes for each entry wanted: few of the largest then share one."""
+
+COMPARED = 16
+"""Up to this many entries of a row are placed by comparing positions, on accelerators; on CPU up to :data:`ROUNDS`."""
 
 _TURNS = 16
 """Stretches that a part of a row is made of."""
@@ -188,31 +192,52 @@ def place_in_rows(index: Array, value: Array, block: int, into: Array | None = N
         into: float32 ``[rows, block]`` to add to; zeros by default.
     """
     n, k = index.shape
-    if k <= ROUNDS and into is None:
-        # A comparison per entry fuses with whatever consumes the rows; a scatter would be a pass of its own.
-        position = lax.broadcasted_iota(jnp.int32, (n, block), 1)
-        dense = jnp.zeros((n, block), jnp.float32)
-        for j in range(k):
-            dense = jnp.where(position == index[:, j : j + 1].astype(jnp.int32), value[:, j : j + 1], dense)
-        return dense
-    base = jnp.zeros((n, block), jnp.float32) if into is None else into
-    row = lax.broadcasted_iota(jnp.int32, (n, k), 0)
-    return base.at[row, index.astype(jnp.int32)].add(value, unique_indices=True, mode="promise_in_bounds")
+
+    def scattered(index: Array, value: Array) -> Array:
+        base = jnp.zeros((n, block), jnp.float32) if into is None else into
+        row = lax.broadcasted_iota(jnp.int32, (n, k), 0)
+        return base.at[row, index.astype(jnp.int32)].add(value, unique_indices=True, mode="promise_in_bounds")
+
+    if into is not None or k > COMPARED:
+        return scattered(index, value)
+    if k <= ROUNDS:
+        return placed_by_comparing(index, value, block)
+    return on_cpu(scattered, functools.partial(placed_by_comparing, block=block), index, value)
+
+
+def placed_by_comparing(index: Array, value: Array, block: int, axis: int = 1) -> Array:
+    """Returns :func:`place_in_rows` with the block along an axis, 0 or 1, by comparing every position with those of its row.
+
+    That fuses with whatever consumes the rows; a scatter would be a pass of its own.
+    """
+    position = lax.broadcasted_iota(jnp.int32, (index.shape[0], block) if axis else (block, index.shape[0]), axis)
+    dense = jnp.zeros(position.shape, jnp.float32)
+    for j in range(index.shape[1]):
+        here, entry = (jnp.expand_dims(a[:, j], axis) for a in (index, value))
+        dense = jnp.where(position == here.astype(jnp.int32), entry, dense)
+    return dense
 
 
 def mark_in_rows(index: Array, block: int) -> Array:
     """Returns boolean ``[rows, block]``, true at ``index`` (int32 ``[rows, k]``); a negative index marks nothing."""
     n, k = index.shape
-    if k <= ROUNDS:
+
+    def scattered(index: Array) -> Array:
+        row = lax.broadcasted_iota(jnp.int32, (n, k), 0)
+        # Out of bounds on the far side: a negative index would count from the end.
+        place = jnp.where(index < 0, block, index)
+        return jnp.zeros((n, block), bool).at[row, place].set(True, mode="drop")
+
+    def compared(index: Array) -> Array:
         position = lax.broadcasted_iota(jnp.int32, (n, block), 1)
         marks = jnp.zeros((n, block), bool)
         for j in range(k):
             marks = marks | (position == index[:, j : j + 1])
         return marks
-    row = lax.broadcasted_iota(jnp.int32, (n, k), 0)
-    # Out of bounds on the far side: a negative index would count from the end.
-    place = jnp.where(index < 0, block, index)
-    return jnp.zeros((n, block), bool).at[row, place].set(True, mode="drop")
+
+    if k > COMPARED:
+        return scattered(index)
+    return compared(index) if k <= ROUNDS else on_cpu(scattered, compared, index)
 
 
 def exact_top_of_rows(rows: Array, k: int) -> Array:

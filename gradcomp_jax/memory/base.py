@@ -9,11 +9,19 @@ from gradcomp_jax._typing import Array
 
 @dataclasses.dataclass(frozen=True)
 class Memory(abc.ABC):
-    """State kept as float32 rows like the gradient's, one value for each worker.
+    """State kept as rows like the gradient's, one value for each worker.
 
     Law: in every step, ``target == sent + kept``, where ``sent`` is the worker's own decoded payload and ``kept`` is
-    what the next target starts from.
+    what the next target starts from. In a dtype narrower than float32 ``kept`` is rounded without bias: see
+    :func:`gradcomp_jax.memory.residual`.
+
+    A memory computes in float32. Whoever holds its state between two steps, an exchange, narrows and widens it.
+
+    Attributes:
+        dtype: what its rows, and those of owners, are kept in: ``float32``, ``bfloat16``, ``int8`` or ``float8_e4m3fn``.
     """
+
+    dtype: str = dataclasses.field(default="float32", kw_only=True)
 
     @property
     def keeps(self) -> bool:

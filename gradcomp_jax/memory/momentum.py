@@ -8,10 +8,11 @@ import jax.numpy as jnp
 from gradcomp_jax import _checks
 from gradcomp_jax._typing import Array
 from gradcomp_jax.memory.base import Memory
+from gradcomp_jax.memory.narrow import memory_dtype
 
 
 class Momentum(NamedTuple):
-    """Attributes: ``velocity`` u and ``accumulated`` v, float32 ``[rows, block]``."""
+    """Attributes: ``velocity`` u and ``accumulated`` v, ``[rows, block]`` as the memory's dtype has them."""
 
     velocity: Any
     accumulated: Any
@@ -54,7 +55,9 @@ class MomentumCorrection(Memory):
         return Momentum(velocity, target - sent)
 
 
-def momentum_correction(momentum: Any = 0.9, *, nesterov: bool = False, masking: bool = True) -> MomentumCorrection:
+def momentum_correction(
+    momentum: Any = 0.9, *, nesterov: bool = False, masking: bool = True, dtype: Any = "float32"
+) -> MomentumCorrection:
     r"""Makes Deep Gradient Compression's memory: :math:`u = m u + g`, :math:`v = v + u`, send from v, keep the rest.
 
     With Nesterov momentum :math:`u = m (u + g)`, :math:`v = v + u + g`. Entries that are sent leave v, and with
@@ -65,12 +68,13 @@ def momentum_correction(momentum: Any = 0.9, *, nesterov: bool = False, masking:
         momentum: m, in [0, 1).
         nesterov: the look-ahead form.
         masking: momentum factor masking.
+        dtype: what u and v are kept in, as for :func:`residual`; each is rounded by draws of its own.
 
     Raises:
-        ValueError: for a momentum outside [0, 1).
+        ValueError: for a momentum outside [0, 1), or another dtype.
 
     References:
         Lin et al., 2018, https://arxiv.org/abs/1712.01887, sections 3.1 and 3.2.
     """
     _checks.below_one("momentum", momentum)
-    return MomentumCorrection(momentum, nesterov, masking)
+    return MomentumCorrection(momentum, nesterov, masking, dtype=memory_dtype(dtype))

@@ -6,6 +6,7 @@ from typing import Any
 from gradcomp_jax import _checks
 from gradcomp_jax._typing import Array
 from gradcomp_jax.memory.base import Memory, none
+from gradcomp_jax.memory.narrow import memory_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,20 +34,30 @@ class Residual(Memory):
         return target - sent
 
 
-def residual(*, decay: Any = 1.0) -> Residual:
+def residual(*, decay: Any = 1.0, dtype: Any = "float32") -> Residual:
     r"""Makes error feedback, :math:`p_t = g_t + \gamma e_t`, :math:`e_{t+1} = p_t - D(C(p_t))`, with :math:`e_0 = 0`.
 
     Args:
         decay: :math:`\gamma`. Below 1 the memory forgets on purpose; the conservation law holds for what it has not forgotten.
+        dtype: what the residual is kept in: ``float32``; ``bfloat16``, two bytes an entry; ``int8`` or ``float8_e4m3fn``, one
+            byte, and a float32 scale for every 128 to 1,024 entries. What owners keep is in it as well. Blocks of fewer than
+            16 entries, such as those of leaves that go dense, are bfloat16 for either.
+
+    A narrow residual is rounded stochastically: :math:`e_{t+1} = p_t - D(C(p_t)) + \rho_t`, where :math:`E[\rho_t] = 0` and
+    :math:`\rho_t` is less than one step of the dtype's grid at that entry, with a standard deviation :math:`\sigma` of at most
+    half a step. A step is 1/127 of the largest magnitude that shares the scale (int8), 1/8 (float8) or 1/128 (bfloat16) of the
+    power of two below the entry. So what is sent plus what is kept is what was seen in expectation, and off by at most
+    :math:`\sigma \sqrt t` after t steps in the mean square. To the nearest value, small gradients would never move a large
+    residual. A skipped step changes no bit.
 
     Raises:
-        ValueError: for a negative decay.
+        ValueError: for a negative decay, or another dtype.
 
     References:
         Seide et al., 2014 (Interspeech); Karimireddy et al., 2019, https://arxiv.org/abs/1901.09847.
     """
     _checks.at_least_zero("decay", decay)
-    return Residual(decay)
+    return Residual(decay, dtype=memory_dtype(dtype))
 
 
 @dataclasses.dataclass(frozen=True)

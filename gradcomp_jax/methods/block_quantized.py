@@ -1,10 +1,12 @@
 """Block-quantized averaging in two phases (Wang et al., 2023)."""
 
+from typing import Any
+
 import optax
 
-from gradcomp_jax import collectives, compressors, memory
+from gradcomp_jax import collectives, compressors
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.methods.registry import GATHERS, averaged, register
+from gradcomp_jax.methods.registry import GATHERS, averaged, feedback, register
 from gradcomp_jax.transforms import Mask
 
 
@@ -16,6 +18,7 @@ def block_quantized(
     block: int = 256,
     error_feedback: bool = True,
     collective: collectives.Collective | str = "two_phase",
+    memory_dtype: Any = "float32",
     mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Integers of 8 or 4 bits with a scale for each block, summed in float32 by owners: the sensible default.
@@ -32,14 +35,15 @@ def block_quantized(
         block: entries that share a float32 scale.
         error_feedback: keep what rounding takes; without, nothing is kept and nothing is stored.
         collective: see :func:`gradcomp_jax.exchange`.
+        memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
 
     Raises:
-        ValueError: for values out of range.
+        ValueError: for values out of range, and for a ``memory_dtype`` without error feedback.
 
     References:
         Wang et al., 2023, ZeRO++, https://arxiv.org/abs/2306.10209, section 3.3 (qgZ).
     """
     code = compressors.block_quantized(bits=bits, block=block)
-    kept = memory.residual() if error_feedback else memory.none()
+    kept = feedback(error_feedback, memory_dtype)
     return averaged(code, axis_name=axis_name, memory=kept, collective=collective, mask=mask)

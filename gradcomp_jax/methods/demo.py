@@ -12,7 +12,12 @@ from gradcomp_jax.transforms import Mask, exchange, rate_weighted
 
 
 @register(
-    kept="residual", momentum="inside", collectives=("all_gather", "two_phase"), paper="2411.19870", update="sign"
+    kept="residual",
+    momentum="inside",
+    collectives=("all_gather", "two_phase"),
+    paper="2411.19870",
+    update="sign",
+    caution="with `signed` the learning rate of a sign method",
 )
 def demo(
     *,
@@ -23,6 +28,7 @@ def demo(
     signed: bool = True,
     dtype: Any = "bfloat16",
     collective: collectives.Collective | str = "all_gather",
+    memory_dtype: Any = "float32",
     mask: Mask | None = None,
     average: Literal["workers", "senders"] = "workers",
     rate: Callable[[Any], Any] | None = None,
@@ -42,6 +48,7 @@ def demo(
         signed: the sign of the mean, as in the paper's optimizer.
         dtype: of values on the wire, bfloat16 or float32.
         collective: see :func:`gradcomp_jax.exchange`; the paper gathers.
+        memory_dtype: what the momentum is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
         average: of a frequency over all ``workers``, or over its ``senders`` as the official code has it. The latter breaks the
             law that updates and momenta add up to all gradients, so it is not the default.
@@ -63,7 +70,7 @@ def demo(
     frequencies = exchange(
         compressors.in_frequency(compressors.topk(density, block=block, dtype=dtype), average=average),
         axis_name=axis_name,
-        memory=memory.residual(decay=momentum),
+        memory=memory.residual(decay=momentum, dtype=memory_dtype),
         collective=chosen,
         mask=mask,
     )

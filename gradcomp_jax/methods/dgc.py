@@ -7,13 +7,19 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.methods.registry import SELECTS, register
+from gradcomp_jax.methods.registry import SELECTS, refuse_without_downlink, register
 from gradcomp_jax.transforms import Mask, Stages, by_tensor, exchange, local_clip, staged
 from gradcomp_jax.transforms.local import weight_decay as decay
 from gradcomp_jax.transforms.masks import gains
 
 
-@register(kept="momentum", momentum="inside", collectives=SELECTS, paper="1712.01887")
+@register(
+    kept="momentum",
+    momentum="inside",
+    collectives=SELECTS,
+    paper="1712.01887",
+    caution="give it a `warm_up` and a `clip_norm` where training starts with large, fast-changing gradients",
+)
 def dgc(
     *,
     axis_name: AxisName | None,
@@ -30,6 +36,7 @@ def dgc(
     dtype: Any = "bfloat16",
     exact: bool = False,
     collective: collectives.Collective | str = "auto",
+    memory_dtype: Any = "float32",
     mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Sends one entry in a thousand; momentum, clipping and weight decay happen on the worker, before that.
@@ -54,28 +61,37 @@ def dgc(
         block: entries among which the largest are chosen; 1024 by default, longer for densities that need it.
         downlink_density: fraction that the owners of a two-phase exchange send; by default half as many entries of a block
             again as a worker sends, rounded down. Where that is one entry, as with the default density, one more is 1.5 times
-            the bytes, and serves workers that disagree faster.
+            the bytes, and serves workers that disagree faster; without momentum correction it is sent, as by
+            :func:`gradcomp_jax.topk_sgd`.
         dtype: of values on the wire, bfloat16 or float32; of the dense leaves too.
         exact: the paper's selection, by sorting, as for :func:`gradcomp_jax.topk_sgd`.
         collective: see :func:`gradcomp_jax.exchange`. By default ``all_gather`` for two workers and ``two_phase`` for more,
             where a worker takes back, of an entry that its owner does not send, at most the smallest that it does, and the
             owner keeps the rest.
+        memory_dtype: what momentum and residual are kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions.
 
     Raises:
-        ValueError: for values out of range, and for a block with ``exact``.
+        ValueError: for values out of range, for a block with ``exact``, for a ``downlink_density`` without owners, and for
+            ``masking=False`` without the momentum that it would mask.
         TypeError: for a density that is traced.
 
     References:
         Lin et al., 2018, Deep Gradient Compression, https://arxiv.org/abs/1712.01887.
     """
     kept = (
-        memory.momentum_correction(momentum, nesterov=nesterov, masking=masking)
+        memory.momentum_correction(momentum, nesterov=nesterov, masking=masking, dtype=memory_dtype)
         if momentum_correction
-        else memory.residual()
+        else memory.residual(dtype=memory_dtype)
     )
+    if not masking and not momentum_correction:
+        raise ValueError(
+            "masking=False is of the momentum inside, and momentum_correction=False has none: leave masking out"
+        )
     if exact and block is not None:
         raise ValueError(f"exact=True takes whole tensors as blocks, got block={block}; leave one of them out")
+    if downlink_density is not None:
+        refuse_without_downlink("downlink_density", collectives.as_collective(collective))
     final = compressors.topk(density, block=block)
     # By the final density in every stage: which leaves have a memory must not change between them.
     chosen = gains(final, compressors.dense(dtype)) if mask is None else mask
@@ -87,7 +103,8 @@ def dgc(
         def largest(block: int) -> compressors.Compressor:
             code = compressors.topk(at, block=block, downlink_density=downlink, dtype=dtype, exact=exact)
             # One entry for one: what momentum has accumulated comes in its turn, and a second would be half of all bytes again.
-            return dataclasses.replace(code, k_downlink=1) if downlink is None and code.k == 1 else code
+            one_for_one = momentum_correction and downlink is None and code.k == 1
+            return dataclasses.replace(code, k_downlink=1) if one_for_one else code
 
         return exchange(
             by_tensor(largest, dense=compressors.dense(dtype)) if exact else largest(final.block),

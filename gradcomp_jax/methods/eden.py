@@ -4,9 +4,9 @@ from typing import Any
 
 import optax
 
-from gradcomp_jax import collectives, compressors, memory
+from gradcomp_jax import collectives, compressors
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.methods.registry import GATHERS, averaged, register
+from gradcomp_jax.methods.registry import GATHERS, averaged, feedback, register
 from gradcomp_jax.transforms import Mask
 
 
@@ -18,6 +18,7 @@ def eden(
     block: int = 1024,
     error_feedback: bool = False,
     collective: collectives.Collective | str = "auto",
+    memory_dtype: Any = "float32",
     mask: Mask | None = None,
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -37,15 +38,16 @@ def eden(
         block: entries that are rotated together, a power of two.
         error_feedback: keep what was not sent, or an unbiased code without memory.
         collective: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``all_gather`` and ``two_phase``.
+        memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
         key: seed (int) or typed JAX key of the rotations.
 
     Raises:
-        ValueError: for values out of range.
+        ValueError: for values out of range, and for a ``memory_dtype`` without error feedback.
 
     References:
         Vargaftik et al., 2021, DRIVE, https://arxiv.org/abs/2105.08339; 2022, EDEN, https://arxiv.org/abs/2108.08842.
     """
     code = compressors.rotated(bits, block=block, unbiased=not error_feedback)
-    kept = memory.residual() if error_feedback else memory.none()
+    kept = feedback(error_feedback, memory_dtype)
     return averaged(code, axis_name=axis_name, memory=kept, collective=collective, mask=mask, key=key)

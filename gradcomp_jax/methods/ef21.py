@@ -10,7 +10,13 @@ from gradcomp_jax.methods.registry import SELECTS, averaged, register
 from gradcomp_jax.transforms import Mask, running_sum
 
 
-@register(kept="estimate", momentum="after", collectives=SELECTS, paper="2106.05203")
+@register(
+    kept="estimate",
+    momentum="after",
+    collectives=SELECTS,
+    paper="2106.05203",
+    caution="it wants shorter steps than SGD",
+)
 def ef21(
     *,
     axis_name: AxisName | None,

@@ -1,5 +1,7 @@
 """EF-signSGD (Karimireddy et al., 2019)."""
 
+from typing import Any
+
 import optax
 
 from gradcomp_jax import collectives, compressors, memory
@@ -14,6 +16,7 @@ def ef_sign_sgd(
     axis_name: AxisName | None,
     block: int = 2048,
     collective: collectives.Collective | str = "two_phase",
+    memory_dtype: Any = "float32",
     mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Sends signs with their mean magnitude, and keeps the error: 1 bit on the uplink and on the downlink.
@@ -27,6 +30,7 @@ def ef_sign_sgd(
         axis_name: the axis to average over, or ``None`` for one worker.
         block: entries that share a magnitude. The paper takes a whole layer; a smaller block follows the gradient better.
         collective: see :func:`gradcomp_jax.exchange`.
+        memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
 
     Raises:
@@ -36,5 +40,5 @@ def ef_sign_sgd(
         Karimireddy et al., 2019, https://arxiv.org/abs/1901.09847, algorithm 1; Zheng et al., 2019,
         https://arxiv.org/abs/1905.10936 (blocks, and both directions).
     """
-    code, kept = compressors.sign("l1", block=block), memory.residual()
+    code, kept = compressors.sign("l1", block=block), memory.residual(dtype=memory_dtype)
     return averaged(code, axis_name=axis_name, memory=kept, collective=collective, mask=mask)

@@ -1,12 +1,12 @@
 """Eight-bit floating point."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import optax
 
-from gradcomp_jax import collectives, compressors, memory
+from gradcomp_jax import collectives, compressors
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.methods.registry import GATHERS, averaged, register
+from gradcomp_jax.methods.registry import GATHERS, averaged, feedback, register
 from gradcomp_jax.transforms import Mask
 
 
@@ -19,6 +19,7 @@ def fp8(
     scaled: bool = True,
     error_feedback: bool = True,
     collective: collectives.Collective | str = "auto",
+    memory_dtype: Any = "float32",
     mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Sends eight-bit floats as bytes, so that no backend widens them, and sums in float32.
@@ -33,14 +34,15 @@ def fp8(
         scaled: one float32 scale for each block; without, plain casts.
         error_feedback: keep what rounding takes.
         collective: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``all_gather`` and ``two_phase``.
+        memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
 
     Raises:
-        ValueError: for values out of range.
+        ValueError: for values out of range, and for a ``memory_dtype`` without error feedback.
 
     References:
         Micikevicius et al., 2022, https://arxiv.org/abs/2209.05433, section 3.
     """
     code = compressors.float8(format, block=block, scaled=scaled)
-    kept = memory.residual() if error_feedback else memory.none()
+    kept = feedback(error_feedback, memory_dtype)
     return averaged(code, axis_name=axis_name, memory=kept, collective=collective, mask=mask)

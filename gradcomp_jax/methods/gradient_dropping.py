@@ -10,7 +10,13 @@ from gradcomp_jax.methods.registry import SELECTS, averaged, register
 from gradcomp_jax.transforms import Mask
 
 
-@register(kept="residual", momentum="after", collectives=SELECTS, paper="1704.05021")
+@register(
+    kept="residual",
+    momentum="after",
+    collectives=SELECTS,
+    paper="1704.05021",
+    caution="a layer with small gradients waits long",
+)
 def gradient_dropping(
     *,
     axis_name: AxisName | None,
@@ -18,6 +24,7 @@ def gradient_dropping(
     block: int | None = None,
     dtype: Any = "bfloat16",
     collective: collectives.Collective | str = "auto",
+    memory_dtype: Any = "float32",
     mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Sends the largest entries of all tensors together; the rest is added to the next gradient.
@@ -37,6 +44,7 @@ def gradient_dropping(
         block: as for :func:`gradcomp_jax.topk_sgd`.
         dtype: of values on the wire, bfloat16 or float32.
         collective: as for :func:`gradcomp_jax.topk_sgd`.
+        memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
 
     Raises:
@@ -46,5 +54,5 @@ def gradient_dropping(
     References:
         Aji and Heafield, 2017, https://arxiv.org/abs/1704.05021, section 3.
     """
-    code, kept = compressors.topk(density, block=block, dtype=dtype), memory.residual()
+    code, kept = compressors.topk(density, block=block, dtype=dtype), memory.residual(dtype=memory_dtype)
     return averaged(code, axis_name=axis_name, memory=kept, collective=collective, mask=mask, view="tree")

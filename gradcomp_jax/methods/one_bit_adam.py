@@ -1,5 +1,7 @@
 """1-bit Adam (Tang et al., 2021)."""
 
+from typing import Any
+
 import optax
 
 from gradcomp_jax import collectives, compressors, memory
@@ -15,6 +17,7 @@ from gradcomp_jax.transforms import Mask, exchange, frozen_adam
     paper="2102.02888",
     update="direction",
     warm_up_steps=100,
+    caution="the warm-up is dense",
 )
 def one_bit_adam(
     *,
@@ -25,6 +28,7 @@ def one_bit_adam(
     eps: float = 1e-8,
     floor: float = 0.1,
     block: int = 2048,
+    memory_dtype: Any = "float32",
     mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Runs Adam, dense at first; then its variance freezes and its momentum crosses as signs.
@@ -44,6 +48,7 @@ def one_bit_adam(
         floor: least root of the frozen variance, as a fraction of its root mean square over the tensor. One rounding error is
             divided by every entry's own variance, and one that is far too small makes training diverge. The paper has none (0).
         block: entries that share a magnitude.
+        memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
 
     Raises:
@@ -55,7 +60,7 @@ def one_bit_adam(
     compressed = exchange(
         compressors.sign("l1", block=block),
         axis_name=axis_name,
-        memory=memory.residual(),
+        memory=memory.residual(dtype=memory_dtype),
         collective=collectives.TwoPhase("server"),
         mask=mask,
     )

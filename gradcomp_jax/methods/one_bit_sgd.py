@@ -1,7 +1,7 @@
 """1-bit SGD (Seide et al., 2014)."""
 
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import optax
 
@@ -16,8 +16,9 @@ def one_bit_sgd(
     *,
     axis_name: AxisName | None,
     granularity: Literal["column", "block"] = "column",
-    block: int = 512,
+    block: int | None = None,
     collective: collectives.Collective | str = "two_phase",
+    memory_dtype: Any = "float32",
     mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Signs, and for each column of a weight matrix the mean of its positive and of its negative entries.
@@ -33,25 +34,31 @@ def one_bit_sgd(
         axis_name: the axis to average over, or ``None`` for one worker.
         granularity: means for each ``column``, as in the paper, or for each ``block`` of a tensor, which costs no
             transposition and suits tensors with short columns.
-        block: entries of a block.
+        block: entries of a block, with ``granularity="block"``; 512 by default.
         collective: see :func:`gradcomp_jax.exchange`.
+        memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
 
     Raises:
-        ValueError: for values out of range.
+        ValueError: for values out of range, and for a block with ``granularity="column"``.
 
     References:
         Seide et al., 2014, 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training
         of Speech DNNs, Interspeech, sections 3.2 and 3.3.
     """
     _checks.one_of("granularity", granularity, ("column", "block"))
+    by_columns = granularity == "column"
+    if by_columns and block is not None:
+        raise ValueError(
+            f"granularity='column' takes whole columns as blocks, got block={block}; leave one of them out"
+        )
     dense = compressors.dense()
     means = functools.partial(compressors.sign, "means")
-    by_columns = granularity == "column"
+    entries = 512 if block is None else block
     return averaged(
-        by_column(lambda entries: means(block=entries), dense=dense) if by_columns else means(block=block),
+        by_column(lambda column: means(block=column), dense=dense) if by_columns else means(block=entries),
         axis_name=axis_name,
-        memory=memory.residual(),
+        memory=memory.residual(dtype=memory_dtype),
         collective=collective,
         mask=mask,
         view="columns" if by_columns else "rows",

@@ -18,6 +18,7 @@ def powersgd(
     rank: int = 4,
     matrix: Matrix | None = None,
     momentum: Any = None,
+    memory_dtype: Any = "float32",
     mask: Mask | None = None,
     seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -48,6 +49,7 @@ def powersgd(
             of dimensions; the first pattern found counts. Or a function ``matrix(path, leaf)`` that returns one of those or
             ``None``, the default. With ``batch`` alone the other dimensions are split as by default; vectors go dense.
         momentum: :math:`\lambda`, in [0, 1); ``None`` for none.
+        memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
         seed: of the first Q.
 
@@ -65,5 +67,7 @@ def powersgd(
     policy = by_matrix(
         lambda rows, columns: code(min(rank, rows, columns), (rows, columns)), dense=dense, matrix=matrix
     )
-    averaged = exchange(policy, axis_name=axis_name, memory=memory.residual(), mask=mask, dense_compressor=dense)
+    averaged = exchange(
+        policy, axis_name=axis_name, memory=memory.residual(dtype=memory_dtype), mask=mask, dense_compressor=dense
+    )
     return averaged if momentum is None else optax.chain(averaged, plus_trace(momentum))

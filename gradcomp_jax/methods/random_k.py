@@ -4,13 +4,19 @@ from typing import Any
 
 import optax
 
-from gradcomp_jax import collectives, compressors, memory
+from gradcomp_jax import collectives, compressors
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.methods.registry import SELECTS, averaged, register
+from gradcomp_jax.methods.registry import SELECTS, averaged, feedback, register
 from gradcomp_jax.transforms import Mask
 
 
-@register(kept="residual", momentum="after", collectives=SELECTS, paper="1809.07599")
+@register(
+    kept="residual",
+    momentum="after",
+    collectives=SELECTS,
+    paper="1809.07599",
+    caution="the learning rate must be smaller than SGD's, or training may diverge",
+)
 def random_k(
     *,
     axis_name: AxisName | None,
@@ -19,6 +25,7 @@ def random_k(
     error_feedback: bool = True,
     dtype: Any = "bfloat16",
     collective: collectives.Collective | str = "auto",
+    memory_dtype: Any = "float32",
     mask: Mask | None = None,
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -36,16 +43,17 @@ def random_k(
         error_feedback: keep what was not sent, or rescale what is.
         dtype: of values on the wire, bfloat16 or float32.
         collective: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``all_gather`` and ``two_phase``.
+        memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
         key: seed (int) or typed JAX key of the positions.
 
     Raises:
-        ValueError: for values out of range.
+        ValueError: for values out of range, and for a ``memory_dtype`` without error feedback.
         TypeError: for a density that is traced.
 
     References:
         Stich et al., 2018, https://arxiv.org/abs/1809.07599, section 2.
     """
     code = compressors.random_k(density, block=block, rescale=not error_feedback, dtype=dtype)
-    kept = memory.residual() if error_feedback else memory.none()
+    kept = feedback(error_feedback, memory_dtype)
     return averaged(code, axis_name=axis_name, memory=kept, collective=collective, mask=mask, key=key)

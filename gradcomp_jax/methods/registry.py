@@ -2,18 +2,20 @@
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _checks, _markdown
-from gradcomp_jax.collectives import Collective, as_collective
+from gradcomp_jax import _checks, _markdown, memory
+from gradcomp_jax.collectives import AllGather, AllReduce, Collective, RecursiveDoubling, as_collective
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.methods.traffic import traffic_of
-from gradcomp_jax.transforms import Policy, exchange
+from gradcomp_jax.transforms import ExchangeState, Policy, exchange
+from gradcomp_jax.transforms.made_by import made_by
 
 Kept = Literal["nothing", "residual", "momentum", "estimate"]
 Make = TypeVar("Make", bound=Callable[..., optax.GradientTransformationExtraArgs])
@@ -37,6 +39,8 @@ class Method:
         biased: whether the update's expectation is not the mean gradient, clipping, saturation and the rounding of a cast to
             bfloat16 aside.
         options: what it must be given, or is best seen with.
+        caution: of a method that does not train as SGD does with everything as it was, what its page says of that; empty for
+            the others. Whatever ranks methods by speed has to show it.
     """
 
     make: Callable[..., optax.GradientTransformationExtraArgs]
@@ -47,6 +51,7 @@ class Method:
     update: Update = "mean"
     biased: bool = True
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    caution: str = ""
 
     def build(self, *, axis_name: Any, **options: Any) -> optax.GradientTransformationExtraArgs:
         """Returns the transformation, with :attr:`options` unless others are given."""
@@ -69,18 +74,47 @@ def register(
     update: Update = "mean",
     biased: bool = True,
     name: str | None = None,
+    caution: str = "",
     **options: Any,
 ) -> Callable[[Make], Make]:
     """Makes a decorator that registers a function as a method, under its own name or another one.
 
-    The arguments are those of :class:`Method`; ``options`` are what the function is given by default.
+    The arguments are those of :class:`Method`; ``options`` are what the function is given by default. The states of its
+    exchanges say what made them.
     """
 
-    def registered(make: Make) -> Make:
-        METHODS[name or make.__name__] = Method(make, kept, momentum, collectives, paper, update, biased, options)
+    def registered(function: Make) -> Make:
+        make = _signed(function)
+        METHODS[name or make.__name__] = Method(
+            make, kept, momentum, collectives, paper, update, biased, options, caution
+        )
         return make
 
     return registered
+
+
+def _signed(make: Make) -> Make:
+    """A method whose name and options are in the state of every exchange of it; one that is registered twice is signed once."""
+    if hasattr(make, "__wrapped__"):
+        return make
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def signed(*args: Any, **options: Any) -> optax.GradientTransformationExtraArgs:
+        tx = make(*args, **options)
+        given = signature.bind(*args, **options)
+        given.apply_defaults()
+        maker = made_by(make.__name__, given.arguments)
+
+        def sign(node: Any) -> Any:
+            return dataclasses.replace(node, made_by=maker) if is_exchange(node) else node
+
+        return tx._replace(init=lambda params: jax.tree.map(sign, tx.init(params), is_leaf=is_exchange))
+
+    def is_exchange(node: Any) -> bool:
+        return isinstance(node, ExchangeState)
+
+    return cast(Make, signed)
 
 
 def averaged(
@@ -88,6 +122,34 @@ def averaged(
 ) -> optax.GradientTransformationExtraArgs:
     """Returns :func:`gradcomp_jax.exchange` as methods have it: what ``auto`` chooses may lose something on the downlink."""
     return exchange(compressor, collective=as_collective(collective, lossy_downlink=True), **options)
+
+
+def feedback(error_feedback: bool, memory_dtype: Any) -> memory.Memory:
+    """Returns the memory of a method that may do without.
+
+    Raises:
+        ValueError: for another dtype than a memory may have, or one without a memory.
+    """
+    kept = memory.residual(dtype=memory_dtype)
+    if not error_feedback and kept.dtype != "float32":
+        raise ValueError(
+            f"memory_dtype={kept.dtype!r} is of what error feedback keeps, and error_feedback=False keeps nothing: leave"
+            " memory_dtype out"
+        )
+    return kept if error_feedback else memory.none()
+
+
+def refuse_without_downlink(option: str, collective: Collective) -> None:
+    """Refuses an option of the downlink where nothing comes back: every worker decodes what all have sent.
+
+    Raises:
+        ValueError: naming the option and the collective.
+    """
+    if isinstance(collective, (AllGather, AllReduce, RecursiveDoubling)):
+        raise ValueError(
+            f"{option} is about what owners send, and {type(collective).__name__} has no owners: leave it out, or take"
+            " collective='two_phase'"
+        )
 
 
 def command_name(name: str) -> str:
@@ -105,6 +167,7 @@ class Row:
         downlink: bits for each entry that come back as the mean; 0 where payloads are gathered and nothing comes back.
         sent: bits for each entry that one worker sends in all, as :func:`gradcomp_jax.wire_bytes` counts.
         state: bytes of state for each parameter on each worker.
+        narrow_state: the same with memories in int8; ``None`` where there are none that can be.
         biased, momentum, collectives, paper: see :class:`Method`.
     """
 
@@ -113,6 +176,7 @@ class Row:
     downlink: float
     sent: float
     state: float
+    narrow_state: float | None
     biased: bool
     momentum: Momentum
     collectives: tuple[str, ...]
@@ -137,7 +201,11 @@ def table(*, workers: int = 8, shape: tuple[int, int] = (4096, 1024)) -> list[Ro
 @functools.cache
 def _row(name: str, workers: int, shape: tuple[int, int]) -> Row:
     method, size, axis = METHODS[name], shape[0] * shape[1], "workers"
-    traffic = traffic_of(method.build(axis_name=axis), jax.ShapeDtypeStruct(shape, jnp.float32), {axis: workers})
+    params, along = jax.ShapeDtypeStruct(shape, jnp.float32), {axis: workers}
+    traffic = traffic_of(method.build(axis_name=axis), params, along)
+    narrow = None
+    if method.kept in ("residual", "momentum") and "memory_dtype" in inspect.signature(method.make).parameters:
+        narrow = traffic_of(method.build(axis_name=axis, memory_dtype="int8"), params, along).state / size
     put_in = {collective.kind: collective.operand for collective in traffic.collectives}
     summed, gathered = put_in.get("all-reduce", 0), put_in.get("all-gather", 0)
     uplink = put_in.get("all-to-all", 0) + put_in.get("collective-permute", 0)
@@ -149,6 +217,7 @@ def _row(name: str, workers: int, shape: tuple[int, int]) -> Row:
         downlink=8 * (downlink + summed) / size,
         sent=8 * traffic.sent / size,
         state=traffic.state / size,
+        narrow_state=narrow,
         biased=method.biased,
         momentum=method.momentum,
         collectives=method.collectives,
@@ -162,7 +231,7 @@ def header(workers: int) -> tuple[str, ...]:
         "method",
         "bits uplink / downlink",
         f"sent, N = {workers}",
-        "state",
+        "state / int8",
         "biased",
         "momentum",
         "collectives",
@@ -185,13 +254,19 @@ def cells(row: Row) -> tuple[str, ...]:
         f"`gc.{method.make.__name__}({options})`",
         f"{_bits(row.uplink)} / {downlink}",
         _bits(row.sent),
-        # Counters of steps are a few bytes in all.
-        f"{row.state:.3g} B" if row.state > 1e-3 else "0",
+        _bytes(row),
         "yes" if row.biased else "no",
         row.momentum,
         ", ".join(row.collectives),
         link,
     )
+
+
+def _bytes(row: Row) -> str:
+    if row.state <= 1e-3:
+        # Counters of steps are a few bytes in all.
+        return "0"
+    return f"{row.state:.3g} B" if row.narrow_state is None else f"{row.state:.3g} / {row.narrow_state:.2g} B"
 
 
 def _bits(bits: float) -> str:

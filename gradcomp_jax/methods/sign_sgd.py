@@ -10,7 +10,14 @@ from gradcomp_jax.methods.registry import GATHERS, averaged, register
 from gradcomp_jax.transforms import Mask
 
 
-@register(kept="nothing", momentum="after", collectives=GATHERS, paper="1802.04434", update="sign")
+@register(
+    kept="nothing",
+    momentum="after",
+    collectives=GATHERS,
+    paper="1802.04434",
+    update="sign",
+    caution="the learning rate alone decides how far a step goes: it must be about a tenth to a hundredth of SGD's",
+)
 def sign_sgd(
     *,
     axis_name: AxisName | None,

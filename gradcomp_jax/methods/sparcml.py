@@ -21,6 +21,7 @@ def sparcml(
     algorithm: Literal["split", "recursive_doubling"] = "split",
     downlink: Literal["exact", "int8", "int4", "int2"] = "exact",
     dtype: Any = "float32",
+    memory_dtype: Any = "float32",
     mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Sums top-k streams exactly, sparse as long as that is less.
@@ -40,6 +41,7 @@ def sparcml(
             power of two).
         downlink: of ``split``: ``exact``, or blocks of integers, whose rounding stays with the owner.
         dtype: of the values that workers send, float32 or bfloat16.
+        memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
 
     Raises:
@@ -62,7 +64,7 @@ def sparcml(
     return exchange(
         code,
         axis_name=axis_name,
-        memory=memory.residual(),
+        memory=memory.residual(dtype=memory_dtype),
         collective=collectives.RecursiveDoubling() if algorithm == "recursive_doubling" else collectives.TwoPhase(),
         mask=mask,
     )

@@ -7,7 +7,7 @@ import optax
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
 from gradcomp_jax.kernels.random import Generator
-from gradcomp_jax.methods.registry import GATHERS, register
+from gradcomp_jax.methods.registry import GATHERS, refuse_without_downlink, register
 from gradcomp_jax.transforms import Mask, exchange
 
 
@@ -42,7 +42,7 @@ def terngrad(
         bucket_size: entries of a bucket.
         share_scale: workers agree on the largest scale; ``exact`` needs it.
         downlink: what owners send, ``exact`` or ``ternary``.
-        collective: see :func:`gradcomp_jax.exchange`; ``"sum"`` adds int8 values in an all-reduce, for at most 127 workers.
+        collective: see :func:`gradcomp_jax.exchange`; ``"all_reduce"`` adds int8 values, for at most 127 workers.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
         generator: random numbers, ``hash`` or ``threefry``.
         key: seed (int) or typed JAX key.
@@ -54,6 +54,8 @@ def terngrad(
         Wen et al., 2017, TernGrad, https://arxiv.org/abs/1705.07878.
     """
     resolved = collectives.as_collective(collective, lossy_downlink=downlink == "ternary")
+    if downlink == "ternary" and share_scale:
+        refuse_without_downlink("downlink='ternary'", resolved)
     code = compressors.ternary(
         bucket_size=bucket_size,
         clip=clip,

@@ -6,11 +6,17 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.methods.registry import SELECTS, averaged, register
+from gradcomp_jax.methods.registry import SELECTS, averaged, refuse_without_downlink, register
 from gradcomp_jax.transforms import Mask, Policy, by_tensor
 
 
-@register(kept="residual", momentum="after", collectives=SELECTS, paper="1809.07599")
+@register(
+    kept="residual",
+    momentum="after",
+    collectives=SELECTS,
+    paper="1809.07599",
+    caution="the first steps send little of the gradient: start denser",
+)
 def topk_sgd(
     *,
     axis_name: AxisName | None,
@@ -20,6 +26,7 @@ def topk_sgd(
     dtype: Any = "bfloat16",
     exact: bool = False,
     collective: collectives.Collective | str = "auto",
+    memory_dtype: Any = "float32",
     mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Sends the largest entries of every block of every tensor; the rest is added to the next gradient.
@@ -38,10 +45,11 @@ def topk_sgd(
             out of a longer one, in place of ``block``. Many times slower; a tensor is one row, so gather it.
         collective: see :func:`gradcomp_jax.exchange`. By default ``all_gather`` for two workers and ``two_phase`` for more,
             where owners keep what they do not send in a residual of their own.
+        memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
 
     Raises:
-        ValueError: for values out of range, and for a block with ``exact``.
+        ValueError: for values out of range, for a block with ``exact``, and for a ``downlink_density`` without owners.
         TypeError: for a density that is traced.
 
     References:
@@ -50,8 +58,12 @@ def topk_sgd(
     """
     if exact and block is not None:
         raise ValueError(f"exact=True takes whole tensors as blocks, got block={block}; leave one of them out")
+    if downlink_density is not None:
+        refuse_without_downlink("downlink_density", collectives.as_collective(collective))
     options = {"downlink_density": downlink_density, "dtype": dtype, "exact": exact}
     code: compressors.Compressor | Policy = compressors.topk(density, block=block, **options)
     if exact:
         code = by_tensor(lambda size: compressors.topk(density, block=size, **options), dense=compressors.dense())
-    return averaged(code, axis_name=axis_name, memory=memory.residual(), collective=collective, mask=mask)
+    return averaged(
+        code, axis_name=axis_name, memory=memory.residual(dtype=memory_dtype), collective=collective, mask=mask
+    )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gradcomp_jax import _checks
+from gradcomp_jax._files import write_whole
 from gradcomp_jax._typing import Array
 from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.planning.fitting import Fit, Point, fit
@@ -54,8 +56,12 @@ class Calibration:
         return fitted.seconds(sent)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes it as JSON."""
-        pathlib.Path(path).write_text(json.dumps(self.as_dict(), indent=1) + "\n")
+        """Writes it as JSON.
+
+        Raises:
+            OSError: where it cannot be written; a file that was there stays as it was.
+        """
+        write_whole(path, json.dumps(self.as_dict(), indent=1) + "\n")
 
     def as_dict(self) -> dict[str, Any]:
         """Returns what JSON can hold. The errors of the lines are there to be read, and are not read back."""
@@ -79,17 +85,17 @@ class Calibration:
         """Reads what :meth:`as_dict` returned.
 
         Raises:
-            ValueError: for what is no calibration.
+            ValueError: for what is no calibration: another key, a text, or a number that no measurement gives.
         """
         try:
-            fits = {
-                kind: Fit(one["alpha_s"], one["beta_s_per_byte"], tuple(Point(*p) for p in one["points"]))
-                for kind, one in kept["fits"].items()
-            }
-            device = Device(**kept["device"]) if kept.get("device") else None
-            return cls(_checks.positive_int("workers", kept["workers"]), fits, device)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"this is no calibration ({error!r}): make one with calibrate(mesh).save(path)") from error
+            return cls(
+                _checks.positive_int("workers", kept["workers"]),
+                {_checks.one_of("kind", kind, KINDS): _read_fit(kind, one) for kind, one in kept["fits"].items()},
+                _read_device(kept["device"]) if kept.get("device") else None,
+            )
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+            what = f"{error} is missing" if isinstance(error, KeyError) else error
+            raise ValueError(f"this is no calibration ({what}): make one with calibrate(mesh).save(path)") from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Calibration":
@@ -101,9 +107,36 @@ class Calibration:
         """
         try:
             kept = json.loads(pathlib.Path(path).read_text())
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{os.fspath(path)} is no JSON: {error}") from error
         return cls.from_dict(kept)
+
+
+def _read_fit(kind: str, kept: Mapping[str, Any]) -> Fit:
+    if any(len(point) != len(Point._fields) for point in kept["points"]):
+        raise ValueError(f"a point of {kind} must be four numbers: {', '.join(Point._fields)}")
+    points = tuple(Point(*(_number(f"a point of {kind}", number) for number in point)) for point in kept["points"])
+    if not points or any(one.sent >= other.sent for one, other in itertools.pairwise(points)):
+        raise ValueError(f"the points of {kind} must be of sizes that rise, at least one")
+    if not all(point.sent > 0 and point.seconds > 0 for point in points):
+        raise ValueError(f"the bytes and the seconds of {kind} must be above 0")
+    alpha, beta = (_number(f"{name} of {kind}", kept[name]) for name in ("alpha_s", "beta_s_per_byte"))
+    return Fit(alpha, beta, points)
+
+
+def _read_device(kept: Mapping[str, Any]) -> Device:
+    copies = {
+        _checks.one_of("method", name, METHODS): _number(f"copies of {name}", number)
+        for name, number in kept["copies"].items()
+    }
+    return Device(_number("copy_rate", kept["copy_rate"]), copies)
+
+
+def _number(name: str, value: Any) -> float:
+    """Returns a number that may be measured. Of Python's numbers a truth value is one, and of JSON's NaN."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{name} must be a number of at least 0, got {value!r}")
+    return float(value)
 
 
 def calibrate(

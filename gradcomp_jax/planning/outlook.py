@@ -60,12 +60,13 @@ class Outlook:
         return self._curves(clusters, rates)
 
     def _curves(self, clusters: Sequence[Cluster], at: Sequence[Any]) -> Curves:
-        others = [p.method for p in self.verdict.ranking if p.method not in BASELINES]
+        ranked = [p.method for p in self.verdict.ranking]
+        others = [name for name in ranked if name not in BASELINES]
         found = {
             name: tuple(
                 speed_up(predict(self.workload, one, name, device=self.device), one.workers) for one in clusters
             )
-            for name in [*BASELINES, *others[:_SHOWN]]
+            for name in [*(b for b in BASELINES if b in ranked), *others[:_SHOWN]]
         }
         return tuple(at), found
 
@@ -87,6 +88,7 @@ class Outlook:
             "compress": self.verdict.compress,
             "method": self.verdict.method,
             "gain": self.verdict.gain,
+            "skipped": dict(self.verdict.skipped),
             "predictions": [
                 {
                     **dataclasses.asdict(p),
@@ -128,6 +130,9 @@ def outlook(
     verdict = should_compress(workload, cluster, methods=methods, device=device, calibration=calibration)
     speed = device or (calibration.device if calibration else None)
     others = [p.method for p in verdict.ranking if p.method not in BASELINES]
+    if not others:
+        reasons = "; ".join(f"{name}: {why}" for name, why in verdict.skipped.items())
+        raise ValueError(f"there is no prediction of any method but {' and '.join(BASELINES)}: {reasons}")
     even = break_evens(workload, cluster, others, device=speed)
     return Outlook(workload, cluster, verdict, even, speed)
 

@@ -88,7 +88,8 @@ def accumulate(
         full = batches >= (every(state.step) if callable(every) else every)
         now = True if every == 1 else full
         moved, inner_state, total = when(now, go, (None, state.inner, total), total, state.inner)
-        done = jnp.asarray(now).astype(jnp.int32)
-        return moved, AccumulateState(batches * (1 - done), state.step + done, total, inner_state)
+        # A schedule of batches sees what optax's own schedules do.
+        step = jnp.where(now, optax.safe_increment(state.step), state.step)
+        return moved, AccumulateState(jnp.where(now, 0, batches), step, total, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -14,6 +14,7 @@ from gradcomp_jax.compressors.base import largest_of
 from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import each_nth, when
+from gradcomp_jax.transforms.counters import count_on
 from gradcomp_jax.transforms.policies import path_name
 
 
@@ -118,7 +119,7 @@ def delayed_average(
     def update(updates: PyTree, state: DelayedState, params: PyTree | None = None, **extra: Any) -> Any:
         if synchronous:
             means, inner = exchange.update(updates, state.method, params, **extra)
-            return means, dataclasses.replace(state, step=state.step + 1, method=inner)
+            return means, dataclasses.replace(state, step=count_on(state.step), method=inner)
         if compensate and params is not None:
             nonfinite.need_replicas(params, axis_name, "delayed_average with compensation")
         # Sums of ``every`` gradients are sent, and must not be too large for the exchange.
@@ -135,7 +136,8 @@ def delayed_average(
         lands = (state.step >= delay) & each_nth(state.step - delay, every) if every > 1 else True
         correction, inner = when(lands, land, (None, state.method), sums, state.method)
         total = jax.tree.map(jnp.add, own, correction) if compensate else correction
-        new = DelayedState(state.step + 1, nonfinite.count(state.dropped, ok), flying, inner, delay, every)
+        step = count_on(state.step, cycle=every * slots)
+        new = DelayedState(step, nonfinite.count(state.dropped, ok), flying, inner, delay, every)
         # With compensation what is taken back later must be what was added now: float32, as the sums are.
         return total if compensate else nonfinite.like(total, updates), new
 

@@ -49,7 +49,6 @@ def sparse_loco(
     parts: int = 1,
     collective: Any = "all_gather",
     mask: Any = None,
-    key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Makes :func:`outer_average` of each chunk's largest entries, in two bits, with error feedback for momentum.
 
@@ -65,7 +64,6 @@ def sparse_loco(
         parts: of the tree, with outer steps at different times.
         collective: how payloads cross; the paper gathers them.
         mask: what is sparse, see :func:`gradcomp_jax.exchange`.
-        key: seed of what is random.
 
     References:
         Sarfi et al., 2025, SparseLoCo, https://arxiv.org/abs/2508.15706, algorithm 1 and section 4.
@@ -76,6 +74,5 @@ def sparse_loco(
         memory=residual(decay=decay),
         collective=collective,
         mask=mask,
-        key=key,
     )
     return outer_average(method, optax.sgd(learning_rate), axis_name=axis_name, every=every, parts=parts)

@@ -12,6 +12,7 @@ from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import when
 from gradcomp_jax.transforms.context import with_context
+from gradcomp_jax.transforms.counters import count_on
 
 
 @jax.tree_util.register_dataclass
@@ -101,7 +102,7 @@ def elastic_average(
         now = True if every == 1 else state.step % every == 0
         operands = (own, state.centre, state.method)
         own, centre, inner = when(now, pull, operands, *operands)
-        new = ElasticState(state.step + 1, nonfinite.count(state.dropped, ok), every, centre, inner)
+        new = ElasticState(count_on(state.step, cycle=every), nonfinite.count(state.dropped, ok), every, centre, inner)
         return nonfinite.like(own, updates), new
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -13,7 +13,11 @@ import jax.numpy as jnp
 from gradcomp_jax import _compat, kernels
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.compressors.base import LARGEST
-from gradcomp_jax.per_device import PerDevice
+from gradcomp_jax.per_device import PerDevice, nodes_within
+from gradcomp_jax.transforms.counters import count_on
+
+FARTHEST = 2.0**64
+"""How large a replica's parameter may become: differences of such numbers, their sums and squares can be exchanged."""
 
 
 @jax.tree_util.register_dataclass
@@ -23,7 +27,8 @@ class ReplicaState:
 
     Attributes:
         step: int32 scalar, updates seen.
-        dropped: ``PerDevice`` int32 ``[1]``, how many of this replica's updates were not finite and are left out.
+        dropped: ``PerDevice`` int32 ``[1]``, how many of this replica's updates were not finite, or led beyond
+            :data:`FARTHEST`, and are left out.
         every: steps from one exchange to the next, as configured.
     """
 
@@ -44,10 +49,37 @@ def all_finite(tree: PyTree, largest: float = LARGEST) -> Array:
 
 
 def steady(updates: PyTree, params: PyTree) -> tuple[PyTree, Array]:
-    """Updates in float32, zeros throughout if they or where they lead are not finite; and whether they are."""
+    """Updates in float32, zeros throughout if they or where they lead are not finite or too far; and whether they are taken.
+
+    An exchange skips what is too large for its sums, and a replica so far off would never be brought back.
+    """
     led = jax.tree.map(lambda p, u: jnp.asarray(p).astype(jnp.float32) + u.astype(jnp.float32), params, updates)
-    ok = all_finite(led)
+    ok = all_finite(led, FARTHEST)
     return jax.tree.map(lambda u: jnp.where(ok, u.astype(jnp.float32), 0.0), updates), ok
+
+
+def restored(new: PyTree, old: PyTree, marked: tuple[type, ...]) -> PyTree:
+    """Returns a replica's optimizer state, or the one before where its update was left out or the state is not finite.
+
+    A NaN in a momentum or a second moment would stay there, and every later update of that replica would be left out; so would
+    those of a momentum that leads too far.
+
+    Args:
+        new: the state after an update.
+        old: the state before it.
+        marked: types of nodes that see to themselves: they are passed through.
+    """
+
+    def is_marked(node: object) -> bool:
+        return isinstance(node, marked)
+
+    after, treedef = jax.tree.flatten(new, is_leaf=is_marked)
+    pairs = list(zip(after, jax.tree.leaves(old, is_leaf=is_marked), strict=True))
+    spoilt = [jnp.any(~jnp.isfinite(a) & jnp.isfinite(b)) for a, b in pairs if not is_marked(a) and a.size]
+    counts = [[n.dropped.value[0] for n in nodes_within(s, lambda n: isinstance(n, ReplicaState))] for s in (new, old)]
+    left_out = [a != b for a, b in zip(*counts, strict=True)]
+    bad = jnp.stack([jnp.array(False), *left_out, *spoilt]).any()
+    return jax.tree.unflatten(treedef, [a if is_marked(a) else jnp.where(bad, b, a) for a, b in pairs])
 
 
 def counter(axis_name: AxisName | None) -> PerDevice:
@@ -57,12 +89,18 @@ def counter(axis_name: AxisName | None) -> PerDevice:
 
 def count(before: PerDevice, ok: Array) -> PerDevice:
     """Adds one where not ok."""
-    return PerDevice(before.value + jnp.where(ok, 0, 1).astype(jnp.int32), 1)
+    return PerDevice(jnp.where(ok, before.value, count_on(before.value)), 1)
+
+
+def dropped(state: PyTree) -> Array:
+    """Returns how many of one replica's updates were left out, by all methods in its state: int32 scalar."""
+    counts = [node.dropped.value[0] for node in nodes_within(state, lambda node: hasattr(node, "dropped"))]
+    return sum(counts, jnp.zeros((), jnp.int32))
 
 
 def like(tree: PyTree, example: PyTree) -> PyTree:
-    """Casts a tree to the dtypes of another one."""
-    return jax.tree.map(lambda x, e: x.astype(jnp.asarray(e).dtype), tree, example)
+    """Casts a tree to the dtypes of another one, and no number beyond their range."""
+    return jax.tree.map(lambda x, e: kernels.narrowed(x, jnp.asarray(e).dtype), tree, example)
 
 
 def need_replicas(params: Any, axis_name: AxisName | None, name: str) -> None:

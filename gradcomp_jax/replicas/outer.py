@@ -12,6 +12,7 @@ from gradcomp_jax import _checks, _compat
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import each_nth, when
+from gradcomp_jax.transforms.counters import count_on
 
 
 @jax.tree_util.register_dataclass
@@ -124,7 +125,7 @@ def outer_average(
             for i, u, c in zip(members, jax.tree.leaves(moved), jax.tree.leaves(centre), strict=True):
                 own_leaves[i], centre_leaves[i] = u, c
         dropped, centre = nonfinite.count(state.dropped, ok), jax.tree.unflatten(treedef, centre_leaves)
-        new = OuterState(state.step + 1, dropped, every, centre, tuple(outers), tuple(methods))
+        new = OuterState(count_on(state.step, cycle=every), dropped, every, centre, tuple(outers), tuple(methods))
         return nonfinite.like(jax.tree.unflatten(treedef, own_leaves), updates), new
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -142,7 +143,7 @@ def cut(tree: PyTree, parts: int) -> list[list[int]]:
         ValueError: if there are fewer leaves than parts.
     """
     sizes = [jnp.size(leaf) for leaf in jax.tree.leaves(tree)]
-    if len(sizes) < parts:
+    if len(sizes) < parts and parts > 1:
         raise ValueError(f"a tree of {len(sizes)} tensors cannot be cut into parts={parts}: give at most {len(sizes)}")
     total, seen = sum(sizes), 0
     result: list[list[int]] = [[] for _ in range(parts)]
@@ -152,7 +153,7 @@ def cut(tree: PyTree, parts: int) -> list[list[int]]:
         begun = next((j for j in reversed(range(parts)) if result[j]), 0)
         least = parts - (len(sizes) - i)
         first = begun if not result[begun] else begun + 1
-        result[max(min(middle, first), least, begun)].append(i)
+        result[max(min(middle, first, parts - 1), least, begun)].append(i)
         seen += size
     return result
 

@@ -1,24 +1,32 @@
 """Checkpoints through Orbax: bit for bit, residuals included, onto any number of workers."""
 
 import contextlib
-import hashlib
-import json
+import gc
+import logging
 import os
 import pathlib
+import sys
+import time
+import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.tree_util import tree_leaves_with_path
 
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.per_device import is_per_device, nodes_of
-from gradcomp_jax.training.resize import resize_workers
+from gradcomp_jax.training import checkpoint_files
+from gradcomp_jax.training.checkpoint_record import checkpoint_metadata, compare_makers, read_record, refuse_damaged
+from gradcomp_jax.training.refusals import refuse_donated
+from gradcomp_jax.training.resize import lies_stacked, resize_workers
 from gradcomp_jax.transforms.policies import path_name
 
-_DIGESTS = "sha256.json"
-"""Of a checkpoint's files: a bit that flips on a disk is found before it is trained on."""
+_LATE_S = 0.1
+"""How long what was under way is waited for after one read or write has failed."""
 
 
 class DamagedCheckpointError(ValueError):
@@ -29,87 +37,208 @@ def save_checkpoint(directory: str | os.PathLike[str], state: PyTree, *, overwri
     """Writes a state (any tree of arrays) to a new directory, and waits until it is on disk.
 
     The directory appears under its name when everything is in it: a process that is killed while it saves leaves earlier
-    checkpoints as they are. With several processes of ``jax.distributed`` all of them call this with one directory that
-    all of them see; each writes what its devices hold. The first process then reads the files once and writes their
-    SHA-256 digests beside them, for :func:`restore_checkpoint` to compare.
+    checkpoints as they are, and with ``overwrite`` either the earlier one or the new one. With several processes of
+    ``jax.distributed`` all of them call this with one directory that all of them see; each writes what its devices hold. The
+    checkpoint says which methods made the state, and has a digest of every shard, for :func:`restore_checkpoint` to compare
+    (:func:`gradcomp_jax.checkpoint_metadata`). To save in the background, or to keep the last few, see :doc:`checkpoints`.
 
     Args:
         directory: must not exist yet unless ``overwrite``.
         state: global arrays, such as a :class:`TrainState` from ``init_state`` or a train step.
-        overwrite: replaces an earlier checkpoint of the same name.
+        overwrite: replaces an earlier checkpoint of the same name. The new one is written beside it first, with
+            ``.gradcomp-new`` after its name.
+
+    Raises:
+        ValueError: if the directory exists and ``overwrite`` is not set, or it is not a checkpoint; if per-device state has
+            another value on every device and a sharding that says they are one; if a step has taken the state's memory.
     """
     import orbax.checkpoint as ocp
 
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(path := os.path.abspath(directory), state, force=overwrite)
-    _write_digests(pathlib.Path(path))
+    refuse_donated(state)
+    state = _without_empty(state)
+    _refuse_lost(state)
+    path = pathlib.Path(os.path.abspath(directory))
+    place = checkpoint_files.place_for(path, overwrite=overwrite)
+    with _without_echoes(), ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(place, state, custom_metadata=checkpoint_metadata(state))
+    if place != path:
+        checkpoint_files.replace(path, place)
 
 
-def restore_checkpoint(directory: str | os.PathLike[str], like: PyTree) -> PyTree:
+def restore_checkpoint(directory: str | os.PathLike[str], like: PyTree, *, check_method: bool = True) -> PyTree:
     """Reads a state into the structure, dtypes and shardings of ``like``.
+
+    What the checkpoint says of itself is compared: that the same methods made it and ``like``, and that every array is, bit
+    for bit, what was saved. An option that may differ from one run to the next (a density, a momentum, a seed, a dtype on the
+    wire) is named in a warning where it does. A checkpoint that says nothing of itself is restored with a warning.
 
     A checkpoint of another number of workers is resized as :func:`resize_workers` says. How many processes wrote it does
     not matter. With several processes all of them call this, and all of them see the directory.
 
     Args:
-        directory: what :func:`save_checkpoint` wrote.
+        directory: what :func:`save_checkpoint` wrote, or the folder of one step of an ``orbax.checkpoint.CheckpointManager``:
+            of a step with several items, the folder of the state.
         like: a state of the same model and optimizer on the present mesh, usually from ``init_state``; its values are not used.
+            What is a Python number in it comes back as one.
+        check_method: whether to refuse the state of another method, or of other options. Without, arrays of the same names
+            and shapes are taken as they are, whatever they meant.
 
     Raises:
         FileNotFoundError: if there is no checkpoint.
-        ValueError: if the checkpoint belongs to another model or optimizer.
-        DamagedCheckpointError: (a ``ValueError``) if files of the checkpoint are missing or damaged.
+        ValueError: if the checkpoint belongs to another method, model or optimizer, naming what differs, or the directory has
+            several of them.
+        DamagedCheckpointError: (a ``ValueError``) if files of the checkpoint are missing or damaged, or an array differs from
+            what was saved.
     """
     import orbax.checkpoint as ocp
 
-    path = os.path.abspath(directory)
-    if not os.path.isdir(path):
-        raise FileNotFoundError(f"there is no checkpoint at {path}; save one with gradcomp_jax.save_checkpoint")
-    if damaged := _damaged_files(pathlib.Path(path)):
-        raise _damaged(path, f"{damaged} of its files differ from what was saved")
+    path, wanted = checkpoint_files.located(pathlib.Path(os.path.abspath(directory))), like
+    like = _without_empty(like)
     with ocp.StandardCheckpointer() as checkpointer:
         with _damage(path):
             metadata = _metadata(checkpointer, path)
+            record = read_record(path, {path_name(p): tuple(leaf.shape) for p, leaf in tree_leaves_with_path(metadata)})
+        if check_method:
+            compare_makers(path, record, like)
         saved = _saved_shapes(metadata, path, like)
         old, new = _workers(saved), _workers(like)
         if old is None or new is None or old == new:
             _same_shapes(saved, like)
             with _damage(path):
-                return checkpointer.restore(path, jax.tree.map(ocp.utils.to_shape_dtype_struct, like))
+                restored = checkpointer.restore(path, jax.tree.map(ocp.utils.to_shape_dtype_struct, like))
+                refuse_damaged(restored, record)
+            return _with_empty(restored, wanted)
         # Onto the host first, in every process: the saved shapes do not fit the present mesh.
         with _damage(path):
             host = checkpointer.restore(path, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), saved))
+            refuse_damaged(host, record)
     resized = resize_workers(host, old=old, new=new)
     _same_shapes(resized, like)
-    return jax.tree.map(_placed, resized, like)
+    return _with_empty(jax.tree.map(_placed, resized, like), wanted)
+
+
+def _refuse_lost(state: PyTree) -> None:
+    """Refuses per-device state whose sharding says that devices hold one value, and whose devices hold several.
+
+    Of those only one would be saved. The values are compared, because the sharding alone does not tell: along an axis of the
+    mesh that is no axis of workers, and along one of a single worker, devices do hold copies.
+
+    Raises:
+        ValueError: naming the first such leaf, in every process.
+    """
+    marked = [(path, leaf.value) for path, leaf in _leaves(state) if is_per_device(leaf)]
+    shared = [(path, value) for path, value in marked if isinstance(value, jax.Array) and _has_copies(value)]
+    if not shared:
+        return
+    found = np.array([[_digest(shard) for shard in value.addressable_shards] for _, value in shared], np.int64)
+    devices = np.array([[shard.device.id for shard in value.addressable_shards] for _, value in shared], np.int64)
+    if jax.process_count() > 1:
+        found, devices = (_of_all_processes(x) for x in (found, devices))
+    for (path, value), digests, ids in zip(shared, found, devices, strict=True):
+        by_device, by_index = dict(zip(ids.tolist(), digests.tolist(), strict=True)), dict[str, set[int]]()
+        for device, index in value.sharding.devices_indices_map(value.shape).items():
+            by_index.setdefault(str(index), set()).add(by_device[cast(Any, device).id])
+        if any(len(digests) > 1 for digests in by_index.values()):
+            raise ValueError(
+                f"{path_name(path)!r} is another on every device, and its sharding says that devices hold copies"
+                f" ({value.sharding}): all but one would be lost. A shard_map with check_vma=False was told so by its"
+                " out_specs: give it gradcomp_jax.state_specs(state, axis_name=...) for the state, in in_specs and out_specs"
+            )
+
+
+def _without_empty(state: PyTree) -> PyTree:
+    """The state with one entry for none along a dimension, because Orbax saves no arrays without entries."""
+
+    def filled(leaf: Any) -> Any:
+        return leaf if np.size(leaf) else np.zeros([size or 1 for size in leaf.shape], leaf.dtype)
+
+    return jax.tree.map(filled, state)
+
+
+def _with_empty(state: PyTree, like: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf, empty: leaf if np.size(empty) else empty, state, like)
+
+
+def _leaves(state: PyTree) -> list[tuple[Any, Any]]:
+    return tree_leaves_with_path(state, is_leaf=is_per_device)
+
+
+def _has_copies(value: jax.Array) -> bool:
+    places = value.sharding.devices_indices_map(value.shape)
+    return len({str(index) for index in places.values()}) < len(places)
+
+
+def _digest(shard: Any) -> int:
+    return zlib.crc32(np.ascontiguousarray(shard.data).view(np.uint8).data)
+
+
+def _of_all_processes(table: np.ndarray) -> np.ndarray:
+    """``[leaves, all devices]`` of every process's ``[leaves, its devices]``."""
+    # In halves, because JAX has 32 bits.
+    halves = np.stack([table >> 16, table & 0xFFFF]).astype(np.int32)
+    gathered = np.asarray(multihost_utils.process_allgather(halves)).astype(np.int64)
+    high, low = np.moveaxis(gathered, 0, 2).reshape(2, len(table), -1)
+    return (high << 16) + low
 
 
 @contextlib.contextmanager
-def _damage(path: str) -> Iterator[None]:
+def _damage(path: pathlib.Path) -> Iterator[None]:
     """Says of anything that goes wrong while files are read which checkpoint it was, and what to do."""
+    with _without_echoes():
+        try:
+            yield
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0][:200]
+            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            raise _damaged(path, f"{kind}{reason}") from error
+
+
+@contextlib.contextmanager
+def _without_echoes() -> Iterator[None]:
+    """Leaves one error of several reads or writes at a time: others end after their event loop, and Python would print them."""
+    before, log = sys.unraisablehook, logging.getLogger("asyncio")
+
+    def hook(unraisable: Any) -> None:
+        if "Event loop is closed" not in str(unraisable.exc_value):
+            before(unraisable)
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "exception was never retrieved" not in record.getMessage()
+
+    sys.unraisablehook = hook
+    log.addFilter(keep)
     try:
         yield
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0][:200]
-        raise _damaged(path, f"{type(error).__name__}: {reason}") from error
+    except Exception:
+        time.sleep(_LATE_S)
+        gc.collect(1)
+        raise
+    finally:
+        sys.unraisablehook = before
+        log.removeFilter(keep)
 
 
-def _damaged(path: str, reason: str) -> DamagedCheckpointError:
+def _damaged(path: pathlib.Path, reason: str) -> DamagedCheckpointError:
     return DamagedCheckpointError(
         f"the checkpoint at {path} is damaged ({reason}): go back to an earlier checkpoint, or start anew in another folder"
     )
 
 
-def _placed(value: np.ndarray, target: jax.Array) -> jax.Array:
+def _placed(value: Any, target: Any) -> Any:
     """Every process gives its devices their parts of a value that all processes have."""
+    if not isinstance(target, jax.Array):
+        return type(target)(value) if isinstance(target, (bool, int, float)) else np.asarray(value)
+    if jnp.issubdtype(target.dtype, jax.dtypes.prng_key):
+        key = jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(target))
+        return jax.device_put(key, target.sharding)
     value = np.asarray(value)
     return jax.make_array_from_callback(value.shape, target.sharding, lambda index: value[index])
 
 
-def _saved_shapes(metadata: PyTree, path: str, like: PyTree) -> PyTree:
+def _saved_shapes(metadata: PyTree, path: pathlib.Path, like: PyTree) -> PyTree:
     """What the checkpoint holds, in the structure of ``like``."""
-    found = {path_name(p): leaf for p, leaf in jax.tree_util.tree_leaves_with_path(metadata)}
-    wanted = [path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(like)]
+    found = {path_name(p): leaf for p, leaf in tree_leaves_with_path(metadata)}
+    wanted = [path_name(p) for p, _ in tree_leaves_with_path(like)]
     missing, surplus = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
     if missing or surplus:
         raise ValueError(
@@ -122,7 +251,7 @@ def _saved_shapes(metadata: PyTree, path: str, like: PyTree) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(like), shapes)
 
 
-def _metadata(checkpointer: Any, path: str) -> PyTree:
+def _metadata(checkpointer: Any, path: pathlib.Path) -> PyTree:
     metadata = checkpointer.metadata(path)
     tree = getattr(metadata, "item_metadata", metadata)
     tree = getattr(tree, "tree", tree)
@@ -140,61 +269,29 @@ def _workers(state: PyTree) -> int | None:
     sizes = [leaf.value.shape[0] for leaf in marked]
 
     def fits(workers: int) -> bool:
-        each = (leaf.held(workers) for leaf in marked)
-        many = (workers * leaf.shards * rows for leaf, rows in zip(marked, each, strict=True))
-        return all(size == rows for size, rows in zip(sizes, many, strict=True))
+        joined = (workers * leaf.shards * leaf.held(workers) for leaf in marked)
+        places = zip(marked, sizes, joined, strict=True)
+        return all(size == rows or lies_stacked(leaf, workers) for leaf, size, rows in places)
 
     return next((n for n in range(1, max(sizes, default=0) + 1) if fits(n)), None)
 
 
 def _same_shapes(found: PyTree, like: PyTree) -> None:
-    pairs = zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(like), strict=True)
+    pairs = zip(tree_leaves_with_path(found), jax.tree.leaves(like), strict=True)
     for (path, a), b in pairs:
-        if a.shape != b.shape or a.dtype != b.dtype:
+        # Of a Python number the dtype is whatever it was when it was saved.
+        number = isinstance(b, (bool, int, float))
+        (shape, dtype), (wanted, wanted_dtype) = _stored(a), _stored(b)
+        if shape != wanted or (dtype != wanted_dtype and not number):
             raise ValueError(
-                f"the checkpoint's {path_name(path)} is {a.dtype}{list(a.shape)}, the state's {b.dtype}{list(b.shape)}:"
+                f"the checkpoint's {path_name(path)} is {dtype}{list(shape)}, the state's {wanted_dtype}{list(wanted)}:"
                 " it is of another model, block or number of workers"
             )
 
 
-def _write_digests(folder: pathlib.Path) -> None:
-    """Writes the digest of every file in a folder into one more file, in one go.
-
-    With several processes the first one does it, and reads what the others have written.
-    """
-    if jax.process_index() != 0:
-        return
-    draft = folder / f"{_DIGESTS}.draft"
-    draft.write_text(json.dumps(_digests(folder)))
-    os.replace(draft, folder / _DIGESTS)
-
-
-def _damaged_files(folder: pathlib.Path) -> int:
-    """How many files of a folder are missing or differ from their digests; 0 where no digests were written.
-
-    With several processes the first one looks and tells the others, so that all of them go on or none does.
-    """
-    found = _count_damaged(folder) if jax.process_index() == 0 else 0
-    if jax.process_count() > 1:
-        found = int(multihost_utils.broadcast_one_to_all(np.int32(found)))
-    return found
-
-
-def _count_damaged(folder: pathlib.Path) -> int:
-    try:
-        written = json.loads((folder / _DIGESTS).read_bytes())
-        present = _digests(folder)
-        return sum(present.get(name) != digest for name, digest in written.items())
-    except FileNotFoundError:
-        return 0
-    except (ValueError, AttributeError, OSError):
-        return 1
-
-
-def _digests(folder: pathlib.Path) -> dict[str, str]:
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and not path.name.startswith(_DIGESTS):
-            with path.open("rb") as file:
-                found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+def _stored(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:
+    """The shape and dtype that a leaf is saved with: of a typed key, those of its data."""
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.eval_shape(jax.random.key_data, leaf)
+    shaped = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+    return tuple(shaped.shape), shaped.dtype

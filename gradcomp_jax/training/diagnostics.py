@@ -1,20 +1,19 @@
 """What to log of a state."""
 
-import functools
-import operator
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from gradcomp_jax._typing import Array
-from gradcomp_jax.per_device import is_per_device, nodes_of
+from gradcomp_jax.audit import WireReport
+from gradcomp_jax.per_device import is_per_device, nodes_within
 from gradcomp_jax.replicas import replica_spread
+from gradcomp_jax.training.refusals import refuse_donated
 from gradcomp_jax.transforms import DensityState, ExchangeState
 
 
-def diagnostics(state: Any, *, spread: bool = False) -> dict[str, Array]:
+def diagnostics(state: Any, *, spread: bool = False, wire: WireReport | None = None) -> dict[str, Array]:
     """Returns what a state says of its exchanges, as a flat dictionary of scalars for any metric writer.
 
     Of the state that a step returns, outside ``shard_map``, inside ``jax.jit`` or not: ``writer.write_scalars(step,
@@ -23,6 +22,7 @@ def diagnostics(state: Any, *, spread: bool = False) -> dict[str, Array]:
     Args:
         state: a train state, or an optimizer's, with an exchange or a method of :mod:`gradcomp_jax.replicas` in it.
         spread: whether to say how far replicas are apart, which averages their parameters over the network.
+        wire: what :func:`gradcomp_jax.wire_bytes` said of the compiled step, to have its bytes beside the rest.
 
     Returns:
         Float32 scalars, of what the state has:
@@ -32,13 +32,15 @@ def diagnostics(state: Any, *, spread: bool = False) -> dict[str, Array]:
           gradient, the mean and the largest over the workers. If it keeps growing, something never goes out;
         - ``density/level``, ``density/selection_error``: of a moving density;
         - ``replicas/staleness``, ``replicas/dropped``, ``replicas/spread``: see :func:`gradcomp_jax.staleness`; updates
-          left out because they were not finite, of all replicas; see :func:`gradcomp_jax.replica_spread`.
+          left out because they were not finite, of all replicas; see :func:`gradcomp_jax.replica_spread`;
+        - ``wire/bytes_per_step``: what one device sends in a step, of ``wire``.
 
         Where there are several exchanges, the second is ``exchange_1``, and so on.
 
     Raises:
         ValueError: if there is nothing of this package in the state.
     """
+    refuse_donated(state)
     found: dict[str, Any] = {}
     for name, exchange in _named("exchange", state, lambda node: isinstance(node, ExchangeState)):
         found[f"{name}/steps"] = exchange.step
@@ -60,17 +62,11 @@ def diagnostics(state: Any, *, spread: bool = False) -> dict[str, Array]:
             "there is no exchange and no method of gradcomp_jax.replicas in this state: pass the whole train state, or the"
             " optimizer's"
         )
+    if wire is not None:
+        found["wire/bytes_per_step"] = wire.sent
     return {name: jnp.asarray(value, jnp.float32) for name, value in found.items()}
 
 
 def _named(name: str, state: Any, is_node: Callable[[Any], bool]) -> list[tuple[str, Any]]:
     """Nodes of a state, those within others too, each with its name."""
-    return [(f"{name}_{number}" if number else name, node) for number, node in enumerate(_nodes(state, is_node))]
-
-
-def _nodes(state: Any, is_node: Callable[[Any], bool]) -> list[Any]:
-    found = []
-    for node in nodes_of(state, is_node):
-        within = jax.tree.leaves(node, is_leaf=functools.partial(operator.is_not, node))
-        found += [node, *(inner for child in within for inner in _nodes(child, is_node))]
-    return found
+    return [(f"{name}_{number}" if number else name, node) for number, node in enumerate(nodes_within(state, is_node))]

@@ -9,7 +9,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gradcomp_jax import _specs
 from gradcomp_jax._typing import AxisName, PyTree
-from gradcomp_jax.training.state import TrainState, check_axis, init_state, state_shardings, state_specs
+from gradcomp_jax.training.initial import init_state
+from gradcomp_jax.training.state import TrainState, check_axis, state_shardings, state_specs
 
 
 def lower_update(
@@ -28,7 +29,7 @@ def lower_update(
 
     Returns:
         What ``jax.jit(...).lower`` returns. Its arguments are per-device gradients, stacked on a new leading
-        dimension, the state and the parameters.
+        dimension, the state and the parameters; its results are the new state and the updates.
 
     Raises:
         ValueError: if the mesh has no such axis.
@@ -42,9 +43,11 @@ def lower_update(
     specs = state_specs(state.opt_state, axis_name=axis_name)
 
     def update(stacked: PyTree, state: PyTree, params: PyTree) -> Any:
-        return tx.update(jax.tree.map(lambda g: g[0], stacked), state, params)
+        updates, state = tx.update(jax.tree.map(lambda g: g[0], stacked), state, params)
+        # The state comes first: donated arrays go to the first results of their shape, and updates are as memories are.
+        return state, updates
 
-    mapped = jax.shard_map(update, mesh=mesh, in_specs=(by_worker, specs, everywhere), out_specs=(everywhere, specs))
+    mapped = jax.shard_map(update, mesh=mesh, in_specs=(by_worker, specs, everywhere), out_specs=(specs, everywhere))
     return jax.jit(mapped, donate_argnums=1).lower(gradients, state.opt_state, state.params)
 
 

@@ -17,8 +17,12 @@ from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.replicas import DelayedState, delayed_average
 from gradcomp_jax.replicas.delayed import mean_of
+from gradcomp_jax.replicas.nonfinite import dropped
+from gradcomp_jax.training.gradients import local_value_and_grad
+from gradcomp_jax.training.refusals import refuse_donated
 from gradcomp_jax.training.state import TrainState, check_axis, has_replicas, lift_replicas, state_specs
-from gradcomp_jax.training.step import local_value_and_grad
+from gradcomp_jax.transforms import skipped
+from gradcomp_jax.transforms.counters import NEAR_THE_END, count_on
 
 _ARRIVED = "gradcomp_arrived"
 
@@ -45,6 +49,7 @@ class OverlappedStep:
 
     def __call__(self, state: TrainState, batch: PyTree) -> tuple[TrainState, dict[str, Any]]:
         """One step; waits only for the exchange that lands in it."""
+        refuse_donated(state)
         if not has_replicas(state):
             raise ValueError("the state has one set of parameters for all workers: init_state(..., replicas=True)")
         if state is not self._last:
@@ -52,7 +57,7 @@ class OverlappedStep:
             # What went before is let end, well or not: whoever goes back to a checkpoint has been told why.
             wait(self._flying.values())
             self._flying.clear()
-            self._number = int(state.step)
+            self._number = int(state.opt_state[0].step)
             for period in range(self._landed(self._number), self._number // self._every):
                 self._send(state, period)
         n = self._number
@@ -66,7 +71,8 @@ class OverlappedStep:
         self._number = n + 1
         if self._number % self._every == 0:
             self._send(state, n // self._every)
-        self._last = state
+        # A counter that has gone back is read again.
+        self._last = state if self._number <= NEAR_THE_END else None
         return state, metrics
 
     def wait(self) -> None:
@@ -154,8 +160,9 @@ def make_overlapped_step(
         updates, opt_state = quiet.update(gradient, state.opt_state, state.params, **{_ARRIVED: arrived})
         params = optax.apply_updates(state.params, updates)
         observed = {"loss": value[0], "aux": value[1]} if has_aux else {"loss": value}
+        observed |= {"skipped": skipped(opt_state), "dropped": dropped(opt_state)}
         metrics = jax.tree.map(lambda x: _compat.varying(jnp.asarray(x, jnp.float32), axis_name)[None], observed)
-        return lift_replicas(TrainState(state.step + 1, params, opt_state)), metrics
+        return lift_replicas(TrainState(count_on(state.step), params, opt_state)), metrics
 
     def step(state: TrainState, batch: PyTree, arrived: PyTree) -> Any:
         specs = state_specs(state, axis_name=axis_name)

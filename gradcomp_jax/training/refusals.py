@@ -1,6 +1,7 @@
 """What a train step refuses before JAX does, in sentences that name the remedy."""
 
 import contextlib
+import itertools
 import math
 import warnings
 from collections.abc import Iterator
@@ -33,20 +34,48 @@ def refuse_donated(state: Any) -> None:
 
 
 def refuse_unmapped(state: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
-    """Refuses per-device state of one worker, as ``tx.init`` makes it outside the axis.
+    """Refuses per-device state of one worker, as ``tx.init`` makes it outside the axis, and of another number of workers.
 
     Raises:
         ValueError: when traced.
     """
-    devices = math.prod(mesh.shape[name] for name in _specs.names_of(axis_name))
+    names = _specs.names_of(axis_name)
+    devices = math.prod(mesh.shape[name] for name in names)
+    # A worker may be several devices, along axes of the mesh that are not the exchange's.
+    others = [size for name, size in mesh.shape.items() if name not in names]
+    possible = {devices * math.prod(some) for n in range(len(others) + 1) for some in itertools.combinations(others, n)}
     for node in per_device.nodes_of(state, is_per_device):
         rows, expected = node.value.shape[0], devices * node.held(max(1, devices // node.shards))
-        if rows != expected and rows == node.held(1):
+        fitting = [n for n in range(1, rows + 1) if rows == n * node.shards * node.held(n)]
+        if not fitting or rows == expected or any(n * node.shards in possible for n in fitting):
+            continue
+        if rows == node.held(1):
             raise ValueError(
                 f"a part of the optimizer's state has the {rows} rows of one worker, and {devices} devices along {axis_name!r}"
                 f" hold {expected} between them: tx.init(params) was called outside the axis; make the state with"
-                " gradcomp_jax.init_state(params, tx, mesh)"
+                " gradcomp_jax.init_state(params, tx, mesh), or, for a loop of your own, with gradcomp_jax.init_opt_state"
             )
+        old, new = fitting[0], max(1, devices // node.shards)
+        raise ValueError(
+            f"the state is of {old} workers, and the mesh has {new} along {axis_name!r}: save it and restore it into"
+            f" init_state(params, tx, mesh), or place gradcomp_jax.resize_workers(state, old={old}, new={new}) with"
+            " gradcomp_jax.state_shardings"
+        )
+
+
+@contextlib.contextmanager
+def devices_explained(mesh: Mesh) -> Iterator[None]:
+    """Says of a state or a batch on other devices than a step's what to do."""
+    try:
+        yield
+    except ValueError as error:
+        if "incompatible devices for jitted computation" not in str(error):
+            raise
+        raise ValueError(
+            f"the state or the batch lies on other devices than the {mesh.size} of the step's mesh: make the state on that mesh"
+            " with gradcomp_jax.init_state, or restore a checkpoint into such a one, and place the batch with"
+            " jax.device_put(batch, gradcomp_jax.data_sharding(mesh))"
+        ) from error
 
 
 def refuse_unplaced(batch: PyTree, mesh: Mesh, axis_name: AxisName) -> None:

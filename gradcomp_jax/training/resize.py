@@ -2,15 +2,19 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from gradcomp_jax import _checks
+from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.memory import Momentum
-from gradcomp_jax.per_device import PerDevice, is_per_device
+from gradcomp_jax.memory.narrow import Narrow, is_narrow, values_of
+from gradcomp_jax.per_device import PerDevice, is_per_device, nodes_of
+from gradcomp_jax.training.refusals import refuse_donated
 from gradcomp_jax.transforms import ExchangeState
 
 
@@ -22,26 +26,41 @@ def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
     left over, so that what is off in the sum is one rounding of the first worker's rows. Owners' shards are cut anew; where so
     few workers are left that there are no owners, what those held goes back to every worker. Everything else is passed through.
 
+    Memories that are narrower than float32 are widened, resized and rounded to the nearest values of their dtype, once: what is
+    off in the sum is then one such rounding. Rows that are repeated, and owners' shards, keep their bits.
+
     Args:
-        state: a tree with the global values of its :class:`PerDevice` leaves, as ``init_state`` and checkpoints hold them.
+        state: a tree with the global values of its :class:`PerDevice` leaves, as ``init_state`` and checkpoints hold them, or
+            with the workers' values stacked, as ``pmap`` and ``vmap`` hold them by :func:`state_axes`.
         old: workers that the state belongs to; of a hierarchical exchange, outer ones.
         new: workers that it shall belong to.
 
     Returns:
-        The tree with NumPy arrays in the changed leaves; place it with ``jax.device_put`` and ``state_shardings``.
+        The tree with NumPy arrays in the changed leaves, which lie as they did; place it with ``jax.device_put`` and
+        ``state_shardings``.
 
     Raises:
-        ValueError: if a leaf does not belong to ``old`` workers, or an owners' shard comes without the memories that take it.
+        ValueError: if a leaf does not belong to ``old`` workers, an owners' shard comes without the memories that take it, or
+            what all workers share is stacked too.
     """
+    refuse_donated(state)
     _checks.positive_int("old", old)
     _checks.positive_int("new", new)
+    if old != new and _is_stacked(state, old):
+        joined = jax.tree.map(_joined, state, is_leaf=is_per_device)
+        resized = resize_workers(joined, old=old, new=new)
+        return jax.tree.map(functools.partial(_stacked, workers=new), resized, is_leaf=is_per_device)
 
     def resize(leaf: Any, *, returned: bool = False) -> Any:
         if isinstance(leaf, ExchangeState):
             of_field = functools.partial(resize, returned=True)
-            inside = ExchangeState(*(jax.tree.map(of_field, field, is_leaf=is_per_device) for field in leaf))
+            inside = jax.tree.map(of_field, leaf, is_leaf=lambda node: _is_resized(node) and node is not leaf)
             memories = [_returned(*pair, old, new) for pair in zip(inside.memory, leaf.server, strict=True)]
             return inside._replace(memory=tuple(memories))
+        if is_narrow(leaf) and old != new:
+            if leaf.values.kind == "worker" and (new % old or leaf.values.entries):
+                return _narrowed(resize(_wide(leaf)), leaf, new)
+            return Narrow(*(resize(part, returned=returned) for part in leaf))
         if not is_per_device(leaf) or old == new:
             return leaf
         if leaf.returns and new < leaf.returns.least <= old and not returned:
@@ -55,27 +74,112 @@ def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
             return _owned(leaf, value, old, new)
         return dataclasses.replace(leaf, value=cast(Any, change(leaf, value, old, new)))
 
-    return jax.tree.map(resize, state, is_leaf=lambda node: is_per_device(node) or isinstance(node, ExchangeState))
+    return jax.tree.map(resize, state, is_leaf=_is_resized)
+
+
+def _is_resized(node: Any) -> bool:
+    return isinstance(node, (PerDevice, Narrow, ExchangeState))
+
+
+def _is_stacked(state: PyTree, workers: int) -> bool:
+    """Whether values lie stacked on a new leading dimension, ``[workers, rows, ...]``, and not joined along their rows.
+
+    Raises:
+        ValueError: if the rest of an exchange's state is stacked too.
+    """
+    exchanges = nodes_of(state, lambda node: isinstance(node, ExchangeState))
+    if any(np.ndim(exchange.step) for exchange in exchanges):
+        raise ValueError(
+            "all of this state is stacked, also what all workers share, such as the exchange's step: give jax.pmap in_axes and"
+            " out_axes of gradcomp_jax.state_axes(state), or take that of one worker, x[0], of every leaf but PerDevice ones"
+        )
+    marked = nodes_of(state, is_per_device)
+    if not all(lies_stacked(leaf, workers) for leaf in marked):
+        return False
+    # One row looks the same both ways, but for the dimensions, and an exchange's ratio has one of its own.
+    ratios = [e.memory_ratio for e in exchanges if is_per_device(e.memory_ratio)]
+    return any(leaf.held(workers) != 1 for leaf in marked) or any(np.ndim(ratio.value) == 2 for ratio in ratios)
+
+
+def lies_stacked(leaf: PerDevice, workers: int) -> bool:
+    """Returns whether a value may be that of so many workers, stacked: ``[workers, rows, ...]``."""
+    return leaf.shards == 1 and leaf.value.shape[:2] == (workers, leaf.held(workers))
+
+
+def _joined(leaf: Any) -> Any:
+    if not is_per_device(leaf):
+        return leaf
+    value = np.asarray(leaf.value)
+    return dataclasses.replace(leaf, value=cast(Any, value.reshape(math.prod(value.shape[:2]), *value.shape[2:])))
+
+
+def _stacked(leaf: Any, *, workers: int) -> Any:
+    if not is_per_device(leaf):
+        return leaf
+    value = np.asarray(leaf.value)
+    return dataclasses.replace(leaf, value=cast(Any, value.reshape(workers, len(value) // workers, *value.shape[1:])))
 
 
 def _returned(memories: tuple, server: Any, old: int, new: int) -> tuple:
     """Resized memories of a part, with what owners held before, where there are none from now on."""
-    returns = server.returns if is_per_device(server) else None
+    mark = values_of(server)
+    returns = mark.returns if is_per_device(mark) else None
     if returns is None or not new < returns.least <= old:
         return memories
-    rows = _rows(server, np.asarray(server.value), old)
+    rows = _rows(mark, np.asarray(_wide(server).value), old)
     result, start = [], 0
     for memory, count in zip(memories, returns.rows, strict=True):
-        kept = memory.accumulated if isinstance(memory, Momentum) else memory
+        like = memory.accumulated if isinstance(memory, Momentum) else memory
+        kept = _wide(like)
         size = kept.rows * kept.value.shape[-1]
         owed = rows[:, start : start + count]
         flat = (owed.swapaxes(1, 2) if returns.dealt else owed).reshape(len(rows), -1)[:, :size]
         value = np.asarray(kept.value)
         exact = value.reshape(new, len(rows), size).astype(np.float64) + returns.sign * flat.astype(np.float64)
         kept = dataclasses.replace(kept, value=cast(Any, _rounded(exact, value.dtype).reshape(value.shape)))
+        kept = _narrowed(kept, like, new)
         result.append(memory._replace(accumulated=kept) if isinstance(memory, Momentum) else kept)
         start += count
     return tuple(result)
+
+
+def _wide(node: Any) -> PerDevice:
+    """What a node of scales and values stands for, in float32; every other one as it is."""
+    if not is_narrow(node):
+        return node
+    scale, values = (np.asarray(part.value) for part in node)
+    wide = values.astype(np.float32) * np.repeat(scale, values.shape[1] // scale.shape[1], axis=1)
+    return dataclasses.replace(node.values, value=cast(Any, wide))
+
+
+def _narrowed(leaf: PerDevice, like: Any, workers: int) -> Any:
+    """Float32 rows kept as a node is; the first worker gets what rounding takes from all others."""
+    if not is_narrow(like):
+        return leaf
+    dtype, each = like.values.value.dtype, np.asarray(leaf.value).reshape(workers, -1, leaf.value.shape[-1])
+    parts = [_nearest(rows, dtype) for rows in each[1:]]
+    lost = sum(
+        (rows - wide.astype(np.float64) for rows, (_, _, wide) in zip(each[1:], parts, strict=True)), np.float64(0)
+    )
+    parts.insert(0, _nearest((each[0] + lost).astype(np.float32), dtype))
+    scale, values = (np.concatenate([part[i] for part in parts]) for i in range(2))
+    return Narrow(
+        dataclasses.replace(like.scale, value=cast(Any, scale), rows=leaf.rows),
+        dataclasses.replace(leaf, value=cast(Any, values)),
+    )
+
+
+def _nearest(rows: np.ndarray, dtype: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Scales, the nearest values, and what they stand for."""
+    integer = jnp.issubdtype(dtype, jnp.integer)
+    top = float((jnp.iinfo if integer else jnp.finfo)(dtype).max)
+    stretches = rows.reshape(len(rows), -1, kernels.scale_width(rows.shape[1]))
+    scale = np.abs(stretches).max(axis=2) * np.float32(1 / top)
+    scale = np.where(scale < np.finfo(np.float32).tiny, np.float32(0), scale)
+    unit = np.repeat(scale, stretches.shape[2], axis=1)
+    scaled = np.clip(np.where(unit > 0, rows / np.where(unit > 0, unit, 1), 0), -top, top)
+    values = (np.rint(scaled) if integer else scaled).astype(dtype)
+    return scale, values, values.astype(np.float32) * unit
 
 
 def _each(leaf: PerDevice, value: np.ndarray, workers: int, rows: int) -> np.ndarray:
@@ -143,4 +247,4 @@ def _rows(leaf: PerDevice, value: np.ndarray, workers: int) -> np.ndarray:
 
 
 def _flat(each: np.ndarray) -> np.ndarray:
-    return each.reshape(-1, *each.shape[3:])
+    return each.reshape(math.prod(each.shape[:3]), *each.shape[3:])

@@ -1,28 +1,43 @@
-"""The train state: where each part of it, and a batch, lives on a mesh."""
+"""The train state, and where each part of it, and a batch, lives on a mesh."""
 
 import dataclasses
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import optax
-from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gradcomp_jax import _checks, _compat, _specs, per_device
+from gradcomp_jax import _checks, _specs, per_device
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.replicas import MARKED
-from gradcomp_jax.training import refusals
 from gradcomp_jax.transforms import ExchangeState
 
 
 class TrainState(NamedTuple):
-    """Attributes: ``step`` (int32 scalar), ``params`` and ``opt_state`` (trees)."""
+    """What a train step takes and returns.
+
+    Attributes:
+        step: int32 scalar, steps so far.
+        params: the parameters.
+        opt_state: the optimizer's state, with what exchanges keep.
+        model_state: what the model itself changes, such as the statistics of batch normalisation; ``()`` without.
+    """
 
     step: Array
     params: PyTree
     opt_state: PyTree
+    model_state: PyTree = ()
+
+
+def with_parts(state: Any, **changes: Any) -> Any:
+    """Returns a :class:`TrainState`, or a state with ``replace`` such as flax's, with some parts replaced."""
+    replace = getattr(state, "replace", None)
+    return replace(**changes) if replace else state._replace(**changes)
+
+
+def model_field(state: Any) -> str | None:
+    """Returns the name of the part that a model changes by itself, ``None`` where the state has none or it is empty."""
+    return next((name for name in ("model_state", "batch_stats") if jax.tree.leaves(getattr(state, name, ()))), None)
 
 
 def state_specs(state: PyTree, *, axis_name: AxisName, param_specs: PyTree | None = None) -> PyTree:
@@ -57,7 +72,7 @@ def state_specs(state: PyTree, *, axis_name: AxisName, param_specs: PyTree | Non
         return spec
 
     moments = jax.tree_util.tree_map_with_path(mirror, state.opt_state, specs.opt_state, is_leaf=is_per_device)
-    return specs._replace(params=_specs.like(param_specs, state.params), opt_state=moments)
+    return with_parts(specs, params=_specs.like(param_specs, state.params), opt_state=moments)
 
 
 def state_axes(state: PyTree) -> PyTree:
@@ -92,90 +107,22 @@ def data_sharding(mesh: Mesh, *, axis_name: AxisName = "data") -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(axis_name))
 
 
-def init_state(
-    params: PyTree,
-    tx: optax.GradientTransformation,
-    mesh: Mesh,
-    *,
-    axis_name: AxisName = "data",
-    param_specs: PyTree | None = None,
-    replicas: bool = False,
-) -> TrainState:
-    """Returns a fresh train state on a mesh: parameters where their specs say, per-device state split along the axis.
-
-    Args:
-        params: any tree of arrays: plain, ``flax.linen`` variables or ``flax.nnx`` state; whole, also where they are to be
-            sharded.
-        tx: an optax transformation, with or without an exchange in it.
-        mesh: with the axis among its names, of Auto or Explicit axis type. Further axes are left to the compiler.
-        axis_name: the axis of the workers.
-        param_specs: the parameters' ``PartitionSpec`` on the mesh, a tree or a prefix of it; replicated by default.
-        replicas: whether every worker has parameters of its own, equal at first, as the methods of
-            :mod:`gradcomp_jax.replicas` need it: parameters and the optimizer's state are then :class:`PerDevice` (all but
-            what an exchange or such a method holds, which say by themselves what differs). :func:`make_train_step` sees
-            that from the state; :func:`gradcomp_jax.consolidate` makes one set of parameters again.
-
-    Raises:
-        ValueError: if the mesh has no such axis, or replicas are asked to lie along it.
-    """
-    check_axis(mesh, axis_name)
-    if replicas and param_specs is not None:
-        raise ValueError("replicas=True gives every worker whole parameters: leave param_specs out")
-    places = _specs.by_leaf(param_specs, params)
-    # A copy: the train step donates its state, and must not take the caller's parameters with it.
-    leaves = [
-        jax.device_put(jnp.array(p), NamedSharding(mesh, s))
-        for p, s in zip(jax.tree.leaves(params), places, strict=True)
-    ]
-    params = jax.tree.unflatten(jax.tree.structure(params), leaves)
-
-    def start(params: PyTree) -> TrainState:
-        if replicas:
-            params = _compat.varying(params, axis_name)
-        state = TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
-        return lift_replicas(state) if replicas else state
-
-    names = _specs.names_of(axis_name)
-    mapping: dict[str, Any] = {"mesh": mesh, "axis_names": set(names)}
-    in_specs = manual_specs(param_specs, params, axis_name)
-    shapes = _compat.local_shapes(start, params, in_specs=(in_specs,), **mapping)
-    specs = state_specs(shapes, axis_name=axis_name, param_specs=None if replicas else in_specs)
-    mapped = jax.shard_map(start, in_specs=(in_specs,), out_specs=specs, **mapping)
-
-    def place(params: PyTree) -> TrainState:
-        state = mapped(params)
-        if param_specs is None or AxisType.Explicit in mesh.axis_types:
-            return state
-        # Zeros have no sharding of their own: moments would lie whole on every device until the first step.
-        places = state_shardings(state, mesh, axis_name=axis_name, param_specs=param_specs)
-        return jax.tree.map(_constrain, state, places, is_leaf=is_per_device)
-
-    # Through the same shard_map as a train step's state, so that the first step and the second are one program.
-    state = jax.jit(place)(params)
-    refusals.warn_of_two_momenta(state.opt_state)
-    return state
-
-
-def lift_replicas(state: TrainState) -> TrainState:
+def lift_replicas(state: Any) -> Any:
     """Marks parameters and optimizer state of one worker as its own.
 
     The train step takes the mark off before an update and puts it on again after it. So any optax chain runs on replicas, and
     specs, checkpoints and a change of the number of workers follow from the mark, as they do for residuals.
     """
-    return state._replace(
+    return with_parts(
+        state,
         params=per_device.lift(state.params),
         opt_state=per_device.lift(state.opt_state, marked=(ExchangeState, *MARKED)),
     )
 
 
-def has_replicas(state: TrainState) -> bool:
+def has_replicas(state: Any) -> bool:
     """Returns whether every worker has parameters of its own."""
     return bool(per_device.nodes_of(state.params, per_device.is_lifted))
-
-
-def _constrain(leaf: Any, place: Any) -> Any:
-    """An array where it belongs; per-device state is where ``shard_map`` has put it."""
-    return leaf if is_per_device(leaf) else lax.with_sharding_constraint(leaf, place)
 
 
 def manual_specs(param_specs: PyTree | None, params: PyTree, axis_name: AxisName) -> PyTree:

@@ -1,5 +1,6 @@
-"""Gradients that are still each worker's own, and a data-parallel train step around any optax chain with an exchange in it."""
+"""A data-parallel train step around any optax chain with an exchange in it."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,41 +12,25 @@ from jax.sharding import Mesh, PartitionSpec
 
 from gradcomp_jax import _compat, _specs, per_device
 from gradcomp_jax._typing import AxisName, PyTree
+from gradcomp_jax.replicas import MARKED
+from gradcomp_jax.replicas.nonfinite import dropped, restored
 from gradcomp_jax.training import refusals
-from gradcomp_jax.training.state import TrainState, check_axis, has_replicas, lift_replicas, manual_specs, state_specs
+from gradcomp_jax.training.diagnostics import diagnostics as diagnose
+from gradcomp_jax.training.gradients import local_value_and_grad, mean_of_workers
+from gradcomp_jax.training.state import (
+    check_axis,
+    has_replicas,
+    lift_replicas,
+    manual_specs,
+    model_field,
+    state_specs,
+    with_parts,
+)
+from gradcomp_jax.transforms import ExchangeState, loss_scale, skipped
 from gradcomp_jax.transforms.bucketed import forward_order
 from gradcomp_jax.transforms.context import with_context
-
-
-def local_value_and_grad(
-    loss: Callable[..., Any], *, axis_name: AxisName | None, has_aux: bool = False
-) -> Callable[..., tuple[Any, Any]]:
-    """Returns what ``jax.value_and_grad`` does, for the gradient of this worker's loss alone.
-
-    Inside ``jax.shard_map`` with ``check_vma=True``, ``jax.grad`` with respect to replicated parameters already sums over the
-    axis, in a dense all-reduce. This casts the parameters to per-device values first; elsewhere it changes nothing. Integer
-    leaves, which have no gradient, get zeros of their own dtype: leave them out of an exchange with ``optax.masked``.
-
-    Args:
-        loss: ``loss(params, *args) -> scalar``, or ``(scalar, aux)`` with ``has_aux``.
-        axis_name: the axis that the workers lie along.
-        has_aux: whether ``loss`` returns auxiliary output.
-
-    Returns:
-        A function with the arguments of ``loss`` that returns ``(value, gradient)``.
-    """
-
-    def value_and_grad(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        local = _compat.varying(params, axis_name)
-        value, gradient = jax.value_and_grad(loss, has_aux=has_aux, allow_int=True)(local, *args, **kwargs)
-        return value, jax.tree.map(_zero_if_none, gradient, params)
-
-    return value_and_grad
-
-
-def _zero_if_none(gradient: Any, param: Any) -> Any:
-    """A gradient as optax takes it: JAX's of an integer is of a dtype that holds nothing."""
-    return jnp.zeros_like(param) if gradient.dtype == jax.dtypes.float0 else gradient
+from gradcomp_jax.transforms.counters import count_on
+from gradcomp_jax.transforms.skipping import SkipWatch
 
 
 def make_train_step(
@@ -55,19 +40,31 @@ def make_train_step(
     *,
     axis_name: AxisName = "data",
     has_aux: bool = False,
+    accumulate: int = 1,
+    rngs: Any = None,
     donate: bool = True,
     check_vma: bool = True,
     param_specs: PyTree | None = None,
     mean_metrics: bool = True,
+    diagnostics: bool = False,
 ) -> Any:
     """Compiles ``step(state, batch) -> (state, metrics)``: local gradients, exchange, update.
 
+    What the state has decides further: replicas, a model state, a loss scale (:func:`gradcomp_jax.dynamic_loss_scale`).
+
     Args:
-        loss: ``loss(params, batch) -> scalar``, the mean over the batch it sees; ``(scalar, aux)`` with ``has_aux``.
+        loss: ``loss(params, batch) -> scalar``, the mean over the batch it sees; ``(scalar, aux)`` with ``has_aux``. It is
+            also given ``rngs=`` and, where the state has a model state, ``model_state=``, and then returns
+            ``(scalar, model_state)`` or ``(scalar, (aux, model_state))``. That model state is averaged over the workers unless
+            each has its own (:func:`init_state`); one that is not finite is not taken.
         tx: an optax transformation that averages over ``axis_name``, such as ``optax.chain(gc.dgc(...), optax.sgd(0.1))``.
         mesh: the mesh of :func:`init_state`.
         axis_name: the axis of the workers.
         has_aux: ``aux`` (scalars) is averaged over the workers into ``metrics["aux"]``.
+        accumulate: micro-batches that a worker goes through before the exchange, as for :func:`local_value_and_grad`. Bytes
+            are those of one.
+        rngs: a seed or a typed key: the loss gets ``rngs=``, a typed key for this step, worker and micro-batch. A run that
+            goes on from a checkpoint draws the same.
         donate: the new state takes the old one's memory; the old one must not be used again.
         check_vma: as for ``jax.shard_map``.
         param_specs: the specs of :func:`init_state`. Parameters that lie along the axis of the workers (FSDP) are gathered for
@@ -76,46 +73,65 @@ def make_train_step(
             ``axis_name`` are left to the compiler; with parameters along one of them see :func:`gradcomp_jax.model_parallel`.
         mean_metrics: whether ``metrics`` are means over the workers, which costs an all-reduce of a few bytes: on links of long
             latency as much as the exchange. Otherwise they are the workers' own, ``[N]``, split along the axis.
+        diagnostics: whether ``metrics`` has :func:`gradcomp_jax.diagnostics` of the new state too, for an all-reduce of two
+            numbers.
 
     Returns:
-        A jitted function. ``batch`` is a tree whose leaves lead with the global batch, a multiple of the number of
-        workers. ``metrics["loss"]`` is the mean loss, float32. ``step.lower(state, batch).compile()`` is what
-        :func:`gradcomp_jax.wire_bytes` reads. On simulated CPU devices, read the loss or block in every step: XLA's CPU
-        collectives wait in threads of one small pool, steps that queue up can starve it, and the process ends after 40 s.
+        A jitted function. ``state`` is a :class:`TrainState`, or one with ``replace`` such as flax's, from :func:`init_state`;
+        the new one is of its type. ``batch`` is a tree whose leaves lead with the global batch, a multiple of the number of
+        workers. ``metrics["loss"]`` is the mean loss, float32, and ``metrics["skipped"]`` how many exchanges were skipped so
+        far because a gradient was not finite; with replicas ``metrics["dropped"]`` is how many updates a worker has left out
+        for that reason, its optimizer's state as it was before. ``step.lower(state, batch).compile()`` is what
+        :func:`gradcomp_jax.wire_bytes` reads. On CPU devices a step returns when the one before the last is done, because
+        XLA's collectives there starve when many steps queue up; on other platforms it waits for nothing. Exchanges that were
+        skipped in 25 steps in a row are warned of once.
 
     Raises:
         ValueError: if the mesh has no such axis; when traced, if the state was not initialised on the mesh, an Explicit mesh's
-            batch is not split, or the update of a parameter has not its shard's shape, or differs by worker because no exchange
-            averages its gradient; when called, if the state was donated before.
+            batch is not split, ``accumulate`` does not divide a worker's batch, or the update of a parameter has not its
+            shard's shape, or differs by worker because no exchange averages its gradient; when called, if the state was
+            donated before.
     """
     check_axis(mesh, axis_name)
     names = _specs.names_of(axis_name)
-    value_and_grad = local_value_and_grad(loss, axis_name=axis_name, has_aux=has_aux)
+    value_and_grad = local_value_and_grad(
+        functools.partial(_observed, loss, has_aux), axis_name=axis_name, has_aux=True, accumulate=accumulate
+    )
     update_with_extra = optax.with_extra_args_support(tx).update
+    key = jax.random.key(rngs) if isinstance(rngs, int) else rngs
 
-    def local(state: TrainState, batch: PyTree) -> tuple[TrainState, dict[str, Any]]:
-        replicas = has_replicas(state)
+    def local(state: Any, batch: PyTree) -> tuple[Any, dict[str, Any]]:
+        replicas, field = has_replicas(state), model_field(state)
+        model_state = getattr(state, field) if field else None
         if replicas:
             state = per_device.lower(state)
+        given = {"rngs": _key_of(key, state.step, axis_name), "model_state": per_device.lower(model_state)}
+        given = {name: value for name, value in given.items() if value is not None}
         params = _whole(state.params, param_specs, names)
-        value, gradient = value_and_grad(params, batch)
+        (_, seen), gradient = value_and_grad(params, batch, scale=loss_scale(state.opt_state), given=given)
         # Read only if the exchange asks for it: it costs another trace of the loss.
-        order = with_context({}, forward_order=lambda: forward_order(loss, params, batch))
+        order = with_context({}, forward_order=lambda: forward_order(functools.partial(loss, **given), params, batch))
         with refusals.branches_explained():
             updates, opt_state = update_with_extra(gradient, state.opt_state, state.params, **order)
-        if not replicas:
+        if replicas:
+            opt_state = restored(opt_state, state.opt_state, (ExchangeState, *MARKED))
+            seen["dropped"] = dropped(opt_state)
+        else:
             refusals.refuse_updates(updates, state.params, axis_name)
         params = optax.apply_updates(state.params, updates)
-        observed = {"loss": value[0], "aux": value[1]} if has_aux else {"loss": value}
-        metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), observed)
+        new = with_parts(state, step=count_on(state.step), params=params, opt_state=opt_state)
+        new = lift_replicas(new) if replicas else new
+        if field:
+            new = with_parts(new, **{field: _model_state(model_state, seen.pop("model_state"), axis_name)})
+        metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), seen)
         if mean_metrics:
             metrics = lax.pmean(metrics, axis_name)
-        else:
+        metrics["skipped"] = skipped(opt_state).astype(jnp.float32)
+        if not mean_metrics:
             metrics = jax.tree.map(lambda x: _compat.varying(x, axis_name)[None], metrics)
-        new = TrainState(state.step + 1, params, opt_state)
-        return (lift_replicas(new) if replicas else new), metrics
+        return new, metrics
 
-    def step(state: TrainState, batch: PyTree) -> tuple[TrainState, dict[str, Any]]:
+    def step(state: Any, batch: PyTree) -> tuple[Any, dict[str, Any]]:
         refusals.refuse_unmapped(state.opt_state, mesh, axis_name)
         refusals.refuse_unplaced(batch, mesh, axis_name)
         manual = None if has_replicas(state) else manual_specs(param_specs, state.params, axis_name)
@@ -128,26 +144,87 @@ def make_train_step(
             out_specs=(specs, PartitionSpec() if mean_metrics else PartitionSpec(axis_name)),
             check_vma=check_vma,
         )
-        return mapped(state, batch)
+        new, metrics = mapped(state, batch)
+        return new, metrics | (diagnose(new) if diagnostics else {})
 
-    return TrainStep(jax.jit(step, donate_argnums=(0,))) if donate else jax.jit(step)
+    return TrainStep(jax.jit(step, donate_argnums=(0,) if donate else ()), mesh)
+
+
+def _observed(
+    loss: Callable[..., Any], has_aux: bool, params: PyTree, batch: PyTree, *, scale: Any, given: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """The loss to differentiate, and all that is seen beside it."""
+    found = loss(params, batch, **given)
+    seen = {}
+    if "model_state" in given:
+        found, seen["model_state"] = _last_of(found, has_aux)
+    if has_aux:
+        found, aux = found
+        # Before micro-batches are averaged: integers would be rounded.
+        seen["aux"] = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), aux)
+    return (found if scale is None else found * scale.astype(found.dtype)), {"loss": found, **seen}
+
+
+def _last_of(found: Any, has_aux: bool) -> tuple[Any, Any]:
+    """Takes the model state off what a loss returns."""
+    try:
+        if not has_aux:
+            value, model_state = found
+            return value, model_state
+        value, (aux, model_state) = found
+        return (value, aux), model_state
+    except (TypeError, ValueError) as error:
+        form = "(loss, (aux, model_state))" if has_aux else "(loss, model_state)"
+        raise ValueError(
+            f"the train state has a model state, so the loss is given model_state= and must return {form}"
+        ) from error
+
+
+def _key_of(key: Any, step: Any, axis_name: AxisName) -> Any:
+    """A key for one step of one worker."""
+    return None if key is None else jax.random.fold_in(jax.random.fold_in(key, step), lax.axis_index(axis_name))
+
+
+def _model_state(old: PyTree, new: PyTree, axis_name: AxisName) -> PyTree:
+    """The model state after a step: the workers' mean, or each worker's own; the old one in place of one that is not finite."""
+    own = bool(per_device.nodes_of(old, per_device.is_lifted))
+    before = per_device.lower(old)
+    after = new if own else mean_of_workers(new, axis_name)
+    ok = jnp.stack([jnp.array(True), *(jnp.isfinite(x).all() for x in jax.tree.leaves(after))]).all()
+    kept = jax.tree.map(lambda a, b: jnp.where(ok, a, b), after, before)
+    return per_device.lift(_compat.varying(kept, axis_name)) if own else kept
 
 
 class TrainStep:
-    """A jitted step that refuses a state it was given before; all else is the jitted function's own."""
+    """A jitted step that says what is wrong with a state, and is not run too far ahead of; all else is the jitted function's.
 
-    def __init__(self, jitted: jax.stages.Wrapped) -> None:
-        """Wraps a function that donates its first argument."""
-        self._jitted = jitted
+    XLA's collectives between CPU devices of one process wait in threads of one pool. Steps that queue up take all of them, none
+    can go on, and the process ends after 40 s. So there a step waits for the one before the last: two are in flight, one
+    runs while the next is prepared, and more would be no faster. On other platforms nothing is waited for.
+    """
+
+    def __init__(self, jitted: jax.stages.Wrapped, mesh: Mesh) -> None:
+        """Wraps a function of a state and a batch that returns a state and metrics."""
+        self._jitted, self._mesh = jitted, mesh
+        self._waits = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
+        self._last: Any = ()
+        self._watch = SkipWatch()
 
     def __call__(self, state: Any, *args: Any) -> Any:
         """Runs the step.
 
         Raises:
-            ValueError: if an earlier step has taken the memory of ``state``.
+            ValueError: if an earlier step has taken the memory of ``state``, or it lies on other devices.
         """
         refusals.refuse_donated(state)
-        return self._jitted(state, *args)
+        with refusals.devices_explained(self._mesh):
+            new, metrics = self._jitted(state, *args)
+        if not _compat.is_traced(metrics["loss"]):
+            self._watch(metrics["skipped"])
+            if self._waits:
+                last, self._last = self._last, metrics["loss"]
+                jax.block_until_ready(last)
+        return new, metrics
 
     def __getattr__(self, name: str) -> Any:
         """Returns what the jitted function has: ``lower``, ``trace``, ``eval_shape``, ``clear_cache``."""

@@ -8,7 +8,13 @@ from gradcomp_jax.transforms.frozen_adam import frozen_adam as frozen_adam
 from gradcomp_jax.transforms.hierarchical import hierarchical as hierarchical
 from gradcomp_jax.transforms.local import local_clip as local_clip
 from gradcomp_jax.transforms.local import set_to_zero as set_to_zero
+from gradcomp_jax.transforms.loss_scale import LossScaleState as LossScaleState
+from gradcomp_jax.transforms.loss_scale import dynamic_loss_scale as dynamic_loss_scale
+from gradcomp_jax.transforms.loss_scale import loss_scale as loss_scale
+from gradcomp_jax.transforms.loss_scale import skipped as skipped
 from gradcomp_jax.transforms.masks import Mask as Mask
+from gradcomp_jax.transforms.master_weights import MasterWeightsState as MasterWeightsState
+from gradcomp_jax.transforms.master_weights import master_weights as master_weights
 from gradcomp_jax.transforms.matrix_view import Matrix as Matrix
 from gradcomp_jax.transforms.model_parallel import model_parallel as model_parallel
 from gradcomp_jax.transforms.moving_density import DensityState as DensityState
@@ -22,6 +28,8 @@ from gradcomp_jax.transforms.policies import by_size as by_size
 from gradcomp_jax.transforms.policies import by_tensor as by_tensor
 from gradcomp_jax.transforms.rate_weighted import RateWeightedState as RateWeightedState
 from gradcomp_jax.transforms.rate_weighted import rate_weighted as rate_weighted
+from gradcomp_jax.transforms.reset import reset_nonfinite as reset_nonfinite
+from gradcomp_jax.transforms.skipping import SkipWatch as SkipWatch
 from gradcomp_jax.transforms.sums import plus_trace as plus_trace
 from gradcomp_jax.transforms.sums import running_sum as running_sum
 from gradcomp_jax.transforms.warm_up import Stages as Stages

@@ -1,6 +1,7 @@
 """The exchange: per-device gradients in, the averaged update out, what was not sent in explicit state."""
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +14,14 @@ from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.per_device import PerDevice
 from gradcomp_jax.transforms.context import Context, context_of
+from gradcomp_jax.transforms.counters import count_on
 from gradcomp_jax.transforms.description import describe
 from gradcomp_jax.transforms.inbound import take_in
-from gradcomp_jax.transforms.initial_state import init_memory, init_server, refuse_other_layout
+from gradcomp_jax.transforms.initial_state import init_memory, init_server, refuse_other_layout, refuse_shared
 from gradcomp_jax.transforms.layout import Layout, View
 from gradcomp_jax.transforms.layout_rules import LayoutRules, layout_rules
 from gradcomp_jax.transforms.local import refuse_reduced
+from gradcomp_jax.transforms.made_by import MadeBy, made_by
 from gradcomp_jax.transforms.masks import Mask
 from gradcomp_jax.transforms.memory_ratio import ratio_of
 from gradcomp_jax.transforms.outbound import all_finite, outbound
@@ -27,18 +30,22 @@ from gradcomp_jax.transforms.step_keys import StepKeys
 from gradcomp_jax.transforms.transport import Transported, transport
 
 
-class ExchangeState(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ExchangeState:
     """State of :func:`exchange`.
 
     Attributes:
-        step: int32 scalar, updates seen, skipped ones included.
-        skipped: int32 scalar, exchanges skipped because some worker's gradient was not finite, or too large.
-        memory: for each group and segment, the memory as :class:`~gradcomp_jax.per_device.PerDevice` float32 rows.
+        step: int32 scalar, updates seen, skipped ones included; near 2**31 it goes on from about 2**30, as all our counters do.
+        skipped: int32 scalar, exchanges skipped because a gradient was not finite, or too large.
+        memory: for each group and segment, the memory as :class:`~gradcomp_jax.per_device.PerDevice` rows, float32 or what
+            the memory's dtype is: :class:`~gradcomp_jax.memory.Narrow` where that has scales.
         compressor: for each group and segment, the compressor's own state.
-        server: for each group, the owners' residual (``PerDevice`` of kind ``shard``) or ``()``.
+        server: for each group, the owners' residual (``PerDevice`` of kind ``shard``, kept as the memory is) or ``()``.
         memory_ratio: the norm of this worker's memories over that of its gradient, ``PerDevice`` float32 ``[1]``, estimated
             from some entries of each tensor; ``()`` without a memory. It settles near the number of steps that an entry
             waits for; if it keeps growing, something never goes out.
+        made_by: the method and its options, as ``init`` was given them; static, for checkpoints to compare.
     """
 
     step: Array
@@ -47,6 +54,9 @@ class ExchangeState(NamedTuple):
     compressor: tuple
     server: tuple
     memory_ratio: Any
+    made_by: MadeBy = dataclasses.field(default=MadeBy(), metadata={"static": True})
+
+    _replace = dataclasses.replace  # as the states of optax have it
 
 
 def exchange(
@@ -64,21 +74,22 @@ def exchange(
 
     On worker :math:`i`: the memory makes a target :math:`p^i` of the gradient, the worker sends :math:`C(p^i)`, and
     every worker's update is the mean of what arrived. Law: in every step, the mean over the workers of what the
-    memories hold, plus the server residual, plus the sum of all updates, equals the sum of all mean gradients (of the
-    unbiased codes without memory it holds in expectation).
+    memories and owners hold, plus all updates, equals the sum of all mean gradients (of unbiased codes, in expectation).
 
     Takes per-device gradients (see :func:`gradcomp_jax.local_value_and_grad`), returns updates that are equal on every
-    worker, in the gradients' dtype. Local clipping and weight decay go before it, optimizers after it. Works under
+    worker, in the gradients' dtype. Local clipping and weight decay go before it, optimizers after it:
+    ``optax.clip_by_global_norm`` before it clips each worker's gradient by that worker's norm, after it the update. Works under
     ``shard_map`` (``check_vma`` on or off), ``pmap`` and ``vmap(axis_name=...)``.
 
-    A gradient with a NaN or an infinity on any worker: all workers skip that exchange together. The update is zero, the
-    memories stay as they were, ``skipped`` goes up. So it is where what a worker sends from, gradient and memory, has a
-    magnitude above 1/(4N) of float32's largest number (2e37 for four workers), because sums could overflow; codes that add
-    entries up before they send (signs, rotations, frequencies, low rank) may skip from that over their block's entries on.
+    A gradient with a NaN or an infinity on any worker: all workers skip the exchange. The update is zero, ``skipped`` goes up,
+    and memories stay but for entries that would have every later step skipped. So it is where what a worker sends from is
+    above 1/(4N) of float32's largest number (2e37 for four workers); codes that add entries up (signs, rotations, low rank)
+    may skip from that over their block on. An update beyond its leaf's range (float16) is its largest number: memories keep
+    the rest, but not what a cast rounds.
 
-    State: :class:`ExchangeState`; memories are float32 and per device. Initialise inside the axis
-    (:func:`gradcomp_jax.init_state` does): the owners' shards, which selections in two phases have by default, depend
-    on the number of workers. Wire: the payloads, one buffer, and one word for the common decision to skip.
+    State: :class:`ExchangeState`; memories are per device, and float32 unless they are made with another dtype. Initialise
+    inside the axis (:func:`gradcomp_jax.init_state` does): the owners' shards, which selections in two phases have by default,
+    depend on the number of workers. Wire: the payloads, one buffer, and one word for the common decision to skip.
 
     Args:
         compressor: encodes the leaves of the mask, each by itself; or a policy that says which compressor for which leaf
@@ -96,13 +107,15 @@ def exchange(
             a leaf's columns (its last dimension) by itself; ``tree``, all leaves together, dealt. By default ``dealt`` for
             :func:`~gradcomp_jax.compressors.topk` and ``rows`` for all others.
         dense_compressor: for the leaves left out, which cross joined together; float32 by default.
-        key: seed (int) or typed JAX key of all randomness. The same key gives the same bits on every run.
+        key: seed (int) or typed JAX key of all randomness, for codes that draw; others do not read it. The same key
+            gives the same bits on every run.
 
     Raises:
         ValueError: at construction, if compressor, memory and collective do not go together; when traced, if the gradients
-            are already reduced over ``axis_name``, or the state is of other tensors.
+            are already reduced over ``axis_name``, or the state is of other tensors or declared replicated.
         NameError: when traced outside the axis.
     """
+    maker = made_by("exchange", locals())
     collective = co.as_collective(collective)
     if axis_name is None and isinstance(collective, co.Auto):
         # One worker has no mean to encode once more, and needs no owner's residual.
@@ -127,7 +140,7 @@ def exchange(
         if jax.tree.leaves((memories, servers)):
             # Where only owners have a residual, too: its shape alone would not tell a checkpoint how many workers there were.
             ratio = PerDevice(_compat.varying(jnp.zeros((1,), jnp.float32), axis_name), 1)
-        return ExchangeState(step, skipped, tuple(memories), tuple(states), tuple(servers), ratio)
+        return ExchangeState(step, skipped, tuple(memories), tuple(states), tuple(servers), ratio, maker)
 
     def update(
         updates: PyTree, state: ExchangeState, params: PyTree | None = None, **extra: Any
@@ -138,11 +151,12 @@ def exchange(
         refuse_reduced(updates, axis_name, layout.averaged)
         leaves, treedef = jax.tree.flatten(updates)
         if not leaves:
-            return updates, state._replace(step=state.step + 1)
+            return updates, state._replace(step=count_on(state.step))
         if context.describes:
             _together(describe(layout, context.buckets, workers), context)
             return updates, state
         refuse_other_layout(layout, state.memory)
+        refuse_shared(state, axis_name, workers.count)
         keys = StepKeys.of(key, state.step, workers.index, context.inner_axis_name)
         crossed: list[Transported] = []
         for number, bucket in enumerate(layout.buckets(context.buckets)):
@@ -158,14 +172,13 @@ def exchange(
             for message, came in zip(done.messages, done.inbound, strict=True):
                 sent |= take_in(message, came, leaves, new, ok, workers)
         result = [_result(i, leaf, sent, layout, ok, axis_name) for i, leaf in enumerate(leaves)]
-        skipped = state.skipped + jnp.where(ok, 0, 1).astype(jnp.int32)
-        return jax.tree.unflatten(treedef, result), ExchangeState(
-            state.step + 1,
-            skipped,
-            tuple(map(tuple, new.memory)),
-            tuple(map(tuple, new.compressor)),
-            tuple(new.server),
-            ratio_of(layout, new.memory, leaves, state.memory_ratio, ok),
+        return jax.tree.unflatten(treedef, result), state._replace(
+            step=count_on(state.step),
+            skipped=jnp.where(ok, state.skipped, count_on(state.skipped)),
+            memory=tuple(map(tuple, new.memory)),
+            compressor=tuple(map(tuple, new.compressor)),
+            server=tuple(new.server),
+            memory_ratio=ratio_of(layout, new.memory, leaves, state.memory_ratio, ok),
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -180,7 +193,7 @@ def _together(ok: Array, context: Context) -> Array:
 def _in_lists(state: ExchangeState) -> Any:
     """A state whose groups and segments can be replaced one by one."""
     memory, compressor = ([list(of) for of in every] for every in (state.memory, state.compressor))
-    return ExchangeState(state.step, state.skipped, memory, compressor, list(state.server), state.memory_ratio)  # type: ignore
+    return state._replace(memory=memory, compressor=compressor, server=list(state.server))
 
 
 def _result(
@@ -205,8 +218,8 @@ def _bound(axis_name: AxisName | None) -> co.Workers:
 def _unbound(axis_name: AxisName | None) -> str:
     return (
         f"the axis {axis_name!r} is not bound here: call update (and init, where state depends on the number of workers)"
-        f" inside jax.shard_map, jax.pmap or jax.vmap(axis_name={axis_name!r}), or build the transformation with"
-        " axis_name=None for one worker"
+        f" inside jax.shard_map, jax.pmap or jax.vmap(axis_name={axis_name!r}); in plain jax.jit wrap the chain in"
+        " gradcomp_jax.unreduced(tx, mesh); or build the transformation with axis_name=None for one worker"
     )
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _checks
+from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.transforms.context import context_of
 from gradcomp_jax.transforms.skipping import keep_if, took_place
@@ -101,7 +101,7 @@ def frozen_adam(
 
         branch = jnp.where(state.taken < steps, 0, 1)
         ok, new = jax.lax.switch(branch, (warming, frozen), gradient, state)
-        taken = state.taken + jnp.where(ok, 1, 0).astype(jnp.int32)
+        taken = jnp.where(ok, optax.safe_increment(state.taken), state.taken)
         for_mean = 1 - jnp.float32(b1) ** jnp.maximum(taken, 1).astype(jnp.float32)
         for_variance = 1 - jnp.float32(b2) ** jnp.clip(taken, 1, steps).astype(jnp.float32)
 
@@ -110,7 +110,7 @@ def frozen_adam(
             spread = jnp.maximum(variance, least)
             step = (mean / for_mean) / (jnp.sqrt(spread / for_variance) + jnp.float32(eps))
             # A sign has no zero: where v is, what comes of rounding would be divided by epsilon.
-            return jnp.where(ok & (spread > 0), step, 0.0).astype(like.dtype)
+            return kernels.narrowed(jnp.where(ok & (spread > 0), step, 0.0), like.dtype)
 
         result = jax.tree.map(direction, new.mean, new.variance, updates)
         return result, new._replace(taken=taken)

@@ -1,20 +1,20 @@
 """Takes in messages: the mean is decoded, every memory keeps what did not go out, owners keep theirs."""
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from gradcomp_jax import collectives as co
 from gradcomp_jax import kernels
 from gradcomp_jax._typing import Array
 from gradcomp_jax.collectives import owners
-from gradcomp_jax.per_device import is_per_device
+from gradcomp_jax.memory import narrow
+from gradcomp_jax.transforms import limits
 from gradcomp_jax.transforms.outbound import OutboundMessage, compensated
+from gradcomp_jax.transforms.writing import owners_written, written
 
 
 def take_in(
@@ -22,9 +22,9 @@ def take_in(
 ) -> dict[int, Array]:
     """Decodes what came of a message that was sent, and brings the group's state up to date.
 
-    ``state`` is that of the exchange, in lists, of which the entries of the message's segments are replaced. Returns the
-    updates of the segments' leaves by number. Where the exchange does not take place (``ok``) they are zeros, and the
-    state stays.
+    ``state`` is that of the exchange, in lists, whose entries of these segments are replaced. Returns the updates of the
+    segments' leaves by number. Where the exchange does not take place (``ok``) they are zeros, and the state is what
+    :func:`limits.held` leaves of it.
     """
     group, n = out.group, out.number
     updates: dict[int, Array] = {}
@@ -38,22 +38,35 @@ def take_in(
         mean = came.mean(span, group.laid(segment, like), ())
         updates |= group.split(segment, jnp.where(ok, mean, 0.0), leaves)
         if group.memory.keeps:
-            state.memory[n][j] = _memory(out, i, came, span, leaves, state.memory[n][j], ok)
+            state.memory[n][j] = _memory(out, i, came, span, leaves, state.memory[n][j], ok, workers)
         after, before = out.states[i], state.compressor[n][j]
         if came.added and jax.tree.leaves(after):
             after = group.compressor.next_state(after, came.mean_payload(span))
-        state.compressor[n][j] = _keep_if(ok, after, before, before)
+        state.compressor[n][j] = written(ok, after, before, before)
     if came.residual is not None:
-        server, runs = state.server[n], owners.runs(out.starts, received)
-        new = owners.put(server.value, came.residual, runs, server.rows, workers.index, workers.count)
-        state.server[n] = dataclasses.replace(server, value=jnp.where(ok, new, server.value))
+        state.server[n] = owners_written(out, came.residual, received, state.server[n], ok, workers)
     return updates
 
 
 def _memory(
-    out: OutboundMessage, i: int, came: co.InboundMessage, span: co.Span, leaves: Sequence[Array], old: Any, ok: Array
+    out: OutboundMessage, i: int, came: co.InboundMessage, span: co.Span, leaves: Any, old: Any, ok: Array, workers: Any
 ) -> Any:
     """The new memory of the message's segment number i."""
+    group, dtype = out.group, out.group.memory.dtype
+    new, before = _kept(out, i, came, span, leaves, old, ok, workers)
+    if dtype != "float32":
+        scale = narrow.scales(new, dtype)
+        if any(unit is not None for unit in scale):
+            # Computed anew, with the scales there: between the passes it would be held in float32.
+            new, before = _kept(out, i, came, span, leaves, old, (ok, scale), workers)
+        new = narrow.closed(new, dtype, scale, out.infos[i].need("key"))
+    return written(ok, new, limits.held(group, before, workers), old)
+
+
+def _kept(
+    out: OutboundMessage, i: int, came: co.InboundMessage, span: co.Span, leaves: Any, old: Any, ok: Any, workers: Any
+) -> tuple[Any, Any]:
+    """The new memory in float32, and the old one as it was kept; ``ok`` is what they wait for."""
     group, segment, info, code = out.group, out.segments[i], out.infos[i], out.compressor
     target, memory, before = compensated(group, segment, leaves, old, ok)
     payload, laid = came.taken(code, out.payloads[i], span), group.laid(segment)
@@ -69,32 +82,5 @@ def _memory(
             # Entries that no owner kept were not sent after all.
             sent_mask &= came.mean(span, laid, (ok, ok)) != 0
             sent = jnp.where(came.mean(span, laid, ok) != 0, sent, 0.0)
-    return _keep_if(ok, group.memory.update(target, sent, sent_mask, memory), before, old)
-
-
-def _keep_if(ok: Array, new: Any, old: Any, marks: Any) -> Any:
-    """New values where the exchange took place, old ones where it was skipped, with the ``PerDevice`` marks of a tree.
-
-    The last array is written first, and on CPU each waits for the one behind it: an accumulator is made of the old
-    velocity, so the velocity can only be overwritten in place, without a copy, once the accumulator is there. The other
-    backends write all of them in one pass.
-    """
-    places, treedef = jax.tree.flatten(marks, is_leaf=is_per_device)
-    triples = list(zip(places, jax.tree.leaves(new), jax.tree.leaves(old), strict=True))
-    kept: list[Any] = []
-    for mark, value, before in reversed(triples):
-        after = jnp.where(ok, value, before)
-        if after.size and len(places) > 1:
-            ok = ok & lax.platform_dependent(after.reshape(-1)[0], cpu=_known, default=_always)
-        kept.append(dataclasses.replace(mark, value=after) if is_per_device(mark) else after)
-    return jax.tree.unflatten(treedef, kept[::-1])
-
-
-def _known(first: Array) -> Array:
-    """True of every number: a dependence that the compiler cannot fold away, because a NaN differs from itself."""
-    return first == first
-
-
-def _always(first: Array) -> Array:
-    """True, and as varying over the axis as the other answer."""
-    return (first == first) | True
+    sent = limits.carried(sent, group, segment, came, span, leaves, ok, workers)
+    return group.memory.update(target, sent, sent_mask, memory), before

@@ -125,7 +125,7 @@ class Group:
             flat = segment.shards.flat(first).astype(jnp.float32)
             padding = self.memory_rows(segment) // segment.owners * block - flat.shape[1]
             return jnp.pad(flat, ((0, 0), (0, padding))).reshape(-1, block)
-        if self.view == "columns":
+        if self.view == "columns" and first.ndim:
             return kernels.as_rows(jnp.moveaxis(first, -1, 0), block)
         if len(segment.leaves) > 1:
             first = jnp.concatenate([leaves[i].reshape(-1).astype(jnp.float32) for i in segment.leaves])
@@ -138,7 +138,7 @@ class Group:
         if segment.shards:
             shard = kernels.from_rows(rows, (leaf.size // segment.shards.count,), leaf.dtype)
             return {first: segment.shards.unflat(shard, leaf.shape)}
-        if self.view == "columns" and len(segment.leaves) == 1:
+        if self.view == "columns" and leaf.ndim and len(segment.leaves) == 1:
             turned = kernels.from_rows(rows, (leaf.shape[-1], *leaf.shape[:-1]), leaf.dtype)
             return {first: jnp.moveaxis(turned, 0, -1)}
         if len(segment.leaves) == 1:
@@ -146,7 +146,7 @@ class Group:
         flat, start, result = rows.reshape(-1), 0, {}
         for i in segment.leaves:
             part = jax.lax.slice(flat, (start,), (start + like[i].size,))
-            result[i] = part.reshape(like[i].shape).astype(like[i].dtype)
+            result[i] = kernels.narrowed(part.reshape(like[i].shape), like[i].dtype)
             start += like[i].size
         return result
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from gradcomp_jax._typing import Array
+from gradcomp_jax.memory import narrow
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.transforms.layout import Layout
 
@@ -29,7 +30,7 @@ def ratio_of(layout: Layout, memory: Sequence[Sequence[Any]], gradient: Sequence
     for (group, segments), states in zip(layout.groups, memory, strict=True):
         for segment, state in zip(segments, states, strict=True):
             if group.memory.keeps:
-                rows = group.memory.held(jax.tree.map(lambda p: p.value, state, is_leaf=is_per_device))
+                rows = group.memory.held(narrow.opened(jax.tree.map(lambda p: p.value, state, is_leaf=is_per_device)))
                 kept += _squares(rows)
                 seen += sum((_squares(gradient[i]) for i in segment.leaves), jnp.zeros((), jnp.float32))
     ratio = jnp.sqrt(kept / jnp.where(seen > 0, seen, 1.0))

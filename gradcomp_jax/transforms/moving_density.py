@@ -13,6 +13,7 @@ from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import Collective, ReduceScatter, psum
 from gradcomp_jax.compressors import Compressor, RowInfo, dense, topk
 from gradcomp_jax.compressors.topk import block_for
+from gradcomp_jax.memory import narrow
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.transforms.context import context_of
 from gradcomp_jax.transforms.exchange import ExchangeState, exchange
@@ -192,7 +193,7 @@ def selection_error(
             stride = max(1, group.rows(segment) // rows)
             every = slice(None, None, stride)
             gradient = group.join(segment, {i: leaves[i] for i in segment.leaves})
-            kept = jax.tree.map(lambda p: p.value, memory, is_leaf=is_per_device)
+            kept = narrow.opened(jax.tree.map(lambda p: p.value, memory, is_leaf=is_per_device))
             target, _ = group.memory.compensate(gradient, kept)
             target, gradient = (group.encoded_rows(segment, a)[every][:rows] for a in (target, gradient))
             count = group.counts(segment)[every][:rows]

@@ -14,6 +14,7 @@ from gradcomp_jax._typing import Array
 from gradcomp_jax.collectives import owners
 from gradcomp_jax.compressors import RowInfo
 from gradcomp_jax.compressors.base import largest_of
+from gradcomp_jax.memory import narrow
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.transforms.layout import Group, Layout, Segment
 from gradcomp_jax.transforms.side_information import side_information
@@ -111,6 +112,7 @@ def outbound(
             )
             rows = target(group, segment, memories[g][j], (statistics[g][j], sides[g][j]))
             payload, code_state = group.encode(segment, rows, states[g][j], info)
+            _refuse_other_rows(group, segment, payload)
             payloads.append(payload)
             infos.append(info)
             after.append(code_state)
@@ -149,6 +151,22 @@ def outbound(
     return result
 
 
+def _refuse_other_rows(group: Group, segment: Segment, payload: Any) -> None:
+    """Refuses the payload of a compressor that does not encode row by row: no collective could split it.
+
+    Raises:
+        ValueError: if a leaf does not lead with the rows that were encoded.
+    """
+    rows = group.rows(segment)
+    for leaf in jax.tree.leaves(payload):
+        if leaf.ndim == 0 or leaf.shape[0] != rows:
+            raise ValueError(
+                f"{type(group.compressor).__name__}.encode was given {rows} rows and returned {leaf.dtype}{list(leaf.shape)} in"
+                " its payload: every array of a payload leads with the rows, so that a collective can split it. Return one"
+                " entry for each row; what is one for the whole tensor belongs in a statistic"
+            )
+
+
 def compensated(
     group: Group, segment: Segment, leaves: Sequence[Array], kept: Any, after: Any
 ) -> tuple[Array, Any, Any]:
@@ -165,7 +183,7 @@ def compensated(
     sources = {i: leaves[i].reshape(-1, block) if free else leaves[i] for i in segment.leaves}
     values = jax.tree.map(lambda p: p.value, kept, is_leaf=is_per_device)
     sources, old, _ = lax.optimization_barrier((sources, values, after))
-    target, memory = group.memory.compensate(group.join(segment, sources), old)
+    target, memory = group.memory.compensate(group.join(segment, sources), narrow.opened(old))
     return target, memory, old
 
 
@@ -211,18 +229,21 @@ def _owned(
         ValueError: if the state was made for another number of workers, or for none.
     """
     keeps = remainder in ("split", "server")
-    if not keeps and not is_per_device(server):
+    mark = narrow.values_of(server)
+    if not keeps and not is_per_device(mark):
         return None, None
-    found = server.value.shape if is_per_device(server) else None
-    if found is None or found != (server.held(workers.count), group.compressor.block):
+    found = mark.value.shape if is_per_device(mark) else None
+    if found is None or found != (mark.held(workers.count), group.compressor.block):
         raise ValueError(
             f"the owners' residual has shape {found} on this worker, which is none of {workers.count} workers: initialise"
-            " inside the axis (gradcomp_jax.init_state does), or use gradcomp_jax.resize_workers after a change of their"
-            " number"
+            " inside the axis (gradcomp_jax.init_state and init_opt_state do), or use gradcomp_jax.resize_workers after a"
+            " change of their number"
         )
     if not keeps:
         return None, None
     rows = [group.rows(s) for s in segments]
     runs = owners.runs(starts, rows)
-    residual = owners.take(server.value, runs, server.rows, workers.index, workers.count)
-    return owners.places(starts, rows, workers.count), residual
+    taken = jax.tree.map(
+        lambda p: owners.take(p.value, runs, mark.rows, workers.index, workers.count), server, is_leaf=is_per_device
+    )
+    return owners.places(starts, rows, workers.count), narrow.opened(taken)

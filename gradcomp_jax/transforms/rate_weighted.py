@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gradcomp_jax import kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.per_device import nodes_of
 from gradcomp_jax.transforms.context import with_context
@@ -84,8 +85,13 @@ def rate_weighted(
         sent, inner = inside.update(
             weighted, state.inner, None, **with_context(extra, not_gradients="rate_weighted, rate times gradient")
         )
-        result = jax.tree.map(lambda s, g: (s / unit).astype(g.dtype), sent, updates)
-        return result, RateWeightedState(state.step + 1, inner)
+
+        def unweighted(sent: Array, like: Array) -> Array:
+            # A small rate makes of what fits float32 what does not.
+            return kernels.narrowed(jnp.clip(sent / unit, -kernels.LARGEST, kernels.LARGEST), like.dtype)
+
+        result = jax.tree.map(unweighted, sent, updates)
+        return result, RateWeightedState(optax.safe_increment(state.step), inner)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

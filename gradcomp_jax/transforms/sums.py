@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _checks
+from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.transforms.skipping import keep_if, took_place
 
@@ -45,7 +45,7 @@ def running_sum(exchange: optax.GradientTransformationExtraArgs) -> optax.Gradie
         steps, inner = exchange.update(wide, state.inner, params, **extra)
         ok = took_place(state.inner, inner)
         moved = jax.tree.map(jnp.add, state.total, steps)
-        delivered = jax.tree.map(lambda m, g: jnp.where(ok, m, 0.0).astype(g.dtype), moved, updates)
+        delivered = jax.tree.map(lambda m, g: kernels.narrowed(jnp.where(ok, m, 0.0), g.dtype), moved, updates)
         return delivered, RunningSumState(keep_if(ok, moved, state.total), inner)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _compat, _specs
+from gradcomp_jax import _compat, _specs, kernels
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import fused, wait
 from gradcomp_jax.per_device import PerDevice, is_per_device
@@ -81,7 +81,9 @@ def update(
     moved, after = inside.update(tree, before, own_params, **with_context(extra, inner_axis_name=within))
     parts = jax.tree.leaves(moved)
     whole = in_buckets(fused.all_gather, parts, inner_axis_name, context, where=[s.dim is None for s in every])
-    result = [(m if w is None else _join(w, g)).astype(g.dtype) for m, w, g in zip(parts, whole, leaves, strict=True)]
+    result = [
+        kernels.narrowed(m if w is None else _join(w, g), g.dtype) for m, w, g in zip(parts, whole, leaves, strict=True)
+    ]
     marked = jax.tree.map(_mark_again, state.shard, after, is_leaf=is_per_device)
     return jax.tree.unflatten(treedef, result), ShardState(_varying(marked, axis_name, inner_axis_name))
 

@@ -1,5 +1,6 @@
 """The command line in this process."""
 
+import jax
 import pytest
 
 
@@ -11,6 +12,8 @@ def gradcomp(monkeypatch, tmp_path):
 
     from gradcomp_jax.cli.app import app
 
+    # The tests' eight devices stay: a command that asks for two must not be the first to look for devices.
+    jax.devices()
     monkeypatch.chdir(tmp_path)
 
     def call(*words):

@@ -1,12 +1,18 @@
 """``gradcomp plan``."""
 
 import json
+import pathlib
+import re
 
 import jax
 import pytest
 
+from gradcomp_jax.experiments.registered import RATES
 from gradcomp_jax.methods import METHODS
 from gradcomp_jax.methods.registry import command_name
+from gradcomp_jax.planning import Calibration, Device, Fit
+from gradcomp_jax.planning.fitting import Point
+from gradcomp_jax.planning.predict import FORMULAS_OFF
 
 pytest.importorskip("quantiphy")
 
@@ -48,6 +54,13 @@ def test_the_figures_are_written(gradcomp, tmp_path) -> None:
     assert (tmp_path / "made" / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_plan_is_printed_though_it_cannot_be_written(gradcomp, tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    result = gradcomp("plan", *ISSUE, "--methods", "dgc", "--out", "file")
+    assert result.exit_code == 2 and "Compress: dgc" in result.stdout
+    assert result.stderr.startswith("gradcomp: cannot write the results that are printed above: ")
+
+
 def test_parameters_of_your_own(gradcomp, tmp_path, monkeypatch) -> None:
     (tmp_path / "their_model.py").write_text(
         "import jax.numpy as jnp\ndef make():\n    return {'w': jnp.zeros((2048, 512)), 'b': jnp.zeros(7)}\nworse = 'no tree'\n"
@@ -59,7 +72,59 @@ def test_parameters_of_your_own(gradcomp, tmp_path, monkeypatch) -> None:
     result = gradcomp("plan", "--from", "their_model:worse")
     assert result.exit_code == 2 and "must be a tree of arrays or of their shapes" in result.stderr
     result = gradcomp("plan", "--from", "their_model:nothing")
-    assert result.exit_code == 2 and "has no attribute 'nothing'" in result.stderr
+    assert result.exit_code == 2 and "unknown name in their_model 'nothing'" in result.stderr
+    # What train takes is good enough: nothing of it is run, and a mistake in it is found.
+    (tmp_path / "their_task.py").write_text(
+        "import jax.numpy as jnp\ndef make(seed=0):\n    return (lambda p, b: 0.0), {'w': jnp.zeros((99, 99))}, [jnp.ones(8)]\n"
+        "def broken():\n    return 1 / 0\n"
+    )
+    result = gradcomp("plan", "--from", "their_task:make")
+    assert result.exit_code == 0 and "9,801 values" in result.stdout
+    result = gradcomp("plan", "--from", "their_task:broken")
+    assert "--from their_task:broken: ZeroDivisionError: division by zero (their_task.py, line 5)" in result.stderr
+
+
+def test_without_a_calibration_it_says_how_far_off_it_is(gradcomp) -> None:
+    result = gradcomp("plan", "--params", "5M")
+    assert f"how far off: {100 * FORMULAS_OFF:.0f}%, the median over measured steps" in result.stdout
+
+
+def test_a_method_that_trains_otherwise_is_not_ranked_without_a_word(gradcomp) -> None:
+    result = gradcomp("plan", "--params", "5M", "--methods", "random-k,sign-sgd,powersgd", "--link", "1Gbit")
+    assert result.exit_code == 0, result.stderr
+    marked = {row[0] for row in rows(result.stdout) if "!" in row}
+    assert marked == {"random-k", "sign-sgd"}
+    assert f"! random-k: {METHODS['random_k'].caution}." in result.stdout
+    assert f"Mind how random-k trains: {METHODS['random_k'].caution}." in result.stdout
+
+
+def test_what_a_calibration_does_not_know_is_left_out_with_a_sentence(gradcomp, tmp_path) -> None:
+    """A link of which only the all-reduce was measured."""
+    fit = Fit(alpha=1e-4, beta=1e-9, points=(Point(1024, 1e-4, 1e-4, 1e-4), Point(2**20, 1e-3, 1e-3, 1e-3)))
+    Calibration(8, {"all-reduce": fit}, Device()).save(tmp_path / "link.json")
+    result = gradcomp("plan", "--params", "5M", "--calibration", "link.json")
+    assert result.exit_code == 0, result.stderr
+    assert {row[0] for row in rows(result.stdout)} == {"dense", "powersgd"}
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("left out: ") and "dgc" in line]
+    assert line.endswith("nothing is known of all-to-all: calibrate(mesh, kinds=[..., 'all-to-all'])")
+    result = gradcomp("plan", "--params", "5M", "--calibration", "link.json", "--methods", "dgc")
+    assert result.exit_code == 2
+    assert "there is no prediction of any method but dense and dense_bf16: " in result.stderr
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_caution_is_what_the_page_says(name: str) -> None:
+    """And no method that its experiments give another learning rate, or that lost two points to bfloat16, is without one."""
+    docs = pathlib.Path(__file__).parents[2] / "docs"
+    method = METHODS[name]
+    page = (docs / "methods" / f"{method.make.__name__}.md").read_text(encoding="utf-8")
+    use = page.split("\n## When to use it, and when not\n")[1].split("\n## ")[0]
+    plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(use.split())).lower()
+    assert method.caution.lower() in plain
+    found = re.findall(r"^\| ([\w-]+) \| ([\d.]+) ± ", (docs / "results" / "digits-all.md").read_text(), re.MULTILINE)
+    accuracy = {method: float(mean) for method, mean in found}
+    loses = accuracy.get(command_name(name), 100.0) < accuracy["dense-bf16"] - 2
+    assert method.caution or not (loses or name in RATES or method.update != "mean")
 
 
 def test_a_calibration_takes_the_place_of_the_link(gradcomp, tmp_path) -> None:

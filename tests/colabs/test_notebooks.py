@@ -81,11 +81,61 @@ def test_runs_from_first_cell_to_last(path: pathlib.Path, own_kernel: str):
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-    client = nbclient.NotebookClient(notebook, timeout=300, kernel_name=own_kernel, allow_errors=False)
+    client = nbclient.NotebookClient(notebook, timeout=600, kernel_name=own_kernel, allow_errors=False)
     # Raises CellExecutionError, with the cell and its traceback, at the first cell that fails.
     client.execute(cwd=str(path.parent))
     assert not [output for output in outputs(notebook) if output.output_type == "error"]
     assert images(notebook) == images(read(path))
+
+
+@notebooks
+def test_says_first_what_runs_where(path: pathlib.Path):
+    machines = re.findall(r"^\| ([^|]+) \| .", read(path).cells[0].source, re.MULTILINE)
+    assert machines == ["machine", "Colab, CPU", "one GPU", "Colab, v5e-1", "Kaggle, v5e-8"]
+
+
+def install_cell(path: pathlib.Path) -> str:
+    """The first code cell, with what IPython would hand to pip in a variable."""
+    source = next(cell.source for cell in read(path).cells if cell.cell_type == "code")
+    magic = '    %pip install --quiet "{SOURCE}"'
+    assert source.endswith(magic)
+    return source.replace(magic, "    installed = SOURCE")
+
+
+@notebooks
+def test_all_install_in_the_same_way(path: pathlib.Path):
+    assert install_cell(path) == install_cell(NOTEBOOKS[0])
+
+
+@pytest.mark.parametrize(
+    ("files", "is_there", "expected"),
+    [
+        (
+            ["gradcomp_jax-0.1.0-py3-none-any.whl", "../pyproject.toml"],
+            False,
+            r"\./gradcomp_jax-[\w.-]+\.whl\[cli\]",
+        ),
+        (["../pyproject.toml"], False, r"\.\.\[cli\]"),
+        ([], False, r"gradcomp-jax\[cli\] @ git\+https://[\w./-]+"),
+        (["../pyproject.toml"], True, None),
+    ],
+    ids=["wheel", "checkout", "repository", "installed"],
+)
+def test_installs_from_what_there_is(
+    files: list[str], is_there: bool, expected: str | None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = tmp_path / "colabs"
+    folder.mkdir()
+    for name in files:
+        (folder / name).touch()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if is_there else None)
+    names: dict[str, Any] = {}
+    exec(install_cell(NOTEBOOKS[0]), names)
+    if expected is None:
+        assert "installed" not in names
+    else:
+        assert re.fullmatch(expected, names["installed"])
 
 
 @notebooks

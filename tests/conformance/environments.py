@@ -78,8 +78,8 @@ def mesh_of(kind: AxisType, workers: int = WORKERS) -> jax.sharding.Mesh:
     return jax.make_mesh((workers,), (AXIS,), axis_types=(kind,), devices=jax.devices()[:workers])
 
 
-def _shard_map(tx: Any, kind: AxisType, check_vma: bool) -> Environment:
-    mesh = mesh_of(kind)
+def _shard_map(tx: Any, kind: AxisType, check_vma: bool, workers: int) -> Environment:
+    mesh = mesh_of(kind, workers)
     spec = PartitionSpec(AXIS)
     placed = functools.partial(jax.device_put, device=jax.NamedSharding(mesh, spec))
     replicated = functools.partial(jax.device_put, device=jax.NamedSharding(mesh, PartitionSpec()))
@@ -103,6 +103,8 @@ def _shard_map(tx: Any, kind: AxisType, check_vma: bool) -> Environment:
         )(gradient, state, params)
 
     def call(gradient: Any, state: Any, params: Any) -> Any:
+        # Where it is already, unless a checkpoint or another number of workers had it on the host.
+        state = jax.device_put(state, gc.state_shardings(state, mesh, axis_name=AXIS))
         return update(jax.tree.map(placed, gradient), state, jax.tree.map(replicated, params))
 
     return Environment(init, call, update, True)
@@ -114,13 +116,13 @@ def vmapped_init(tx: Any, params: Any, workers: int = WORKERS) -> Any:
     return jax.jit(jax.vmap(tx.init, in_axes=None, out_axes=axes, axis_name=AXIS, axis_size=workers))(params)
 
 
-def _mapped(tx: Any, name: str) -> Environment:
+def _mapped(tx: Any, name: str, workers: int) -> Environment:
     def init(params: Any) -> Any:
         if name == "pmap":
             axes = gc.state_axes(jax.eval_shape(tx.init, params))
             # pmap needs a mapped argument; init has none but the parameters, which are replicated.
-            return jax.pmap(lambda p, _: tx.init(p), AXIS, in_axes=(None, 0), out_axes=axes)(params, np.zeros(WORKERS))
-        return vmapped_init(tx, params)
+            return jax.pmap(lambda p, _: tx.init(p), AXIS, in_axes=(None, 0), out_axes=axes)(params, np.zeros(workers))
+        return vmapped_init(tx, params, workers)
 
     @functools.cache
     def mapped(structure: Any, axes: Any) -> Any:
@@ -131,18 +133,18 @@ def _mapped(tx: Any, name: str) -> Environment:
         return jax.jit(jax.vmap(tx.update, **arguments))
 
     def call(gradient: Any, state: Any, params: Any) -> Any:
-        axes = jax.tree.leaves(gc.state_axes(state), is_leaf=lambda x: x is None)
-        return mapped(jax.tree.structure(state), tuple(axes))(gradient, state, params)
+        axes, structure = jax.tree.flatten(gc.state_axes(state), is_leaf=lambda x: x is None)
+        return mapped(structure, tuple(axes))(gradient, state, params)
 
     return Environment(init, call, None, False)
 
 
-def environment(name: str, tx: Any) -> Environment:
+def environment(name: str, tx: Any, workers: int = WORKERS) -> Environment:
     """The named environment around a transformation."""
     if name.startswith("shard_map"):
         kind = AxisType.Explicit if "explicit" in name else AxisType.Auto
-        return _shard_map(tx, kind, name.endswith("vma"))
-    return _mapped(tx, name)
+        return _shard_map(tx, kind, name.endswith("vma"), workers)
+    return _mapped(tx, name, workers)
 
 
 def by_worker(mark: gc.PerDevice, env: Environment) -> np.ndarray:

@@ -1,5 +1,8 @@
 """Methods inside the rest of optax, and misuse that must be refused."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -150,6 +153,35 @@ def test_one_worker_needs_no_axis(method: str) -> None:
     for name in params:
         np.testing.assert_allclose(np.asarray(mapped[name])[0], updates[name], rtol=1e-5, atol=1e-5)
     assert int(exchange_state(state).skipped) == 0
+
+
+@pytest.mark.parametrize("kind", [AxisType.Explicit, pytest.param(AxisType.Auto, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("code", ["frequencies", pytest.param("topk", marks=pytest.mark.slow)])
+def test_one_worker_on_a_mesh_compiles_once(code: str, kind: AxisType, compiled: Callable[[], int]) -> None:
+    """However its arrays' shardings are spelled: as placed after a restore, and as a step returns them."""
+    inner = gc.compressors.topk(0.25, block=4, dtype=jnp.float32)
+    tx = gc.exchange(
+        gc.compressors.in_frequency(inner) if code == "frequencies" else inner,
+        axis_name=AXIS,
+        view="columns",
+        collective=gc.collectives.TwoPhase("server"),
+        mask=True,
+    )
+    mesh, params = mesh_of(kind, 1), {"w": np.zeros((4, 3), np.float32)}
+    state = gc.init_state(params, tx, mesh, axis_name=AXIS).opt_state
+    marks = gc.state_specs(state, axis_name=AXIS)
+    gradient = jax.device_put({"w": np.ones((4, 3), np.float32)}, jax.NamedSharding(mesh, P(AXIS)))
+
+    @jax.jit
+    def update(gradient: Any, state: Any) -> Any:
+        return jax.shard_map(tx.update, mesh=mesh, in_specs=(P(AXIS), marks), out_specs=(P(), marks))(gradient, state)
+
+    placed = jax.device_put(state, gc.state_shardings(state, mesh, axis_name=AXIS))
+    before = compiled()
+    for start in (state, placed):
+        for _ in range(3):
+            _, start = update(gradient, start)
+    assert compiled() == before + 1
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 7])

@@ -7,6 +7,8 @@ import re
 import numpy as np
 import pytest
 
+import gradcomp_jax as gc
+
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "own_compressor.md"
 
 
@@ -44,3 +46,13 @@ def test_it_is_as_short_as_it_looks(page) -> None:
     """Nothing but the two functions and the block."""
     own = {name for name, value in vars(page["HalfPrecision"]).items() if inspect.isfunction(value)}
     assert {name for name in own if not name.startswith("__")} == {"encode", "decode"}
+
+
+def test_a_payload_that_does_not_lead_with_rows_is_refused(page) -> None:
+    class WholeTensor(page["HalfPrecision"]):
+        def encode(self, rows, state, info):
+            return (rows.astype("float16"), abs(rows).max()), state
+
+    tx = gc.exchange(WholeTensor(), axis_name="data", collective="two_phase")
+    with pytest.raises(ValueError, match=r"WholeTensor\.encode was given 32 rows and returned float32\[\]"):
+        gc.lower_update(page["params"], tx, page["mesh"])

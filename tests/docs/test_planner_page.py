@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.planning import claims, report
 from benchmarks.planning.validate import held_out
+from gradcomp_jax.planning.predict import FORMULAS_OFF
 from tests.docs.test_method_pages import python_blocks, run
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -21,6 +22,11 @@ def test_the_example_runs() -> None:
 
 def test_the_claims_are_those_of_the_benchmark() -> None:
     assert "\n".join(claims.claims_table()) in PAGE
+
+
+def test_the_command_says_the_same_of_the_formulas() -> None:
+    by_formula = PAGE.split("### The same cells by the formulas")[1]
+    assert f"| {100 * FORMULAS_OFF:.1f}% of " in by_formula.split("###")[0]
 
 
 @pytest.mark.slow

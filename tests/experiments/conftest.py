@@ -1,10 +1,12 @@
-"""A task small enough for a test."""
+"""A task small enough for a test, and a run that compiles nothing."""
 
 import dataclasses
+import shutil
 
 import pytest
 
-from gradcomp_jax.experiments import load, task
+from gradcomp_jax.experiments import Listener, load, task
+from tests.experiments.descent import Descent, stopped
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +24,27 @@ def digits_task():
         whole.settings, workers=2, epochs=2, batch_per_worker=8, warm_up_epochs=1, density=0.05
     )
     return dataclasses.replace(whole, settings=settings)
+
+
+@pytest.fixture(scope="session")
+def descent():
+    return Descent()
+
+
+@pytest.fixture(scope="session")
+def whole(descent):
+    return descent.run(0, listener=Listener())
+
+
+@pytest.fixture(scope="session")
+def two_epochs(descent, tmp_path_factory):
+    """A folder with a run that was stopped after two epochs, to be copied."""
+    folder = tmp_path_factory.mktemp("runs") / "two"
+    stopped(descent, folder, 2)
+    return folder
+
+
+@pytest.fixture
+def run(two_epochs, tmp_path):
+    shutil.copytree(two_epochs, tmp_path / "run")
+    return tmp_path / "run"

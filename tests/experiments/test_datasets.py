@@ -49,7 +49,7 @@ def test_digits_split_is_a_partition_and_always_the_same():
 
 
 def read_idx(path):
-    return datasets.parse_idx(path, datasets.unpack(path))
+    return datasets.parse_idx(path, datasets.unpack(path, "install it"))
 
 
 def test_read_idx_gives_back_what_was_written(tmp_path):
@@ -72,6 +72,17 @@ def test_read_idx_refuses_what_is_not_gzip(tmp_path):
     (tmp_path / "a.gz").write_bytes(b"no gzip")
     with pytest.raises(MissingDataError, match="not a readable gzip"):
         read_idx(tmp_path / "a.gz")
+
+
+@pytest.mark.parametrize("place", [3, 12, 40, -6, -2])
+def test_a_flipped_byte_is_one_sentence_with_the_file_and_the_remedy(tmp_path, place):
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    write_idx(path, np.random.default_rng(0).integers(0, 255, (2, 28, 28)))
+    raw = bytearray(path.read_bytes())
+    raw[place] ^= 0xFF
+    path.write_bytes(raw)
+    with pytest.raises(MissingDataError, match=r"train-images-idx3-ubyte.gz is .*; install it again: apt-get install"):
+        datasets.load("fashion-mnist", data_dir=tmp_path)
 
 
 def test_missing_fashion_mnist_names_the_command(tmp_path):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("experiments")
 def test_training_learns(method: str) -> None:
     result = train(method, "digits", workers=2, batch_per_worker=32, epochs=8, density=0.1, delay=2, every=2)
     # Ten classes: chance is a tenth.
-    assert result.final_accuracy > 0.7
+    assert result.final_evaluation > 0.7
     assert np.mean(result.loss[-5:]) < 0.5 * np.mean(result.loss[:5])
 
 
@@ -27,7 +27,7 @@ def trainers(digits, digits_task):
     """By period, a dense delayed average."""
     return {
         every: Trainer(
-            "delayed-average", digits_task, digits, dataclasses.replace(digits_task.settings, every=every, delay=3)
+            "delayed-average", digits_task.on(digits), dataclasses.replace(digits_task.settings, every=every, delay=3)
         )
         for every in (1, 4)
     }
@@ -57,11 +57,11 @@ def test_a_broken_off_run_goes_on(trainers, tmp_path) -> None:
         train_with_checkpoints(trainers[4], 1, tmp_path, listener=Breaker())
     result = train_with_checkpoints(trainers[4], 1, tmp_path)
     assert result.loss == whole.loss
-    assert result.accuracy == whole.accuracy
+    assert result.evaluation == whole.evaluation
 
 
 def test_periods_and_delays_are_checked(digits_task) -> None:
-    with pytest.raises(SettingError, match="every must be at least 1, got 0"):
+    with pytest.raises(SettingError, match="every must be a whole number from 1 to 1,000,000, got 0"):
         dataclasses.replace(digits_task.settings, every=0)
-    with pytest.raises(SettingError, match="delay must not be negative, got -1"):
+    with pytest.raises(SettingError, match="delay must be a whole number from 0 to 1,024, got -1"):
         dataclasses.replace(digits_task.settings, delay=-1)

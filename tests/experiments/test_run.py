@@ -22,27 +22,27 @@ pytestmark = pytest.mark.xdist_group("experiments")
 
 @pytest.fixture(scope="module")
 def dgc(digits_task, digits):
-    return Trainer("dgc", digits_task, digits, digits_task.settings)
+    return Trainer("dgc", digits_task.on(digits), digits_task.settings)
 
 
 @pytest.fixture(scope="module")
 def dense(digits_task, digits):
-    return Trainer("dense", digits_task, digits, digits_task.settings)
+    return Trainer("dense", digits_task.on(digits), digits_task.settings)
 
 
 @pytest.mark.parametrize("method", ["dense", "terngrad", "dgc"])
 def test_training_learns(method):
     result = train(method, "digits", workers=2, batch_per_worker=32, epochs=6, density=0.1)
     # Ten classes: chance is a tenth.
-    assert result.final_accuracy > 0.7
+    assert result.final_evaluation > 0.7
     assert np.mean(result.loss[-5:]) < 0.5 * np.mean(result.loss[:5])
 
 
-def test_result_has_one_loss_a_step_and_one_accuracy_an_epoch(dense):
+def test_result_has_one_loss_a_step_and_one_evaluation_an_epoch(dense):
     result = dense.run(0)
     assert len(result.loss) == 2 * dense.steps_per_epoch == 16
-    assert len(result.accuracy) == 2
-    assert result.final_accuracy == result.accuracy[-1]
+    assert len(result.evaluation) == 2
+    assert result.final_evaluation == result.evaluation[-1]
     assert 0 < result.step_time.lower_quartile <= result.step_time.median
     assert result.step_time.median <= result.step_time.upper_quartile
 
@@ -50,7 +50,7 @@ def test_result_has_one_loss_a_step_and_one_accuracy_an_epoch(dense):
 def test_same_seed_same_bits_and_another_seed_others(dgc):
     first, again, other = dgc.run(3), dgc.run(3), dgc.run(4)
     assert first.loss == again.loss
-    assert first.accuracy == again.accuracy
+    assert first.evaluation == again.evaluation
     assert first.loss != other.loss
 
 
@@ -58,7 +58,7 @@ def test_all_workers_together_see_the_same_batch_however_many_they_are(digits_ta
     losses = []
     for workers in (1, 4):
         settings = dataclasses.replace(digits_task.settings, workers=workers, batch_per_worker=16 // workers)
-        losses.append(Trainer("dense", digits_task, digits, settings).run(0).loss)
+        losses.append(Trainer("dense", digits_task.on(digits), settings).run(0).loss)
     # The same sums in another order.
     np.testing.assert_allclose(losses[0], losses[1], rtol=2e-3)
 
@@ -84,7 +84,7 @@ def test_a_run_hears_of_itself(dense):
             self.lengths = []
             self.results = []
 
-        def started(self, method, seed, steps):
+        def started(self, method, seed, steps, done):
             self.lengths.append(steps)
 
         def stepped(self, method, seed, step, loss):
@@ -125,11 +125,36 @@ def test_a_resumed_run_is_the_run_that_was_never_broken_off(dgc, tmp_path):
         train_with_checkpoints(dgc, 5, tmp_path, listener=StopAfter(1))
     resumed = train_with_checkpoints(dgc, 5, tmp_path)
     assert resumed.loss == whole.loss
-    assert resumed.accuracy == whole.accuracy
+    assert resumed.evaluation == whole.evaluation
     # The last two epochs are kept, and nothing else.
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch-1", "epoch-2", "run.json"]
-    with pytest.raises(SettingError, match="ask for more than 2"):
-        train_with_checkpoints(dgc, 5, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch-1", "epoch-2", "run.json", "run.lock"]
+
+
+class NeverTrains(Listener):
+    """Hears of a run that is only read."""
+
+    def __init__(self):
+        self.heard = []
+
+    def started(self, method, seed, steps, done):
+        self.heard.append((steps, done))
+
+    def stepped(self, method, seed, step, loss):
+        raise AssertionError("a step of a run that was complete")
+
+
+def test_a_complete_run_says_again_what_it_gave(digits_task, digits, dense, tmp_path):
+    first = train_with_checkpoints(dense, 5, tmp_path)
+    listener = NeverTrains()
+    again = train_with_checkpoints(dense, 5, tmp_path, listener=listener)
+    assert again == first
+    assert listener.heard == [(16, 16)]
+    fewer = dataclasses.replace(dense.settings, epochs=1)
+    with pytest.raises(SettingError, match=r"has had its 2 epochs, with 2 workers: ask for as many epochs"):
+        train_with_checkpoints(Trainer("dense", digits_task.on(digits), fewer), 5, tmp_path)
+    wider = dataclasses.replace(dense.settings, workers=4, batch_per_worker=4)
+    with pytest.raises(SettingError, match=r"has had its 2 epochs, with 2 workers: ask for as many workers"):
+        train_with_checkpoints(Trainer("dense", digits_task.on(digits), wider), 5, tmp_path)
 
 
 def damage(folder):
@@ -140,15 +165,16 @@ def damage(folder):
     path.write_bytes(held)
 
 
-def test_a_damaged_state_is_refused_and_the_one_before_it_goes_on(dgc, tmp_path):
+def test_a_damaged_state_is_refused_and_the_one_before_it_goes_on(dgc, digits_task, digits, tmp_path):
     whole = train_with_checkpoints(dgc, 6, tmp_path)
     damage(tmp_path / "epoch-2")
-    with pytest.raises(SettingError, match=r"epoch-2 is damaged \(1 of its files.*: delete it to go on from epoch 1"):
-        train_with_checkpoints(dgc, 6, tmp_path)
+    longer = Trainer("dgc", digits_task.on(digits), dataclasses.replace(dgc.settings, epochs=3))
+    with pytest.raises(SettingError, match=r"epoch-2 is damaged \(.*: delete it to go on from epoch 1"):
+        train_with_checkpoints(longer, 6, tmp_path)
     shutil.rmtree(tmp_path / "epoch-2")
     again = train_with_checkpoints(dgc, 6, tmp_path)
     assert again.loss == whole.loss
-    assert again.accuracy == whole.accuracy
+    assert again.evaluation == whole.evaluation
 
 
 def test_without_an_earlier_state_the_remedy_is_another_folder(dgc, tmp_path):
@@ -185,14 +211,14 @@ def test_a_run_that_is_stopped_while_it_saves_goes_on_from_the_state_before(dgc,
     monkeypatch.undo()
     again = train_with_checkpoints(dgc, 7, tmp_path)
     assert again.loss == whole.loss
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch-1", "epoch-2", "run.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch-1", "epoch-2", "run.json", "run.lock"]
 
 
 def test_a_run_goes_on_with_another_number_of_workers(digits_task, digits, dgc, tmp_path):
     with pytest.raises(Stop):
         train_with_checkpoints(dgc, 0, tmp_path, listener=StopAfter(1))
     settings = dataclasses.replace(dgc.settings, workers=4, batch_per_worker=4)
-    result = train_with_checkpoints(Trainer("dgc", digits_task, digits, settings), 0, tmp_path)
+    result = train_with_checkpoints(Trainer("dgc", digits_task.on(digits), settings), 0, tmp_path)
     assert result.loss[:8] == dgc.run(0).loss[:8]
     assert len(result.loss) == 16
     assert np.isfinite(result.loss).all()
@@ -221,4 +247,4 @@ def test_a_folder_with_something_else_is_refused(dense, tmp_path):
 def test_more_workers_than_devices_is_refused(digits_task, digits):
     settings = dataclasses.replace(digits_task.settings, workers=128, batch_per_worker=1)
     with pytest.raises(SettingError, match="128 workers need 128 devices"):
-        Trainer("dense", digits_task, digits, settings)
+        Trainer("dense", digits_task.on(digits), settings)

@@ -120,5 +120,6 @@ def wait_for_epoch(folder: pathlib.Path, epoch: int, running: Sequence[Process],
 
 
 def steps_shown(process: Process) -> int:
-    """Steps that a process without a terminal says it has made, at its end."""
-    return max((int(done) for done in re.findall(r"(\d+)/\d+ steps", process.stderr)), default=0)
+    """Steps that a process without a terminal says it has made, at its end, beyond those that were saved before."""
+    saved = max((int(step) for step in re.findall(r"goes on after step (\d+) of", process.stderr)), default=0)
+    return max((int(step) for step in re.findall(r"step (\d+)/\d+", process.stderr)), default=saved) - saved

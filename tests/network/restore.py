@@ -17,7 +17,7 @@ def main(address: str, index: str, count: str, workers: str, source: str, target
     jax.distributed.initialize(address, int(count), int(index))
     whole = task("digits")
     settings = dataclasses.replace(whole.settings, workers=int(workers), batch_per_worker=128 // int(workers), epochs=1)
-    like = Trainer("topk-sgd", whole, load("digits"), settings).initial_state(0)
+    like = Trainer("topk-sgd", whole.on(load("digits")), settings).initial_state(0)
     gc.save_checkpoint(target, gc.restore_checkpoint(pathlib.Path(source), like))
 
 

@@ -29,7 +29,7 @@ LIMIT_S = 120
 def trainer(method: str, *, workers: int, batch: int, epochs: int) -> Trainer:
     whole = task("digits")
     settings = dataclasses.replace(whole.settings, workers=workers, batch_per_worker=batch // workers, epochs=epochs)
-    return Trainer(method, whole, load("digits"), settings)
+    return Trainer(method, whole.on(load("digits")), settings)
 
 
 @pytest.mark.parametrize("method", ["topk-sgd", pytest.param("dgc", marks=pytest.mark.slow)])
@@ -43,7 +43,7 @@ def test_two_processes_are_one_process_with_two_devices(method: str, tmp_path: p
     expected, found = two.run(3), record(tmp_path / "saved")
     # A sum of two does not depend on their order: bit for bit.
     assert found["loss"] == list(expected.loss)
-    assert found["accuracy"] == list(expected.accuracy)
+    assert found["evaluation"] == list(expected.evaluation)
     # The first process says what came out, the other nothing.
     assert "bytes/step" in running[0].stdout and "devices of 2 processes" in running[0].stdout
     assert running[1].stdout == ""

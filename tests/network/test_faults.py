@@ -29,7 +29,7 @@ BATCH = 120
 def trainer(method: str, *, workers: int, epochs: int) -> Trainer:
     whole = task("digits")
     settings = dataclasses.replace(whole.settings, workers=workers, batch_per_worker=BATCH // workers, epochs=epochs)
-    return Trainer(method, whole, load("digits"), settings)
+    return Trainer(method, whole.on(load("digits")), settings)
 
 
 def words(folder: pathlib.Path, *, epochs: int, heartbeat: int, method: str = "topk-sgd") -> tuple[str, ...]:
@@ -77,7 +77,7 @@ def test_a_killed_worker_ends_all_and_a_restart_loses_nothing(victim: int, numbe
     # Parameters, residuals, order of the examples: the run that nobody killed, bit for bit.
     whole = trainer("topk-sgd", workers=2, epochs=epochs).run(0)
     assert after["loss"] == list(whole.loss)
-    assert after["accuracy"] == list(whole.accuracy)
+    assert after["evaluation"] == list(whole.evaluation)
 
 
 @pytest.mark.slow
@@ -115,6 +115,49 @@ def test_a_damaged_checkpoint_is_one_sentence_from_every_process(tmp_path: pathl
         assert sentence.endswith("delete it to go on from epoch 1")
 
 
+ENDED = """
+import os, sys
+import gradcomp_jax as gc
+from gradcomp_jax.cli import main
+from gradcomp_jax.distributed import exit_notice
+from gradcomp_jax.experiments import resume
+def unsaved(*args, **options):
+    raise {error}("the other process is gone")
+def dismissed(self):
+    self._send(".")
+    if begun:
+        os.abort()
+    begun.append(self)
+begun = []
+resume.save_checkpoint, exit_notice.ExitNotice.dismiss = unsaved, dismissed
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        ("ValueError", -signal.SIGABRT, "process {}: cannot save epoch 1"),
+        ("gc.distributed.ClusterError", 1, "process {} of 2 lost another process"),
+    ],
+    ids=["of a save", "of a process that is lost"],
+)
+def test_a_process_that_ends_while_an_error_is_on_its_way_says_it(
+    tmp_path: pathlib.Path, error: str, code: int, said: str
+) -> None:
+    """JAX ends a process that lost the others from within, between the error of a save and its sentence."""
+    line = ("train", "--distributed", "--coordinator", f"127.0.0.1:{free_port()}", "--processes", "2", "--process-id")
+    rest = ("--out", str(tmp_path / "out"), *words(tmp_path / "saved", epochs=2, heartbeat=20))
+    program = ENDED.replace("{error}", error)
+    commands = [[sys.executable, "-c", program, *line, str(index), *rest] for index in range(2)]
+    with started(tmp_path, commands, [environment()] * 2) as running:
+        assert wait(running, within_s=LIMIT_S) == [code] * 2, running[0].stderr + running[1].stderr
+    for process in running:
+        (sentence,) = process.sentences()
+        assert said.format(process.index) in sentence
+
+
 STUCK = """
 import sys, time, jax
 import gradcomp_jax as gc
@@ -150,7 +193,7 @@ def test_a_process_that_never_comes_is_not_waited_for_for_ever(index: int, tmp_p
     start = time.monotonic()
     with started(tmp_path, [command], [environment()]) as running:
         assert all(wait(running, within_s=60))
-    # JAX tries twice.
+    # Beside the 2 s, Python and JAX take some to start.
     assert time.monotonic() - start < 2 * 2 + MARGIN_S
     (sentence,) = running[0].sentences()
     assert "the processes did not come together at 127.0.0.1:" in sentence

@@ -1,5 +1,6 @@
 """Calibration on simulated devices: that it runs, agrees, and survives a file. Its times say nothing here."""
 
+import copy
 import importlib
 import json
 import math
@@ -115,6 +116,58 @@ def test_bad_input_is_named(mesh, tmp_path) -> None:
         Calibration.load(tmp_path / "no.json")
     with pytest.raises(ValueError, match=r"nothing is known of all-gather: calibrate\(mesh, kinds="):
         Calibration(2, {}).seconds("all-gather", 1.0)
+
+
+_KEPT = {
+    "workers": 4,
+    "fits": {
+        "all-reduce": {
+            "alpha_s": 1e-4,
+            "beta_s_per_byte": 1e-9,
+            "points": [[8, 1e-4, 1e-4, 2e-4], [64, 3e-4, 1e-4, 4e-4]],
+        }
+    },
+    "device": {"copy_rate": 1e12, "copies": {"dgc": 3.0}},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("workers", "four", "workers must be a Python number"),
+        ("workers", 0, "workers must be an integer of at least 1, got 0"),
+        ("workers", None, "workers must be a Python number"),
+        ("workers", 1e400, "infinity"),
+        ("fits", [], "has no attribute 'items'"),
+        ("fits", {"all-reduced": {}}, "did you mean 'all-reduce'"),
+        ("fits/all-reduce/alpha_s", "fast", "alpha_s of all-reduce must be a number of at least 0, got 'fast'"),
+        ("fits/all-reduce/alpha_s", -1.0, "alpha_s of all-reduce must be a number of at least 0, got -1.0"),
+        ("fits/all-reduce/beta_s_per_byte", math.nan, "must be a number of at least 0, got nan"),
+        ("fits/all-reduce/beta_s_per_byte", True, "must be a number of at least 0, got True"),
+        ("fits/all-reduce/points", [], "points of all-reduce must be of sizes that rise"),
+        ("fits/all-reduce/points", [[64, 1, 1, 1], [8, 1, 1, 1]], "points of all-reduce must be of sizes that rise"),
+        ("fits/all-reduce/points", [[8, 0, 0, 0]], "the bytes and the seconds of all-reduce must be above 0"),
+        ("fits/all-reduce/points", [[8, 1]], "a point of all-reduce must be four numbers"),
+        ("fits/all-reduce/points", [[8, "1", 1, 1]], "a point of all-reduce must be a number"),
+        ("fits/all-reduce", {"points": [[8, 1, 1, 1]]}, "'alpha_s' is missing"),
+        ("device/copy_rate", 0, "copy_rate must be above 0"),
+        ("device/copy_rate", "1e12", "copy_rate must be a number of at least 0, got '1e12'"),
+        ("device/copies", {"dgc": -3.0}, "copies of dgc must be a number of at least 0, got -3.0"),
+        ("device/copies", {"dcg": 3.0}, "did you mean 'dgc'"),
+        ("device", {"rate": 1}, "'copies' is missing"),
+    ],
+)
+def test_a_file_that_was_edited_is_one_sentence(path, value, message) -> None:
+    assert Calibration.from_dict(copy.deepcopy(_KEPT)).fits["all-reduce"].seconds(8) == 1e-4
+    kept = copy.deepcopy(_KEPT)
+    *folders, name = path.split("/")
+    place = kept
+    for folder in folders:
+        place = place[folder]
+    place[name] = value
+    with pytest.raises(ValueError, match=r"^this is no calibration \(") as caught:
+        Calibration.from_dict(kept)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_the_step_of_a_user_is_profiled() -> None:

@@ -10,25 +10,20 @@ import pytest
 
 import gradcomp_jax as gc
 from benchmarks import tpu_programs as tpu
+from benchmarks.compiled import model, programs
+from benchmarks.compiled.programs import DATA, INNER, OUTER
 from gradcomp_jax.collectives import gathering
 from gradcomp_jax.collectives.gathering import LANES
+from tests.compiled_programs import DENSE, LOSS, LOW_RANK, WIDE, count, floats, operands, smallest_matrix
 
 from .programs import ONE_SLICE, SLICED, methods, needs_compiler
 
 pytestmark = needs_compiler
 
-SLICES = tpu.TOPOLOGIES[SLICED].slices
+SLICES = tpu.TOPOLOGIES[SLICED].parts
 ITEMSIZE = {"u8": 1, "s8": 1, "u16": 2, "bf16": 2, "u32": 4, "f32": 4, "s32": 4}
-FLOATS = ("f32", "bf16", "f16")
 # Bytes to which the compiler fills an all-reduce between slices up: a tile of 1024 numbers.
 TILE = 4096
-LOSS = 4
-# What is dense by name: the baseline in float32.
-DENSE = "dense"
-# Its payloads are float32 factors, those of all matrices in one all-reduce.
-LOW_RANK = "powersgd"
-# Selections of ten entries of a block or more, which take more temporaries than others.
-WIDE = ("gradient_dropping", "topk_sgd", "random_k", "ef21", "demo", "sparcml")
 
 on_one_slice = pytest.mark.parametrize(
     ("method", "topology"), [case for topology in ONE_SLICE for case in methods(topology)]
@@ -36,17 +31,8 @@ on_one_slice = pytest.mark.parametrize(
 on_slices = pytest.mark.parametrize(("method", "topology"), methods(SLICED))
 
 
-def operands(report: gc.WireReport, axis: tuple[str, ...] | None = None) -> dict[tuple[str, str], int]:
-    """Bytes put in by kind and element type, of the collectives along these axes."""
-    sums: dict[tuple[str, str], int] = {}
-    for row in report.rows:
-        if axis is None or row.axis == axis:
-            sums[row.kind, row.dtype] = sums.get((row.kind, row.dtype), 0) + row.operand_bytes
-    return sums
-
-
-def count(report: gc.WireReport, kind: str, dtype: str) -> int:
-    return sum(row.count for row in report.rows if (row.kind, row.dtype) == (kind, dtype))
+def train_step(method: str, topology: str, *, hierarchical: bool = False) -> programs.Program:
+    return programs.train_step(method, tpu.TOPOLOGIES[topology], hierarchical=hierarchical)
 
 
 def filling(report: gc.WireReport) -> dict[tuple[str, str], int]:
@@ -58,29 +44,18 @@ def filling(report: gc.WireReport) -> dict[tuple[str, str], int]:
     }
 
 
-def smallest_matrix(devices: int = 1) -> int:
-    """Bytes of the smallest compressed leaf, or of a chip's shard of it, in bfloat16."""
-    return min(2 * math.prod(leaf.shape) for leaf in tpu.parameters().values() if len(leaf.shape) > 1) // devices
-
-
-def floats(report: gc.WireReport, *axes: str) -> int:
-    """The largest operand of floating-point numbers that crosses one of the axes."""
-    between = [row for row in report.rows if row.axis is None or set(row.axis) & set(axes)]
-    return max((row.operand_bytes for row in between if row.dtype in FLOATS), default=0)
-
-
 @on_one_slice
 def test_one_slice_sends_what_was_asked_for(method: str, topology: str) -> None:
     """To the byte, by kind and element type: so no all-gather became an all-reduce, and nothing was widened."""
-    program = tpu.train_step(method, topology)
+    program = train_step(method, topology)
     assert operands(program.made) == operands(program.asked)
 
 
 @on_one_slice
 def test_one_slice_sends_what_was_predicted(method: str, topology: str) -> None:
-    program = tpu.train_step(method, topology)
-    chips = program_size(topology)
-    predicted = tpu.predicted(method, chips)
+    program = train_step(method, topology)
+    chips = tpu.TOPOLOGIES[topology].size
+    predicted = programs.predicted(method, chips)
     # A shard is filled up once and sent to everybody else.
     most = (chips - 1) * sum(filling(predicted).values())
     loss = math.ceil(2 * (chips - 1) * LOSS / chips)
@@ -91,23 +66,19 @@ def test_one_slice_sends_what_was_predicted(method: str, topology: str) -> None:
 
 @on_one_slice
 def test_one_slice_has_no_dense_collective_of_floats(method: str, topology: str) -> None:
-    largest = floats(tpu.train_step(method, topology).made, tpu.DATA)
+    largest = floats(train_step(method, topology).made, DATA)
     if method == DENSE:
-        assert largest >= tpu.gradient_bytes()
+        assert largest >= model.gradient_bytes()
     else:
         assert largest < smallest_matrix()
-
-
-def program_size(topology: str) -> int:
-    return tpu.TOPOLOGIES[topology].mesh().size
 
 
 @on_slices
 def test_between_slices_a_shard_sends_what_the_method_alone_would(method: str, topology: str) -> None:
     """``hierarchical``: between slices, the method's own collectives for a chip's shard, and the loss."""
-    program = tpu.train_step(method, topology, hierarchical=True)
-    predicted = tpu.predicted(method, SLICES, devices=program_size(topology) // SLICES)
-    wanted, made = operands(predicted), operands(program.made, (tpu.SLICES,))
+    program = train_step(method, topology, hierarchical=True)
+    predicted = programs.predicted(method, SLICES, devices=tpu.TOPOLOGIES[topology].inner_size)
+    wanted, made = operands(predicted), operands(program.made, (OUTER,))
     assert set(made) == set(wanted) | {("all-reduce", "f32")}
     for key, filled in filling(predicted).items():
         assert 0 <= made.pop(key) - wanted.pop(key) <= filled
@@ -120,8 +91,8 @@ def test_between_slices_a_shard_sends_what_the_method_alone_would(method: str, t
 @on_slices
 def test_between_slices_nothing_is_sent_that_was_not_asked_for(method: str, topology: str) -> None:
     """The same to the byte against the program as it was lowered, but for the tiles of all-reduces."""
-    program = tpu.train_step(method, topology, hierarchical=True)
-    asked, made = operands(program.asked, (tpu.SLICES,)), operands(program.made, (tpu.SLICES,))
+    program = train_step(method, topology, hierarchical=True)
+    asked, made = operands(program.asked, (OUTER,)), operands(program.made, (OUTER,))
     extra = made.pop(("all-reduce", "f32")) - asked.pop(("all-reduce", "f32"), 0)
     assert LOSS <= extra < TILE * count(program.made, "all-reduce", "f32")
     assert made == asked
@@ -130,25 +101,25 @@ def test_between_slices_nothing_is_sent_that_was_not_asked_for(method: str, topo
 @on_slices
 def test_within_a_slice_a_reduce_scatter_stays_one(method: str, topology: str) -> None:
     """Of all gradients, filled up to tiles; an all-reduce in its place would send twice the bytes."""
-    made = operands(tpu.train_step(method, topology, hierarchical=True).made, (tpu.CHIPS,))
-    chips = program_size(topology) // SLICES
+    made = operands(train_step(method, topology, hierarchical=True).made, (INNER,))
+    chips = tpu.TOPOLOGIES[topology].inner_size
     tiles = chips * 4 * gathering.LANES * gathering.ROWS
-    assert tpu.gradient_bytes() <= made["reduce-scatter", "f32"] < tpu.gradient_bytes() + tiles
+    assert model.gradient_bytes() <= made["reduce-scatter", "f32"] < model.gradient_bytes() + tiles
     assert made.get(("all-reduce", "f32"), 0) <= TILE
 
 
 @on_slices
 @pytest.mark.parametrize("hierarchical", [False, True], ids=["all-chips", "hierarchical"])
 def test_no_dense_float_crosses_slices(method: str, topology: str, hierarchical: bool) -> None:
-    program = tpu.train_step(method, topology, hierarchical=hierarchical)
-    chips = program_size(topology) // SLICES
-    largest = floats(program.made, tpu.SLICES)
+    program = train_step(method, topology, hierarchical=hierarchical)
+    chips = tpu.TOPOLOGIES[topology].inner_size
+    largest = floats(program.made, OUTER)
     if method == DENSE:
         # The compiler itself reduces within a slice first.
-        assert largest >= tpu.gradient_bytes() // chips
+        assert largest >= model.gradient_bytes() // chips
     elif hierarchical and method == LOW_RANK:
         # A shard of a matrix is a thin one, and its factors are a quarter of it in bfloat16.
-        assert largest < tpu.gradient_bytes() // 2 // chips // 4
+        assert largest < model.gradient_bytes() // 2 // chips // 4
     elif hierarchical:
         assert largest < smallest_matrix(chips)
     else:
@@ -158,8 +129,8 @@ def test_no_dense_float_crosses_slices(method: str, topology: str, hierarchical:
 @on_slices
 def test_a_method_over_all_chips_crosses_slices_with_what_was_asked_for(method: str, topology: str) -> None:
     """The compiler takes an all-gather over both axes in two steps, between slices first: each shard crosses once a slice."""
-    program = tpu.train_step(method, topology)
-    both, chips = (tpu.SLICES, tpu.CHIPS), program_size(topology) // SLICES
+    program = train_step(method, topology)
+    both, chips = (OUTER, INNER), tpu.TOPOLOGIES[topology].inner_size
     asked, between, inside = (operands(program.asked, both), *(operands(program.made, (axis,)) for axis in both))
     for kind, dtype in asked:
         if kind == "all-to-all":
@@ -180,10 +151,10 @@ def test_a_method_over_all_chips_crosses_slices_with_what_was_asked_for(method: 
 def test_a_step_fits(method: str, topology: str) -> None:
     """State, gradients and temporaries: a few gradients, far below a chip's memory, and the state is updated in place."""
     for hierarchical in (False, True) if topology == SLICED else (False,):
-        program = tpu.train_step(method, topology, hierarchical=hierarchical)
-        assert program.peak < 1e9 * tpu.TOPOLOGIES[topology].hbm
+        program = train_step(method, topology, hierarchical=hierarchical)
+        assert program.peak < 1e9 * tpu.TOPOLOGIES[topology].memory
         # The v5e holds most of a small model's in its vector memory.
         most = 8 if method in WIDE and not topology.startswith("v5e") else 3
-        assert program.memory.temp_size_in_bytes <= most * tpu.gradient_bytes()
+        assert program.memory.temp_size_in_bytes <= most * model.gradient_bytes()
         # The parameters at least.
-        assert program.memory.alias_size_in_bytes >= tpu.gradient_bytes()
+        assert program.memory.alias_size_in_bytes >= model.gradient_bytes()

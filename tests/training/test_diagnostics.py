@@ -37,6 +37,12 @@ def test_of_an_exchange() -> None:
     )
 
 
+def test_bytes_are_those_of_the_report() -> None:
+    tx = gc.dense(axis_name="data")
+    report = gc.wire_bytes(gc.lower_update({"w": np.zeros((4, 4), np.float32)}, tx, mesh_of(2)).compile())
+    assert report.sent == gc.diagnostics(tx.init({"w": np.zeros((4, 4))}), wire=report)["wire/bytes_per_step"] > 0
+
+
 def test_without_a_memory_there_is_no_ratio() -> None:
     found = gc.diagnostics(stepped(optax.chain(gc.terngrad(axis_name="data"), optax.sgd(0.1))))
     assert set(found) == {"exchange/steps", "exchange/skipped"}

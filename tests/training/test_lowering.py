@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import gradcomp_jax as gc
-from benchmarks.tpu_programs import trace_step
+from benchmarks.compiled.programs import trace_step
 
 AXES = ("slices", "chips")
 SHAPES = {"w": jax.ShapeDtypeStruct((64, 128), jnp.float32), "b": jax.ShapeDtypeStruct((128,), jnp.float32)}

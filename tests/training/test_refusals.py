@@ -30,14 +30,45 @@ def take_a_step(tx: optax.GradientTransformation, mesh: jax.sharding.Mesh | None
     return gc.make_train_step(loss, tx, mesh, **options)(state, on(mesh, batch(0)))
 
 
-def test_a_donated_state() -> None:
+def test_a_donated_state(tmp_path) -> None:
     mesh, tx = mesh_of(N), chain()
     step = gc.make_train_step(loss, tx, mesh)
     state = gc.init_state(params(), tx, mesh)
     new, _ = step(state, on(mesh, batch(0)))
     with pytest.raises(ValueError, match=r"donated to an earlier step.*donate=False"):
         step(state, on(mesh, batch(0)))
+    others = (
+        lambda: gc.save_checkpoint(tmp_path / "saved", state),
+        lambda: gc.checkpoint_metadata(state),
+        lambda: gc.resize_workers(state, old=N, new=2),
+        lambda: gc.diagnostics(state),
+    )
+    for use in others:
+        with pytest.raises(
+            ValueError, match=r"donated to an earlier step.*go on with the state that the step returned"
+        ):
+            use()
+    assert not any(tmp_path.iterdir())
     step(new, on(mesh, batch(0)))
+
+
+@pytest.mark.parametrize("on_host", (False, True))
+def test_a_state_of_another_number_of_workers(on_host: bool) -> None:
+    mesh, tx = mesh_of(N), chain()
+    state = gc.init_state(params(), tx, mesh_of(2))
+    state = jax.tree.map(np.asarray, state) if on_host else state
+    sentence = r"state is of 2 workers, and the mesh has 8 along 'data': .*resize_workers\(state, old=2, new=8\)"
+    with pytest.raises(ValueError, match=sentence):
+        gc.make_train_step(loss, tx, mesh)(state, on(mesh, batch(0)))
+
+
+def test_a_state_on_other_devices() -> None:
+    mesh, tx = mesh_of(N), optax.chain(gc.dense(axis_name="data"), optax.sgd(0.1))
+    state = gc.init_state(params(), tx, mesh_of(2))
+    with pytest.raises(
+        ValueError, match=r"lies on other devices than the 8 of the step's mesh: make the state on that"
+    ):
+        gc.make_train_step(loss, tx, mesh)(state, on(mesh, batch(0)))
 
 
 def test_without_donation_a_state_is_used_again() -> None:

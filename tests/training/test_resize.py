@@ -161,6 +161,62 @@ def test_owners_rows_alone_have_nowhere_to_go() -> None:
     assert np.any(gc.resize_workers({"shard": shard}, old=8, new=3)["shard"].value)
 
 
+def stacked(state, workers: int):
+    """As pmap and vmap hold it: the workers' rows on a dimension of their own."""
+
+    def up(leaf):
+        value = np.asarray(leaf.value)
+        return dataclasses.replace(leaf, value=value.reshape(workers, len(value) // workers, *value.shape[1:]))
+
+    return jax.tree.map(lambda x: up(x) if marked(x) else x, state, is_leaf=marked)
+
+
+def joined_state(tx, workers: int):
+    """A state in which every per-device value is another, as shapes say, and nothing is compiled."""
+    params = {"a": np.zeros((33, 20), np.float32), "b": np.zeros((7, 40), np.float32)}
+    shapes = jax.eval_shape(jax.vmap(lambda _: tx.init(params), axis_name="data"), np.zeros(workers))
+    rng = np.random.default_rng(0)
+
+    def fill(leaf):
+        if not marked(leaf):
+            return np.zeros(leaf.shape[1:], leaf.dtype)
+        shape = leaf.value.shape
+        return dataclasses.replace(leaf, value=rng.normal(size=(shape[0] * shape[1], *shape[2:])).astype(np.float32))
+
+    return jax.tree.map(fill, shapes, is_leaf=marked)
+
+
+@pytest.mark.parametrize("new", (1, 3, 16))
+@pytest.mark.parametrize("name", METHODS)
+def test_values_that_lie_stacked_stay_so(name: str, new: int) -> None:
+    joined = {"opt": joined_state(METHODS[name](), 8), "step": np.int32(4)}
+    want = stacked(gc.resize_workers(joined, old=8, new=new), new)
+    jax.tree.map(np.testing.assert_array_equal, gc.resize_workers(stacked(joined, 8), old=8, new=new), want)
+
+
+def test_one_row_is_the_same_either_way() -> None:
+    """Replicas, say: values that have one row on each device."""
+    value = np.arange(24, dtype=np.float32).reshape(4, 6)
+    for form in (gc.PerDevice(value, 1), gc.PerDevice(value[:, None], 1)):
+        resized = gc.resize_workers({"x": form}, old=4, new=2)["x"].value
+        np.testing.assert_array_equal(resized.reshape(2, 6), np.tile(value.mean(axis=0), (2, 1)))
+        assert resized.ndim == form.value.ndim
+
+
+def test_a_state_that_is_stacked_as_a_whole_is_refused() -> None:
+    exchange = stacked(joined_state(METHODS["topk_sgd"](), 8), 8)
+    pmapped = exchange._replace(step=np.zeros(8, np.int32), skipped=np.zeros(8, np.int32))
+    with pytest.raises(
+        ValueError, match=r"also what all workers share.*in_axes and out_axes of gradcomp_jax.state_axes"
+    ):
+        gc.resize_workers({"opt": pmapped}, old=8, new=5)
+
+
+def test_a_stacked_state_of_another_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="pass the number of workers that the state was made for as old="):
+        gc.resize_workers(stacked(joined_state(METHODS["dgc"](), 8), 8), old=4, new=2)
+
+
 def test_no_rows_and_narrow_dtypes() -> None:
     empty = gc.resize_workers(gc.PerDevice(np.zeros((0, 5), np.float32), 0), old=2, new=3)
     assert empty.value.shape == (0, 5)

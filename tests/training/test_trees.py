@@ -13,6 +13,7 @@ import optax
 import pytest
 
 import gradcomp_jax as gc
+from gradcomp_jax.replicas.outer import cut
 from tests.training.problem import mesh_of, on
 
 N = 8
@@ -80,14 +81,36 @@ def test_any_tree_trains_alike(name: str, expected: list[float]) -> None:
     assert jax.tree.structure(state.params) == jax.tree.structure(TREES[name])
 
 
-def test_leaves_that_are_none_are_saved_and_resized(tmp_path: pathlib.Path) -> None:
-    tx = optax.chain(exchange(), optax.sgd(0.5))
-    _, state = trained(TREES["none"], tx)
+def test_leaves_that_are_none_or_without_entries_are_saved_and_resized(tmp_path: pathlib.Path) -> None:
+    tree, tx = {**TREES["none"], "empty": np.zeros((0, 4), np.float32)}, optax.chain(exchange(), optax.sgd(0.5))
+    _, state = trained(tree, tx)
     gc.save_checkpoint(tmp_path / "saved", state)
-    half = mesh_of(N // 2)
-    restored = gc.restore_checkpoint(tmp_path / "saved", gc.init_state(TREES["none"], tx, half))
-    for ours, theirs in zip(jax.tree.leaves(restored.params), jax.tree.leaves(state.params), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for workers in (N // 2, N):
+        restored = gc.restore_checkpoint(tmp_path / "saved", gc.init_state(tree, tx, mesh_of(workers)))
+        for ours, theirs in zip(jax.tree.leaves(restored.params), jax.tree.leaves(state.params), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+            assert ours.shape == theirs.shape
+    assert restored.params["empty"].shape == (0, 4)
+
+
+def test_a_replica_of_a_leaf_without_entries_is_resized() -> None:
+    mark = gc.PerDevice(np.zeros((4, 0, 8), np.float32), 1, lifted=True)
+    assert gc.resize_workers(mark, old=4, new=3).value.shape == (3, 0, 8)
+
+
+@pytest.mark.parametrize("sizes", [(32, 0), (0, 32), (0, 0), (5, 0, 0), ()])
+def test_parts_of_a_tree_with_leaves_without_entries(sizes: tuple[int, ...]) -> None:
+    for parts in range(1, max(2, len(sizes) + 1)):
+        found = cut([np.zeros(size) for size in sizes], parts)
+        assert len(found) == parts and sorted(i for part in found for i in part) == list(range(len(sizes)))
+        assert not sizes or all(found)
+
+
+def test_a_tree_of_nothing_but_empty_leaves_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"all 2 parameters are without entries, such as one of shape \(0, 4\): there is"
+    ):
+        trained([np.zeros((0, 4), np.float32), np.zeros(0, np.float32)], optax.chain(exchange(), optax.sgd(0.5)))
 
 
 FREEZE = {

@@ -103,6 +103,11 @@ def test_a_tensor_without_a_rule_is_an_error(policy, message) -> None:
             "collective='all_reduce' needs payloads that add up",
         ),
         (
+            lambda: gc.exchange(gc.compressors.dense("bfloat16"), axis_name=AXIS, collective="all_reduce"),
+            ValueError,
+            "a sum of bfloat16 numbers rounds, and no memory keeps what it loses; use collective='two_phase'",
+        ),
+        (
             lambda: gc.exchange(gc.qsgd, axis_name=AXIS),
             TypeError,
             "exchange takes a compressor or a policy, got <function",

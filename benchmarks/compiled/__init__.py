@@ -1,0 +1,1 @@
+"""Programs that a TPU or GPU compiler makes for devices that nobody has to own; nothing runs."""

@@ -1,0 +1,136 @@
+"""What an exchange of a large gradient tree costs a device by its compiler's count: memory passes, kernels, temporaries."""
+
+import dataclasses
+import json
+import pathlib
+import time
+from typing import Any
+
+import jax
+
+import gradcomp_jax as gc
+from benchmarks.compiled import model
+from benchmarks.compiled.programs import DATA, Topology
+from gradcomp_jax.audit.collectives import base_opcode, is_later_half, transfer_of
+from gradcomp_jax.audit.hlo import Computation, Module, parse_module
+from gradcomp_jax.audit.syntax import parse_names
+from gradcomp_jax.methods.registry import METHODS
+
+# Instructions that launch nothing: names of values, and calls of what is counted by itself.
+SILENT = (
+    "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "opt-barrier", "partition-id",
+    "replica-id", "call", "while", "conditional", "async-start", "domain",
+)  # fmt: skip
+CALLED = (
+    "to_apply", "calls", "called_computations", "body", "branch_computations", "true_computation", "false_computation",
+)  # fmt: skip
+
+VARIANTS = {
+    "terngrad, downlink='ternary'": lambda: gc.terngrad(axis_name=DATA, downlink="ternary"),
+    "dgc, warm_up": lambda: gc.dgc(axis_name=DATA, warm_up=gc.warm_up(100)),
+}
+"""Options whose programs differ much from those of the defaults."""
+
+CASES = {name: lambda method=method: method.build(axis_name=DATA) for name, method in METHODS.items()} | VARIANTS
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What one update of a method costs.
+
+    Attributes:
+        passes: bytes read and written by the compiler's count, over those of the gradient.
+        kernels: operations that a device launches, collectives left out; a loop's body and a branch once each.
+        temporaries: bytes over those of the gradient.
+        sent: bytes that one worker sends.
+        seconds: CPU time to trace and to compile.
+    """
+
+    passes: float
+    kernels: int
+    temporaries: float
+    sent: int
+    seconds: float
+
+
+def measure(case: str, params: model.Shapes, topology: Topology) -> Row:
+    """Compiles one update of a case for a gradient tree, with its state donated."""
+    began = time.process_time()
+    compiled = gc.lower_update(params, CASES[case](), topology.mesh(), axis_name=topology.axis_name).compile()
+    seconds, gradient = time.process_time() - began, model.gradient_bytes(params)
+    return Row(
+        passes=round(bytes_accessed(compiled) / gradient, 2),
+        kernels=kernels(compiled.as_text()),
+        temporaries=round(compiled.memory_analysis().temp_size_in_bytes / gradient, 2),
+        sent=gc.wire_bytes(compiled, branch=-1).sent,
+        seconds=round(seconds, 1),
+    )
+
+
+def bytes_accessed(compiled: jax.stages.Compiled) -> float:
+    """Bytes that a program reads and writes, by its compiler's count."""
+    costs = compiled.cost_analysis()
+    if not costs:
+        # Without a GPU the plugin's client answers with nothing; XLA's own count of the same program needs no client of it.
+        from jax._src.lib import _jax
+
+        (module,) = compiled.runtime_executable().hlo_modules()
+        costs = _jax.hlo_module_cost_analysis(jax.devices("cpu")[0].client, module)
+    return costs["bytes accessed"]
+
+
+def kernels(text: str) -> int:
+    """Counts what a compiled program launches, collectives left out."""
+    module, seen = parse_module(text), set()
+
+    def count(computation: Computation) -> int:
+        if computation.name in seen:
+            return 0
+        seen.add(computation.name)
+        return sum(launches(instruction, computation) for instruction in computation.instructions.values())
+
+    def launches(instruction: Any, computation: Computation) -> int:
+        if is_later_half(instruction) or is_collective(instruction, computation, module):
+            return 0
+        if instruction.opcode not in SILENT:
+            return 1
+        names = [name for key in CALLED for name in parse_names(instruction.attributes.get(key, ""))]
+        return sum(count(module.computation(name)) for name in names)
+
+    return count(module.entry)
+
+
+def is_collective(instruction: Any, computation: Computation, module: Module) -> bool:
+    """Whether an instruction communicates, or starts to."""
+    inert = base_opcode(instruction) in ("while", "conditional", "call")
+    return not inert and transfer_of(instruction, computation, module) is not None
+
+
+class Rows:
+    """Rows by tree and case, kept in a JSON file so that a run that was cut goes on where it was."""
+
+    def __init__(self, path: str = ""):
+        self._path = pathlib.Path(path) if path else None
+        found = json.loads(self._path.read_text()) if self._path and self._path.exists() else {}
+        self.found = {key: {name: Row(**row) for name, row in rows.items()} for key, rows in found.items()}
+
+    def get(self, case: str, tree: str, topology: Topology) -> Row:
+        """The row as it was kept, else compiled now."""
+        rows = self.found.setdefault(f"{topology.name}, {tree}", {})
+        if case not in rows:
+            rows[case] = measure(case, model.TREES[tree](), topology)
+            # Rows share no programs.
+            jax.clear_caches()
+            self._write()
+        return rows[case]
+
+    def kept(self, case: str, tree: str, topology: Topology) -> Row | None:
+        """The row, if there is one."""
+        return self.found.get(f"{topology.name}, {tree}", {}).get(case)
+
+    def _write(self) -> None:
+        if self._path:
+            plain = {
+                key: {name: dataclasses.asdict(row) for name, row in rows.items()} for key, rows in self.found.items()
+            }
+            self._path.write_text(json.dumps(plain, indent=1) + "\n")

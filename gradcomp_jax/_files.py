@@ -1,0 +1,93 @@
+"""Files that appear whole: written beside their place, under a name that nobody can guess, then renamed."""
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import stat
+
+_DRAFT = re.compile(r"\.[0-9a-f]{16}\.new")
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OLD_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def write_whole(path: str | os.PathLike[str], content: bytes | str, *, follow: bool = True) -> None:
+    """Writes a file so that its path has the earlier content or all of the new one, at every moment.
+
+    What is there keeps its mode. Nothing is left behind when writing fails; a process that is killed meanwhile leaves a file
+    that :func:`is_draft` knows.
+
+    Args:
+        path: of the file. Its folder must exist.
+        content: text is written as UTF-8.
+        follow: whether a link there is meant, as in a path that a user typed: its target is replaced, and the link stays. What
+            is no file, such as ``/dev/stdout``, is written to. Without, for names that a program chooses, a link is replaced
+            and its target is not touched.
+
+    Raises:
+        OSError: if the file cannot be written, or what is there is neither a file nor a link.
+    """
+    place, data = os.path.abspath(path), content.encode() if isinstance(content, str) else content
+    before = _status(place, follow)
+    is_file = before is not None and stat.S_ISREG(before.st_mode)
+    if follow:
+        if (before is not None and not is_file) or place.startswith(("/dev/", "/proc/")):
+            with open(place, "wb") as file:
+                file.write(data)
+            return
+        place = os.path.realpath(place)
+    elif before is not None and not is_file and not stat.S_ISLNK(before.st_mode):
+        raise FileExistsError(errno.EEXIST, "There is something that is not a file", place)
+    if is_file and not os.access(place, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), place)
+    folder, name = os.path.split(place)
+    # A long name has no room for more.
+    draft = os.path.join(folder, f"{name[:50]}.{secrets.token_hex(8)}.new")
+    number = os.open(draft, _NEW_FILE, 0o666)
+    try:
+        with open(number, "wb") as file:
+            if before is not None and is_file:
+                os.fchmod(number, stat.S_IMODE(before.st_mode))
+            file.write(data)
+            file.flush()
+            os.fsync(number)
+        os.replace(draft, place)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(draft)
+        raise
+
+
+def is_draft(name: str, of: str) -> bool:
+    """Says whether a name is that of a draft of a file, which :func:`write_whole` has not renamed."""
+    return name.startswith(of) and _DRAFT.fullmatch(name, len(of)) is not None
+
+
+def read_file(path: str | os.PathLike[str], *, limit: int) -> bytes | None:
+    """Returns what is in a file, or ``None`` if there is none.
+
+    Raises:
+        OSError: if the path is a link, a folder or another thing that is not a file, or has more than ``limit`` bytes.
+    """
+    try:
+        number = os.open(path, _OLD_FILE)
+    except FileNotFoundError:
+        return None
+    try:
+        found = os.fstat(number)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "This is not a file", os.fspath(path))
+        if found.st_size > limit:
+            raise OSError(errno.EFBIG, f"This has more than {limit} bytes", os.fspath(path))
+        with open(number, "rb", closefd=False) as file:
+            return file.read(limit)
+    finally:
+        os.close(number)
+
+
+def _status(path: str, follow: bool) -> os.stat_result | None:
+    try:
+        return os.stat(path, follow_symlinks=follow)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,85 @@
+"""Who hears how runs go on."""
+
+import dataclasses
+from typing import Any
+
+from gradcomp_jax.experiments.results import Metric, RunResult, Wire
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Past:
+    """All that a run needs to go on after an epoch.
+
+    Attributes:
+      state: the training state, placed on the mesh.
+      loss: mean training loss of every step so far.
+      evaluation: the metric after every epoch so far.
+      seconds: what every step so far took.
+      metric: what ``evaluation`` is.
+    """
+
+    state: Any
+    loss: tuple[float, ...] = ()
+    evaluation: tuple[float, ...] = ()
+    seconds: tuple[float, ...] = ()
+    metric: Metric = "accuracy"
+
+
+class Listener:
+    """Hears how runs go on; every method here does nothing."""
+
+    def compiling(self, method: str) -> None:
+        """Tells that a step is about to be compiled."""
+
+    def compiled(self, method: str, wire: Wire) -> None:
+        """Tells that it is compiled, and what it sends."""
+
+    def started(self, method: str, seed: int, steps: int, done: int) -> None:
+        """Tells that a run of ``steps`` steps starts, or goes on where ``done`` of them are past."""
+
+    def stepped(self, method: str, seed: int, step: int, loss: float) -> None:
+        """Tells that step ``step`` (from 1) of a run is done."""
+
+    def finished_epoch(self, method: str, seed: int, epoch: int, past: Past) -> None:
+        """Tells that epoch ``epoch`` (from 1) is done; ``past.state`` is valid until this returns."""
+
+    def finished(self, result: RunResult) -> None:
+        """Tells that a run is done."""
+
+
+class Listeners(Listener):
+    """Tells several listeners, in their order."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        """Takes the listeners, the first of which hears of everything first."""
+        self._listeners = listeners
+
+    def compiling(self, method: str) -> None:
+        """Passes it on."""
+        for listener in self._listeners:
+            listener.compiling(method)
+
+    def compiled(self, method: str, wire: Wire) -> None:
+        """Passes it on."""
+        for listener in self._listeners:
+            listener.compiled(method, wire)
+
+    def started(self, method: str, seed: int, steps: int, done: int) -> None:
+        """Passes it on."""
+        for listener in self._listeners:
+            listener.started(method, seed, steps, done)
+
+    def stepped(self, method: str, seed: int, step: int, loss: float) -> None:
+        """Passes it on."""
+        for listener in self._listeners:
+            listener.stepped(method, seed, step, loss)
+
+    def finished_epoch(self, method: str, seed: int, epoch: int, past: Past) -> None:
+        """Passes it on."""
+        for listener in self._listeners:
+            listener.finished_epoch(method, seed, epoch, past)
+
+    def finished(self, result: RunResult) -> None:
+        """Passes it on."""
+        for listener in self._listeners:
+            listener.finished(result)

@@ -1,0 +1,268 @@
+"""What a checkpoint says of itself: which methods made the state, and a digest of every array."""
+
+import dataclasses
+import json
+import pathlib
+import warnings
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from gradcomp_jax._typing import PyTree
+from gradcomp_jax.per_device import nodes_within
+from gradcomp_jax.replicas import MARKED
+from gradcomp_jax.training.refusals import refuse_donated
+from gradcomp_jax.transforms import ExchangeState
+from gradcomp_jax.transforms.made_by import MadeBy, made_by
+from gradcomp_jax.transforms.policies import path_name
+
+FILE = "_CHECKPOINT_METADATA"
+"""Where Orbax keeps what it is given as custom metadata: in a checkpoint, or in the folder of a manager's step."""
+
+_KEY = "gradcomp_jax"
+
+_OF_THE_WIRE = ("density", "downlink_density", "k", "k_downlink", "bits", "dtype", "collective", "remainder", "mask")
+_OF_THE_STEP = ("momentum", "decay", "weight_decay", "clip", "clip_norm", "learning_rate", "rate", "alpha", "beta")
+_OF_THE_RUN = ("warm_up", "warm_up_steps", "every", "key", "seed", "generator", "b1", "b2", "eps", "floor")
+_MAY_CHANGE = frozenset((*_OF_THE_WIRE, *_OF_THE_STEP, *_OF_THE_RUN))
+"""Options that say how much is sent, how fast, or by which numbers: what is stored means the same with another value."""
+
+
+def checkpoint_metadata(state: PyTree) -> dict[str, Any]:
+    """Returns what a checkpoint says of a state, for ``custom_metadata`` of an ``orbax.checkpoint.CheckpointManager``.
+
+    ``manager.save(step, args=ocp.args.StandardSave(state), custom_metadata=gc.checkpoint_metadata(state))`` writes what
+    :func:`save_checkpoint` does: the methods of the state's exchanges with their options, and of every array its shape, dtype
+    and the CRC-32 of each shard, which :func:`restore_checkpoint` compares. The arrays are read once, each
+    by a process that holds it; with several processes all of them call this.
+
+    Args:
+        state: the state that is saved, before a step takes its memory.
+
+    Returns:
+        A dictionary for JSON.
+    """
+    refuse_donated(state)
+    record = {"made_by": [list(maker) for maker in _makers(state)], "arrays": _arrays(state)}
+    return {_KEY: {"record": record, "crc32": _crc_of(record)}}
+
+
+def read_record(path: pathlib.Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any] | None:
+    """Returns the record of a checkpoint; ``None`` where none was written.
+
+    Args:
+        path: the folder with the arrays: the checkpoint, or an item of a manager's step.
+        shapes: of the arrays that are there, by name.
+
+    Raises:
+        ValueError: if the record is damaged, or of other arrays.
+    """
+    for folder in (path, path.parent):
+        if not (folder / FILE).is_file():
+            continue
+        try:
+            written = json.loads((folder / FILE).read_bytes())
+            kept = (written.get("custom_metadata") or {}).get(_KEY)
+            whole = kept is None or _crc_of(kept["record"]) == kept["crc32"]
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{FILE} cannot be read") from error
+        if not whole:
+            raise ValueError(f"{FILE} differs from what was saved")
+        if kept is None:
+            return None
+        same = {name: tuple(entry["shape"]) for name, entry in kept["record"]["arrays"].items()} == shapes
+        if not same and folder == path:
+            raise ValueError("the list of its arrays differs from what was saved")
+        # A step of several items has one record, of one of them.
+        return kept["record"] if same else None
+    return None
+
+
+def compare_makers(path: pathlib.Path, record: Mapping[str, Any] | None, like: PyTree) -> None:
+    """Refuses a state that another method made; warns of options that may differ and do, and where nothing is known.
+
+    Raises:
+        ValueError: naming what differs.
+    """
+    wanted = _makers(like)
+    if record is None:
+        if wanted:
+            warnings.warn(
+                f"the checkpoint at {path} does not say which method made it, and has no digests: an earlier version wrote it,"
+                " or a CheckpointManager without custom_metadata=gradcomp_jax.checkpoint_metadata(state). It is restored"
+                " unchecked; save it again with gradcomp_jax.save_checkpoint",
+                stacklevel=3,
+            )
+        return
+    saved = [(name, dict(options)) for name, options in record["made_by"]]
+    # Where there are more or fewer of them, the arrays differ too, and are named.
+    for (name, options), (wanted_name, wanted_options) in zip(saved, wanted, strict=False):
+        differing = [
+            option
+            for option in dict.fromkeys([*options, *wanted_options])
+            if _said(options, option) != _said(wanted_options, option)
+        ]
+        strict = [option for option in differing if not _may_change(option)]
+        if name != wanted_name:
+            strict, differing = [], []
+        if name != wanted_name or strict:
+            raise ValueError(
+                f"the checkpoint at {path} was saved with {_called(name, options, strict)}, and is to be restored into"
+                f" {_called(wanted_name, wanted_options, strict)}: build the state with what wrote it, or pass"
+                " check_method=False to take its arrays as they are"
+            )
+        if differing:
+            warnings.warn(
+                f"the checkpoint at {path} was saved with {_called(name, options, differing)}, and goes on with"
+                f" {_called(wanted_name, wanted_options, differing)}",
+                stacklevel=3,
+            )
+
+
+def refuse_damaged(tree: PyTree, record: Mapping[str, Any] | None) -> None:
+    """Compares restored arrays with their digests: each process the shards that it holds, all with one outcome.
+
+    Raises:
+        ValueError: naming the first array that differs, in every process.
+    """
+    if record is None:
+        return
+    named = _named(tree)
+    damaged = next((i for i, (name, leaf) in enumerate(named) if not _is_whole(leaf, record["arrays"][name])), -1)
+    if jax.process_count() > 1:
+        damaged = int(np.max(multihost_utils.process_allgather(np.int32(damaged))))
+    if damaged >= 0:
+        raise ValueError(f"its array {named[damaged][0]!r} differs from what was saved")
+
+
+def _may_change(option: str) -> bool:
+    """Whether what is stored means the same with another value of an option; of a memory's dtype it does not."""
+    return option != "memory.dtype" and option.rpartition(".")[2] in _MAY_CHANGE
+
+
+def _said(options: Mapping[str, str], option: str) -> str | None:
+    """An option's value; before memories could be narrow, no checkpoint named their dtype."""
+    return options.get(option, "float32" if option in ("memory_dtype", "memory.dtype") else None)
+
+
+def _makers(state: PyTree) -> list[tuple[str, dict[str, str]]]:
+    """The methods of a state in the order of its tree: exchanges, and what surrounds them where replicas differ."""
+    found = nodes_within(state, lambda node: isinstance(node, (ExchangeState, *MARKED)))
+    makers = [node.made_by if isinstance(node, ExchangeState) else _of_static(node) for node in found]
+    return [(maker.name, dict(maker.options)) for maker in makers]
+
+
+def _of_static(node: Any) -> MadeBy:
+    """Type and static fields of a state."""
+    static = [field.name for field in dataclasses.fields(node) if field.metadata.get("static")]
+    return made_by(type(node).__name__, {name: getattr(node, name) for name in static})
+
+
+def _called(name: str, options: Mapping[str, str], shown: list[str]) -> str:
+    """A method as it would be called, with some of its options."""
+    return f"{name}({', '.join(f'{option}={options[option]}' for option in shown if option in options)})"
+
+
+def _crc_of(record: Any) -> int:
+    return zlib.crc32(json.dumps(record, sort_keys=True).encode())
+
+
+def _named(tree: PyTree) -> list[tuple[str, Any]]:
+    return [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def _arrays(state: PyTree) -> dict[str, Any]:
+    """Of every array its shape, dtype, in how many shards each dimension lies, and their digests in C order."""
+    found: dict[str, Any] = {}
+    digests: dict[str, dict[str, int]] = {}
+    for name, leaf in _named(state):
+        array = _data(leaf)
+        counts = [1] * array.ndim
+        if isinstance(array, jax.Array):
+            shard = array.sharding.shard_shape(array.shape)
+            counts = [size // part if part else 1 for size, part in zip(array.shape, shard, strict=True)]
+        found[name] = {"shape": list(array.shape), "dtype": str(array.dtype), "shards": counts}
+        digests[name] = {
+            str(_number(place, counts, array.shape)): _crc(data) for place, data in _pieces(array, first=True)
+        }
+    for every in _of_all_processes(digests):
+        for name, some in every.items():
+            digests[name] |= some
+    for name, entry in found.items():
+        entry["crc32"] = [digests[name][str(number)] for number in range(len(digests[name]))]
+    return found
+
+
+def _is_whole(leaf: Any, entry: Mapping[str, Any]) -> bool:
+    array = _data(leaf)
+    if list(array.shape) != entry["shape"]:
+        return False
+    for place, data in _pieces(array):
+        for cell, digest in zip(_cells(entry), entry["crc32"], strict=True):
+            if _holds(place, cell) and _crc(data[_within(cell, place)].astype(jnp.dtype(entry["dtype"]))) != digest:
+                return False
+    return True
+
+
+Place = tuple[tuple[int, int], ...]
+"""Of every dimension where a part of an array begins and ends."""
+
+
+def _cells(entry: Mapping[str, Any]) -> Iterator[Place]:
+    """The places of an array's shards, in C order."""
+    sizes = [size // count for size, count in zip(entry["shape"], entry["shards"], strict=True)]
+    for index in np.ndindex(*entry["shards"]):
+        yield tuple((i * size, (i + 1) * size) for i, size in zip(index, sizes, strict=True))
+
+
+def _number(place: Place, counts: list[int], shape: tuple[int, ...]) -> int:
+    """Which of an array's shards, in C order, lies at a place."""
+    starts = [start * count // max(size, 1) for (start, _), count, size in zip(place, counts, shape, strict=True)]
+    return int(np.ravel_multi_index(starts, counts)) if starts else 0
+
+
+def _pieces(array: Any, *, first: bool = False) -> Iterator[tuple[Place, np.ndarray]]:
+    """What this process holds of an array; with ``first`` each part in one process only."""
+    if not isinstance(array, jax.Array) or (array.is_fully_addressable and not first):
+        yield tuple((0, size) for size in array.shape), np.asarray(array)
+        return
+    for shard in array.addressable_shards:
+        if not first or shard.replica_id == 0:
+            bounds = (part.indices(size)[:2] for part, size in zip(shard.index, array.shape, strict=True))
+            yield tuple(bounds), np.asarray(shard.data)
+
+
+def _holds(place: Place, cell: Place) -> bool:
+    return all(a <= c and d <= b for (a, b), (c, d) in zip(place, cell, strict=True))
+
+
+def _within(cell: Place, place: Place) -> tuple[slice, ...]:
+    return tuple(slice(c - a, d - a) for (a, _), (c, d) in zip(place, cell, strict=True))
+
+
+def _crc(data: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
+
+
+def _data(leaf: Any) -> Any:
+    """An array; of a typed key its data."""
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(leaf)
+    return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+
+
+def _of_all_processes(value: Any) -> list[Any]:
+    """A value for JSON of every process."""
+    if jax.process_count() == 1:
+        return [value]
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    lengths = np.asarray(multihost_utils.process_allgather(np.int32(text.size))).reshape(-1)
+    padded = np.zeros(int(lengths.max()), np.uint8)
+    padded[: text.size] = text
+    rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(lengths), -1)
+    return [json.loads(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]

@@ -1,0 +1,155 @@
+"""A fresh train state, or an optimizer's alone, on a mesh."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from gradcomp_jax import _compat, _specs, per_device
+from gradcomp_jax._typing import AxisName, PyTree
+from gradcomp_jax.per_device import is_per_device
+from gradcomp_jax.training import refusals
+from gradcomp_jax.training.state import (
+    TrainState,
+    check_axis,
+    lift_replicas,
+    manual_specs,
+    model_field,
+    state_shardings,
+    state_specs,
+    with_parts,
+)
+
+
+def init_state(
+    params: PyTree,
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    axis_name: AxisName = "data",
+    param_specs: PyTree | None = None,
+    replicas: bool = False,
+    model_state: PyTree = (),
+    own_model_state: bool = False,
+) -> Any:
+    """Returns a fresh train state on a mesh: parameters where their specs say, per-device state split along the axis.
+
+    Args:
+        params: any tree of arrays: plain, ``flax.linen`` variables or ``flax.nnx`` state; whole, also where they are to be
+            sharded. Or a state with ``replace``, ``step``, ``params`` and ``opt_state``, such as flax's ``TrainState``: a state
+            of the same type is returned, with ``opt_state`` made anew, and ``model_state`` (or ``batch_stats``) if it has that.
+        tx: an optax transformation, with or without an exchange in it.
+        mesh: with the axis among its names, of Auto or Explicit axis type. Further axes are left to the compiler.
+        axis_name: the axis of the workers.
+        param_specs: the parameters' ``PartitionSpec`` on the mesh, a tree or a prefix of it; replicated by default.
+        replicas: whether every worker has parameters of its own, equal at first, as the methods of
+            :mod:`gradcomp_jax.replicas` need it: parameters and the optimizer's state are then :class:`PerDevice` (all but
+            what an exchange or such a method holds, which say by themselves what differs). :func:`make_train_step` sees
+            that from the state; :func:`gradcomp_jax.consolidate` makes one set of parameters again.
+        model_state: what the model itself changes, such as the statistics of batch normalisation.
+        own_model_state: whether every worker keeps a model state of its own; otherwise a step averages it over the workers.
+            Replicas always do.
+
+    Returns:
+        A :class:`TrainState`, or what ``params`` was a state of.
+
+    Raises:
+        ValueError: if the mesh has no such axis, replicas are asked to lie along it, or no parameter has an entry.
+    """
+    if all(hasattr(params, name) for name in ("replace", "params", "opt_state")):
+        field = model_field(params)
+        inside = init_state(
+            params.params,
+            tx,
+            mesh,
+            axis_name=axis_name,
+            param_specs=param_specs,
+            replicas=replicas,
+            model_state=getattr(params, field) if field else (),
+            own_model_state=own_model_state,
+        )
+        more = {field: inside.model_state} if field else {}
+        return with_parts(params, step=inside.step, params=inside.params, opt_state=inside.opt_state, **more)
+    check_axis(mesh, axis_name)
+    if replicas and param_specs is not None:
+        raise ValueError("replicas=True gives every worker whole parameters: leave param_specs out")
+    every = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
+    if every and all(0 in shape for shape in every):
+        raise ValueError(
+            f"all {len(every)} parameters are without entries, such as one of shape {every[0]}: there is nothing to train;"
+            " pass the parameters of a model"
+        )
+    places = _specs.by_leaf(param_specs, params)
+    # A copy: the train step donates its state, and must not take the caller's parameters with it.
+    leaves = [
+        jax.device_put(jnp.array(p), NamedSharding(mesh, s))
+        for p, s in zip(jax.tree.leaves(params), places, strict=True)
+    ]
+    params = jax.tree.unflatten(jax.tree.structure(params), leaves)
+    model_state = jax.tree.map(
+        lambda x: jax.device_put(jnp.array(x), NamedSharding(mesh, PartitionSpec())), model_state
+    )
+
+    def start(params: PyTree, model_state: PyTree) -> TrainState:
+        if replicas:
+            params = _compat.varying(params, axis_name)
+        if replicas or own_model_state:
+            model_state = per_device.lift(_compat.varying(model_state, axis_name))
+        state = TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), model_state)
+        return lift_replicas(state) if replicas else state
+
+    names = _specs.names_of(axis_name)
+    mapping: dict[str, Any] = {"mesh": mesh, "axis_names": set(names)}
+    in_specs = manual_specs(param_specs, params, axis_name)
+    shapes = _compat.local_shapes(start, params, model_state, in_specs=(in_specs, PartitionSpec()), **mapping)
+    specs = state_specs(shapes, axis_name=axis_name, param_specs=None if replicas else in_specs)
+    mapped = jax.shard_map(start, in_specs=(in_specs, PartitionSpec()), out_specs=specs, **mapping)
+
+    def place(params: PyTree, model_state: PyTree) -> TrainState:
+        state = mapped(params, model_state)
+        if param_specs is None or AxisType.Explicit in mesh.axis_types:
+            return state
+        # Zeros have no sharding of their own: moments would lie whole on every device until the first step.
+        places = state_shardings(state, mesh, axis_name=axis_name, param_specs=param_specs)
+        return jax.tree.map(_constrain, state, places, is_leaf=is_per_device)
+
+    # Through the same shard_map as a train step's state, so that the first step and the second are one program.
+    state = jax.jit(place)(params, model_state)
+    refusals.warn_of_two_momenta(state.opt_state)
+    return state
+
+
+def init_opt_state(
+    params: PyTree,
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    axis_name: AxisName = "data",
+    param_specs: PyTree | None = None,
+) -> tuple[PyTree, PyTree]:
+    """Returns the optimizer's fresh state and its specs, for a ``jax.shard_map`` of one's own.
+
+    ``opt_state, specs = gc.init_opt_state(params, tx, mesh)``: ``specs`` goes into ``in_specs`` and ``out_specs`` where the
+    state goes in and comes out.
+
+    Args:
+        params: as for :func:`init_state`; not donated, not moved.
+        tx: likewise.
+        mesh: likewise.
+        axis_name: likewise.
+        param_specs: likewise.
+
+    Raises:
+        ValueError: if the mesh has no such axis.
+    """
+    state = init_state(params, tx, mesh, axis_name=axis_name, param_specs=param_specs)
+    manual = None if param_specs is None else manual_specs(param_specs, params, axis_name)
+    return state.opt_state, state_specs(state, axis_name=axis_name, param_specs=manual).opt_state
+
+
+def _constrain(leaf: Any, place: Any) -> Any:
+    """An array where it belongs; per-device state is where ``shard_map`` has put it."""
+    return leaf if is_per_device(leaf) else lax.with_sharding_constraint(leaf, place)

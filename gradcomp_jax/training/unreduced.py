@@ -1,0 +1,107 @@
+"""A chain with an exchange in plain ``jax.jit``, where gradients are of the workers and nobody has added them up."""
+
+from typing import Any
+
+import jax
+import optax
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from gradcomp_jax import _compat, _specs, per_device
+from gradcomp_jax._typing import AxisName, PyTree
+from gradcomp_jax.per_device import is_per_device
+from gradcomp_jax.training import refusals
+from gradcomp_jax.training.initial import init_opt_state
+from gradcomp_jax.training.state import check_axis
+from gradcomp_jax.transforms.policies import path_name
+
+
+def unreduced(
+    tx: optax.GradientTransformation, mesh: Mesh, *, axis_name: AxisName = "data"
+) -> optax.GradientTransformationExtraArgs:
+    """Runs a chain with an exchange on gradients that the workers have not added up, outside of the axis.
+
+    In a loop of plain ``jax.jit`` over sharded arrays the compiler adds gradients up, densely, before any transformation sees
+    them. This takes them as each worker's own and maps ``tx`` over the workers::
+
+        tx = gc.unreduced(optax.chain(gc.dgc(axis_name="data"), optax.sgd(0.1)), mesh)
+        value_and_grad = gc.local_value_and_grad(loss, axis_name="data", mesh=mesh)
+
+    ``init`` and ``update`` are then called as those of any optax transformation, in ``jax.jit`` or not, and by whatever holds
+    one: flax's ``TrainState.create``, for instance. Gradients come from :func:`gradcomp_jax.local_value_and_grad` with
+    ``mesh=``. On a mesh whose axis is of Explicit type they may also come from ``jax.grad`` of the mean loss over the whole
+    batch, with respect to ``jax.reshard(params, jax.P(reduced={"data"}))``: they are then arrays of the type
+    ``unreduced={"data"}``. Gradients of several micro-batches may be added up before one update.
+
+    State: that of ``tx``, per-device state split along the axis. Wire: that of ``tx``.
+
+    Args:
+        tx: an optax transformation that averages over ``axis_name``; all replicas have the same parameters.
+        mesh: with the axis among its names. Further axes are left to the compiler.
+        axis_name: the axis of the workers.
+
+    Raises:
+        ValueError: if the mesh has no such axis; when traced, inside the axis, for gradients that are added up already, and
+            as :func:`make_train_step` does for a chain without an exchange.
+    """
+    check_axis(mesh, axis_name)
+    names = _specs.names_of(axis_name)
+    update_with_extra = optax.with_extra_args_support(tx).update
+    everywhere = PartitionSpec()
+
+    def init(params: PyTree) -> PyTree:
+        _refuse_inside(axis_name)
+        return init_opt_state(params, tx, mesh, axis_name=axis_name)[0]
+
+    def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, PyTree]:
+        _refuse_inside(axis_name)
+        refusals.refuse_unmapped(state, mesh, axis_name)
+        by_worker = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: _spec(path, leaf, axis_name), updates, is_leaf=is_per_device
+        )
+        specs = per_device.state_specs(state, axis_name=axis_name)
+
+        def own(gradient: Any) -> Any:
+            if is_per_device(gradient):
+                return per_device.lower(gradient)
+            # Its part of the gradient of a mean over all workers' batches is 1/N of the gradient of its own.
+            return _compat.own_part(gradient, axis_name) * lax.axis_size(axis_name)
+
+        def one_worker(updates: PyTree, state: PyTree, params: PyTree | None) -> tuple[PyTree, PyTree]:
+            own_gradients = jax.tree.map(own, updates, is_leaf=is_per_device)
+            with refusals.branches_explained():
+                moved, new = update_with_extra(own_gradients, state, params, **extra)
+            refusals.refuse_updates(moved, own_gradients if params is None else params, axis_name)
+            return moved, new
+
+        mapped = jax.shard_map(
+            one_worker,
+            mesh=mesh,
+            axis_names=set(names),
+            in_specs=(by_worker, specs, everywhere),
+            out_specs=(everywhere, specs),
+        )
+        return mapped(updates, state, params)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _refuse_inside(axis_name: AxisName) -> None:
+    if any(_compat.axis_size(name) is not None for name in _specs.names_of(axis_name)):
+        raise ValueError(
+            f"gradcomp_jax.unreduced maps its chain over {axis_name!r} by itself, and here that axis is mapped already: inside"
+            " jax.shard_map, jax.pmap and make_train_step use the chain without it"
+        )
+
+
+def _spec(path: Any, leaf: Any, axis_name: AxisName) -> Any:
+    """How one gradient lies over the workers."""
+    if per_device.is_lifted(leaf):
+        return per_device.state_specs(leaf, axis_name=axis_name)
+    if _compat.is_unreduced(leaf, axis_name):
+        return PartitionSpec(unreduced=set(_specs.names_of(axis_name)))
+    raise ValueError(
+        f"the gradient{f' of {path_name(path)!r}' if path else ''} is added up over {axis_name!r} already, by a dense"
+        " all-reduce: take gradients from gradcomp_jax.local_value_and_grad(loss, axis_name=..., mesh=mesh), or, on a mesh of"
+        f" Explicit type, with respect to jax.reshard(params, jax.P(reduced={{{axis_name!r}}}))"
+    )

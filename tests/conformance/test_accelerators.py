@@ -1,0 +1,74 @@
+"""What is shaped differently for accelerators computes the numbers that CPU's programs do."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from gradcomp_jax import kernels
+from gradcomp_jax.methods import registry
+
+from .environments import AXIS, environment
+from .methods import METHODS
+from .test_conformance import gradients, parameters
+
+
+@pytest.fixture
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Lets programs be lowered as for a GPU, but for sums, whose order is another one there."""
+    chosen = lax.platform_dependent
+
+    def elsewhere(*operands: Any, default: Callable[..., Any], **platforms: Callable[..., Any]) -> Any:
+        if getattr(platforms.get("cpu"), "__module__", "").endswith(".reductions"):
+            return chosen(*operands, default=default, **platforms)
+        return default(*operands)
+
+    return lambda: monkeypatch.setattr(lax, "platform_dependent", elsewhere)
+
+
+@pytest.mark.parametrize("k", (1, pytest.param(10, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.slow)))
+def test_a_dealt_selection(accelerator: Callable[[], None], k: int) -> None:
+    """The last line is cut by the vector's end, and a row of the matrix lies in two lines."""
+    rng = np.random.default_rng(k)
+    deal = kernels.Deal(128 * 96, 256, 49)
+    flat = rng.standard_normal(deal.size).astype(np.float32)
+
+    def selected(flat: Any) -> Any:
+        index, value = kernels.top_of_dealt(flat, deal, k)
+        index = index % 256
+        rows = kernels.place_in_rows(index, value, 256)
+        packed = kernels.place_packed(index, value.astype(jnp.bfloat16), deal, 96)
+        marks = kernels.mark_in_rows(jnp.where(value > 0, index, -1), 256)
+        return index, value, kernels.place_dealt(index, value, deal, 96), packed, rows, marks
+
+    here = jax.jit(selected)(flat)
+    accelerator()
+    for name, a, b in zip(
+        ("index", "value", "dealt", "packed", "rows", "marks"), here, jax.jit(selected)(flat), strict=True
+    ):
+        np.testing.assert_array_equal(a, b, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", sorted(set(METHODS) & set(registry.METHODS)))
+def test_updates_and_memories(accelerator: Callable[[], None], method: str) -> None:
+    def steps() -> list[Any]:
+        world, params = environment("vmap", METHODS[method].make(AXIS)), parameters()
+        state, found = world.init(params), []
+        for step in range(3):
+            updates, state = world.update(gradients("normal", step), state, params)
+            found.append(jax.tree.leaves((updates, state)))
+        return found
+
+    here = steps()
+    accelerator()
+    for step, (a, b) in enumerate(zip(here, steps(), strict=True)):
+        for x, y in zip(a, b, strict=True):
+            if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+                continue
+            x, y = (np.asarray(value, np.float64) for value in (x, y))
+            np.testing.assert_allclose(y, x, rtol=1e-5, atol=1e-5 * np.abs(x).max(initial=0), err_msg=f"step {step}")

@@ -1,0 +1,131 @@
+"""The guides run as they are written: all code of a page in one go, and what the page says of it holds."""
+
+import contextlib
+import functools
+import io
+import logging
+import re
+from pathlib import Path
+
+import jax
+import optax
+import pytest
+
+import gradcomp_jax as gc
+from gradcomp_jax.methods.traffic import traffic_of
+from tests.docs.test_method_pages import python_blocks
+
+DOCS = Path(__file__).parents[2] / "docs"
+OUTPUT = re.compile(r"<!-- output: .* -->\n```text\n(.*?)^```", re.DOTALL | re.MULTILINE)
+ROW = re.compile(r"^\| .*? \| `(gc\..*?)` \| .* \| .* \|$", re.MULTILINE)
+
+
+# A reader's session is not strict about dtypes.
+pytestmark = pytest.mark.standard_promotion
+
+
+def text_of(page: str) -> str:
+    return (DOCS / f"{page}.md").read_text(encoding="utf-8")
+
+
+@functools.cache
+def run(page: str) -> tuple[dict, list[str]]:
+    """The names that a page's code leaves, and what each block printed."""
+    names: dict = {"__name__": page}
+    printed = []
+    for block in python_blocks(text_of(page)):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(compile(block, f"docs/{page}.md", "exec"), names)
+        printed.append(out.getvalue())
+    return names, printed
+
+
+@pytest.mark.slow
+def test_when_not_to_compress() -> None:
+    names, printed = run("when_not_to_compress")
+    (output,) = OUTPUT.findall(text_of("when_not_to_compress"))
+    assert output in printed, "\n".join(printed)
+    verdicts = re.findall(r"  (do not compress|compress) ", output)
+    assert set(verdicts) == {"compress", "do not compress"} and verdicts[0] == "do not compress"
+    dense, int8 = names["sent"].values()
+    assert int8 < dense
+
+
+@pytest.mark.slow
+def test_debugging() -> None:
+    """Each check finds what it is there to find, and finds nothing where nothing is."""
+    names, printed = run("debugging")
+    first, finite, ratio, worse, wire, explained, reduced, disagree, _, refused, memory, again = printed
+    assert "exchange/memory_ratio" in first
+    assert "skipped: 1\nparameters unchanged: True" in finite and "bad input: [0]" in finite
+    assert ratio == "rises less and less: True\n"
+    assert "equal at density 1: True" in worse
+    assert "all-to-all" in wire and "a dense all-reduce in the program: False" in wire
+    assert "| w2 | 64 x 8 | dense |" in explained
+    assert "already reduced over 'data'" in reduced and "local_value_and_grad" in reduced
+    assert disagree == "parameters differ by 0.0\n"
+    donated, outside = refused.splitlines()
+    assert "donated to an earlier step" in donated and "gradcomp_jax.init_state" in outside
+    assert "temporaries:" in memory and again == ""
+    # And the checks that found nothing do find it.
+    copies = [jax.device_put(float(i), device) for i, device in enumerate(jax.devices()[:2])]
+    lie = jax.make_array_from_single_device_arrays((), jax.NamedSharding(jax.make_mesh((2,), ("a",)), jax.P()), copies)
+    assert names["disagreement"]({"w": lie}) == 1.0
+    dense = gc.dense(axis_name="data")
+    state, step = names["start"](dense)
+    report = gc.wire_bytes(step.lower(state, names["batch"]).compile())
+    assert max(row.operand_bytes for row in report.rows if row.kind == "all-reduce") >= names["model_bytes"] // 2
+
+
+@pytest.mark.slow
+def test_a_step_that_was_taken_before_compiles_nothing(caplog) -> None:
+    names, _ = run("debugging")
+    step, state = names["step"], names["state"]
+    with caplog.at_level(logging.WARNING), jax.log_compiles():
+        step(state, names["batch"])
+    assert "Compiling" not in caplog.text
+    half = jax.tree.map(lambda leaf: leaf[:32], jax.device_get(names["batch"]))
+    half = jax.device_put(half, gc.data_sharding(names["mesh"], axis_name="data"))
+    with caplog.at_level(logging.WARNING), jax.log_compiles():
+        step(state, half)
+    assert "Compiling" in caplog.text
+
+
+@pytest.mark.slow
+def test_recipes() -> None:
+    names, printed = run("recipes")
+    _, accumulated, mixed, transformer, _, clipped, _, frozen, _ = printed
+    sends, others, mean = (float(line.split(":")[1]) for line in accumulated.splitlines())
+    assert others < 100 < sends and mean == (sends + 3 * others) / 4
+    assert "float32" in mixed
+    assert "| embedding | 512 x 64 | BlockQuantized" in transformer and "| layer_0/norm | 64 | dense |" in transformer
+    assert frozen.startswith("unchanged: True")
+    assert names["last"] < 1.0
+    assert names["evaluated"]["w1"].shape == (32, 64)
+    norms = names["norms"]
+    # A mean of clipped gradients is no longer than the bound; what is clipped after the mean is exactly as long.
+    assert norms["after"] == pytest.approx(0.01, rel=1e-4) and norms["before"] < 0.01
+    assert norms["local_clip"] == pytest.approx(norms["before"] / len(jax.devices()) ** 0.5, rel=0.05)
+    assert all(line for line in clipped.splitlines())
+
+
+@pytest.mark.slow
+def test_coming_from() -> None:
+    names, printed = run("coming_from")
+    _, begun = printed
+    steps, dense, compressed = begun.split()
+    assert int(steps) == 10 and float(compressed) < float(dense)
+    assert names["loss_now"] < 1.0
+
+
+def test_every_hook_has_a_transformation_that_is_built() -> None:
+    """The code in the table, which says itself what each sends."""
+    expressions = ROW.findall(text_of("coming_from").partition("<!-- table: hooks -->")[2])
+    assert len(expressions) == text_of("coming_from").count("| `gc.") >= 17
+    shape = [jax.ShapeDtypeStruct((256, 256), "float32")]
+    dense = gc.dense(axis_name="data")
+    names = {"gc": gc, "dense": dense, "chain": optax.chain(dense, optax.sgd(0.1))}
+    sent = {code: traffic_of(eval(code, names), shape, {"data": 8}).sent for code in expressions}
+    most = sent['gc.dense(axis_name="data")']
+    assert all(0 < value <= 1.01 * most for value in sent.values())
+    assert sent['gc.powersgd(axis_name="data", rank=2)'] < most / 10

@@ -1,0 +1,36 @@
+"""The picture of the README is drawn from the table that stands beside it."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from benchmarks import accuracy_plot
+from gradcomp_jax.methods import registry
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "results" / "digits-all.md").read_text(encoding="utf-8")
+
+
+def test_every_method_of_the_table_is_drawn() -> None:
+    title, points = accuracy_plot.read(PAGE)
+    assert {point.method.replace("-", "_") for point in points} == set(registry.METHODS)
+    assert [point.sent for point in points] == sorted(point.sent for point in points)
+    (axes,) = accuracy_plot.draw(title, points).axes
+    assert {text.get_text().strip() for text in axes.texts} == {point.method for point in points}
+    drawn = [(line[0].get_xdata()[0], line[0].get_ydata()[0]) for line in axes.containers]
+    assert drawn == [(point.sent, point.accuracy) for point in points]
+    assert "conv net" in title and "8 workers" in title
+
+
+def test_the_readme_shows_it_and_names_the_model() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    picture = readme.index("(docs/results/digits-all.png)")
+    assert picture < readme.index("## Try it") and "conv net" in readme[picture : picture + 300]
+    assert (ROOT / "docs" / "results" / "digits-all.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_page_without_a_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="gradcomp compare has written"):
+        accuracy_plot.read("# digits: 8 workers\n")

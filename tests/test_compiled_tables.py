@@ -1,0 +1,88 @@
+"""The tables of programs for TPU and GPU: what is counted in a program, and how rows are kept and compared."""
+
+import dataclasses
+
+import pytest
+
+from benchmarks.compiled import model, passes, tables
+from benchmarks.compiled.programs import INNER, OUTER, Topology, across
+from gradcomp_jax.audit.report import CollectiveRow, WireReport
+
+PROGRAM = """HloModule program
+
+add {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT sum = f32[] add(a, b)
+}
+
+fused {
+  x = f32[8] parameter(0)
+  squared = f32[8] multiply(x, x)
+  ROOT doubled = f32[8] add(squared, squared)
+}
+
+body {
+  state = (s32[], f32[8]) parameter(0)
+  i = s32[] get-tuple-element(state), index=0
+  x = f32[8] get-tuple-element(state), index=1
+  once = f32[8] fusion(x), kind=kLoop, calls=fused
+  twice = f32[8] fusion(once), kind=kLoop, calls=fused
+  ROOT next = (s32[], f32[8]) tuple(i, twice)
+}
+
+condition {
+  state = (s32[], f32[8]) parameter(0)
+  i = s32[] get-tuple-element(state), index=0
+  three = s32[] constant(3)
+  ROOT more = pred[] compare(i, three), direction=LT
+}
+
+ENTRY main {
+  x = f32[8] parameter(0)
+  zero = s32[] constant(0)
+  first = f32[8] fusion(x), kind=kLoop, calls=fused
+  started = f32[8] all-reduce-start(first), replica_groups={{0,1}}, to_apply=add
+  reduced = f32[8] all-reduce-done(started)
+  state = (s32[], f32[8]) tuple(zero, reduced)
+  loop = (s32[], f32[8]) while(state), condition=condition, body=body
+  last = f32[8] get-tuple-element(loop), index=1
+  ROOT copied = f32[8] copy(last)
+}
+"""
+ROW = passes.Row(passes=25.1, kernels=67, temporaries=4.1, sent=1_000, seconds=30.0)
+NOWHERE = Topology("nowhere", list, 1)
+
+
+def test_kernels_are_what_is_launched() -> None:
+    """A fusion, a copy, and two fusions of a loop; nothing for names, collectives, insides of fusions or a loop's condition."""
+    assert passes.kernels(PROGRAM) == 4
+
+
+def test_rows_that_are_kept_are_not_compiled_again(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, (tree, *_), compiled = tmp_path / "rows.json", model.TREES, []
+    monkeypatch.setattr(passes, "measure", lambda case, *_: compiled.append(case) or ROW)
+    for _ in range(2):
+        assert passes.Rows(str(path)).get("dgc", tree, NOWHERE) == ROW
+    assert compiled == ["dgc"]
+    assert passes.Rows(str(path)).kept("dense", tree, NOWHERE) is None
+
+
+def test_only_what_differs_shows_the_figure_of_before() -> None:
+    now = dataclasses.replace(ROW, passes=10.4, temporaries=0.26)
+    assert tables.compared(now, ROW) == ["25.1 → 10.4", "67", "4.10 → 0.26", "1,000", "30"]
+    assert tables.compared(now, None) == ["10.4", "67", "0.26", "1,000", "30"]
+
+
+def row(kind: str, axis: tuple[str, ...]) -> CollectiveRow:
+    sent = {"count": 1, "operand_bytes": 160, "sent_bytes": 100, "received_bytes": 100}
+    return CollectiveRow(kind=kind, dtype="u8", axis=axis, group_size=16, name=kind, op_name="", groups=(), **sent)
+
+
+def test_bytes_across_are_those_of_the_slow_axis() -> None:
+    report = WireReport(
+        (row("all-gather", (OUTER,)), row("all-to-all", (OUTER, INNER)), row("all-gather", (INNER,))), ()
+    )
+    assert across(report, 2) == 100 + 80
+    with pytest.raises(ValueError, match="all-gather"):
+        across(WireReport((row("all-gather", (OUTER, INNER)),), ()), 2)
