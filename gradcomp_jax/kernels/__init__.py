@@ -42,6 +42,7 @@ from gradcomp_jax.kernels.packing import packed_length as packed_length
 from gradcomp_jax.kernels.packing import unpack_bits as unpack_bits
 from gradcomp_jax.kernels.packing import unpack_digits as unpack_digits
 from gradcomp_jax.kernels.packing import unpack_ternary as unpack_ternary
+from gradcomp_jax.kernels.platforms import follows_on_tpu as follows_on_tpu
 from gradcomp_jax.kernels.platforms import held_on_cpu as held_on_cpu
 from gradcomp_jax.kernels.platforms import on_cpu as on_cpu
 from gradcomp_jax.kernels.quantize import WIDTHS as WIDTHS

@@ -5,7 +5,10 @@ from typing import Any
 
 from jax import lax
 
-from gradcomp_jax._typing import PyTree
+from gradcomp_jax._typing import Array, PyTree
+
+_LARGE = 2**16
+"""Entries of a tensor whose temporaries count."""
 
 
 def on_cpu(cpu: Callable[..., Any], accelerator: Callable[..., Any], *operands: Any) -> Any:
@@ -16,3 +19,18 @@ def on_cpu(cpu: Callable[..., Any], accelerator: Callable[..., Any], *operands: 
 def held_on_cpu(tree: PyTree) -> PyTree:
     """Returns arrays that XLA's CPU backend is to hold in memory; the other backends compute them where they are used."""
     return on_cpu(lax.optimization_barrier, lambda x: x, tree)
+
+
+def follows_on_tpu(ok: Array, array: Array, entries: int) -> Array:
+    """Returns ``ok``, in a program for TPU only once an array is there: what waits for ``ok`` comes after it.
+
+    TPU's compiler would take tensors side by side, each with temporaries of its own; the other backends take one at a time.
+    Small tensors, by their number of entries, are not waited for.
+    """
+    if entries < _LARGE:
+        return ok
+    first = array.reshape(-1)[0]
+    ok = ok & ((first == first) | True)  # as varying over the axis as the array, on every backend
+    return lax.platform_dependent(
+        ok, array, tpu=lambda ok, array: lax.optimization_barrier((ok, array))[0], default=lambda ok, array: ok
+    )
