@@ -92,8 +92,18 @@ def rows_of(tree: Any, span: Span, axis: int = 0) -> Any:
 
 
 def anew(code: Compressor, payload: Any, laid: Laid, after: Any) -> Any:
-    """Returns a payload to be decoded anew for each use if it was dealt out: an array that passes share would be held."""
-    return lax.optimization_barrier((payload, after))[0] if laid and code.decodes_anew else payload
+    """Returns a payload to be decoded anew for each use if it was dealt out: an array that passes share would be held.
+
+    On TPU decoding changes the layout, which costs more than the array does: there all uses share it.
+    """
+    if not (laid and code.decodes_anew):
+        return payload
+
+    def held(payload: Any, *after: Any) -> Any:
+        return lax.optimization_barrier((payload, after))[0]
+
+    every = jax.tree.leaves(after)
+    return lax.platform_dependent(payload, *every, tpu=lambda payload, *every: held(payload, *every[:1]), default=held)
 
 
 def _lay(rows: Array, laid: Laid) -> Array:

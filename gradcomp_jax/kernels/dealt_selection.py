@@ -57,10 +57,20 @@ def top_of_dealt(flat: Array, deal: Deal, k: int) -> tuple[Array, Array]:
         padded = jnp.pad(flat, (0, deal.block * deal.rows - deal.size))
         return _best_of_lines(padded, deal, k, deal.block if k == 1 else lines, low_bits)
 
+    def in_one_layout(flat: Array) -> Array:
+        # TPU's tiles of lines are not those of the vector: what is changed between them should be one array, the vector itself.
+        whole = deal.size // deal.rows
+        first = lax.optimization_barrier(flat[: whole * deal.rows].reshape(whole, deal.rows))
+        found = _best_of_runs(first.reshape(-1), 0, deal.rows, whole, 1, low_bits)
+        if whole < deal.block:
+            rest = jnp.pad(flat[whole * deal.rows :], (0, deal.block * deal.rows - deal.size))
+            found = jnp.maximum(found, _best_of_runs(rest, whole, deal.rows, deal.block - whole, 1, low_bits))
+        return found.T
+
     def approximate(flat: Array) -> Array:
         return approximate_best(_keys(deal.blocks(flat), low_bits), k=k, low_bits=low_bits)
 
-    keys = lax.platform_dependent(flat, cpu=in_lines, tpu=at_once if k == 1 else approximate, default=at_once)
+    keys = lax.platform_dependent(flat, cpu=in_lines, tpu=in_one_layout if k == 1 else approximate, default=at_once)
     return entries_of(keys, low_bits, lambda index: take_dealt(flat, deal, index))
 
 

@@ -8,7 +8,7 @@ from jax import lax
 from gradcomp_jax._typing import Array, PyTree
 
 _LARGE = 2**16
-"""Entries of a tensor whose temporaries count."""
+"""Entries of an array whose temporaries count."""
 
 
 def on_cpu(cpu: Callable[..., Any], accelerator: Callable[..., Any], *operands: Any) -> Any:
@@ -21,13 +21,13 @@ def held_on_cpu(tree: PyTree) -> PyTree:
     return on_cpu(lax.optimization_barrier, lambda x: x, tree)
 
 
-def follows_on_tpu(ok: Array, array: Array, entries: int) -> Array:
+def follows_on_tpu(ok: Array, array: Array) -> Array:
     """Returns ``ok``, in a program for TPU only once an array is there: what waits for ``ok`` comes after it.
 
     TPU's compiler would take tensors side by side, each with temporaries of its own; the other backends take one at a time.
-    Small tensors, by their number of entries, are not waited for.
+    Small ones are not waited for.
     """
-    if entries < _LARGE:
+    if array.size < _LARGE:
         return ok
     first = array.reshape(-1)[0]
     ok = ok & ((first == first) | True)  # as varying over the axis as the array, on every backend

@@ -32,20 +32,19 @@ def take_in(
     starts = list(itertools.accumulate(received, initial=0))[:-1]
     if came.residual is not None:
         starts = owners.places(out.starts, received, workers.count)
-    updated = kept = ok  # what the next tensor's update, and its memory, wait for on TPU
+    turn = ok  # what the next tensor waits for on TPU
     for i, (j, segment) in enumerate(zip(out.members, out.segments, strict=True)):
         span = (starts[i], starts[i] + received[i])
         like = leaves[segment.leaves[0]] if len(segment.leaves) == 1 else None
-        mean = came.mean(span, group.laid(segment, like), (updated,) * 4)
-        updates |= group.split(segment, jnp.where(updated, mean, 0.0), leaves)
-        updated = kernels.follows_on_tpu(updated, mean, mean.size)
+        mean = came.mean(span, group.laid(segment, like), (turn,) * 4)
+        updates |= group.split(segment, jnp.where(turn, mean, 0.0), leaves)
         if group.memory.keeps:
-            state.memory[n][j] = _memory(out, i, came, span, leaves, state.memory[n][j], kept, workers)
-            kept = kernels.follows_on_tpu(kept, jax.tree.leaves(state.memory[n][j])[0], mean.size)
+            state.memory[n][j] = _memory(out, i, came, span, leaves, state.memory[n][j], turn, workers)
         after, before = out.states[i], state.compressor[n][j]
         if came.added and jax.tree.leaves(after):
             after = group.compressor.next_state(after, came.mean_payload(span))
         state.compressor[n][j] = written(ok, after, before, before)
+        turn = kernels.follows_on_tpu(turn, mean)
     if came.residual is not None:
         state.server[n] = owners_written(out, came.residual, received, state.server[n], ok, workers)
     return updates

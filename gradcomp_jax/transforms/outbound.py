@@ -101,7 +101,7 @@ def outbound(
     ]
     sides = side_information(groups, statistics, keys, workers)
     collectives = resolved(groups, workers)
-    result, encoded = [], jnp.array(True)
+    result = []
     for g, (n, (group, segments)) in enumerate(zip(numbers, groups, strict=True)):
         payloads, infos, after = [], [], []
         for j, segment in enumerate(segments):
@@ -110,9 +110,8 @@ def outbound(
                 statistic=statistics[g][j],
                 side=group.compressor.side_of(sides[g][j], workers.index),
             )
-            rows = target(group, segment, memories[g][j], (statistics[g][j], sides[g][j], encoded))
+            rows = target(group, segment, memories[g][j], (statistics[g][j], sides[g][j]))
             payload, code_state = group.encode(segment, rows, states[g][j], info)
-            encoded = kernels.follows_on_tpu(encoded, jax.tree.leaves(payload)[0], rows.size)
             _refuse_other_rows(group, segment, payload)
             payloads.append(payload)
             infos.append(info)

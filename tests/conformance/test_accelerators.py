@@ -18,20 +18,30 @@ from .test_conformance import gradients, parameters
 
 
 @pytest.fixture
-def accelerator(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Lets programs be lowered as for a GPU, but for sums, whose order is another one there."""
+def lower_for(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Lets programs be lowered as for an accelerator, but for sums, whose order is another one there."""
     chosen = lax.platform_dependent
 
-    def elsewhere(*operands: Any, default: Callable[..., Any], **platforms: Callable[..., Any]) -> Any:
-        if getattr(platforms.get("cpu"), "__module__", "").endswith(".reductions"):
-            return chosen(*operands, default=default, **platforms)
-        return default(*operands)
+    def begin(platform: str) -> None:
+        def elsewhere(*operands: Any, default: Callable[..., Any], **platforms: Callable[..., Any]) -> Any:
+            if getattr(platforms.get("cpu"), "__module__", "").endswith(".reductions"):
+                return chosen(*operands, default=default, **platforms)
+            return platforms.get(platform, default)(*operands)
 
-    return lambda: monkeypatch.setattr(lax, "platform_dependent", elsewhere)
+        monkeypatch.setattr(lax, "platform_dependent", elsewhere)
+
+    return begin
 
 
-@pytest.mark.parametrize("k", (1, pytest.param(10, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.slow)))
-def test_a_dealt_selection(accelerator: Callable[[], None], k: int) -> None:
+slow = pytest.mark.slow
+
+
+# Several entries of a block come from the approximate top-k on TPU.
+@pytest.mark.parametrize(
+    ("platform", "k"),
+    (("cuda", 1), ("tpu", 1), pytest.param("cuda", 10, marks=slow), pytest.param("cuda", 20, marks=slow)),
+)
+def test_a_dealt_selection(lower_for: Callable[[str], None], platform: str, k: int) -> None:
     """The last line is cut by the vector's end, and a row of the matrix lies in two lines."""
     rng = np.random.default_rng(k)
     deal = kernels.Deal(128 * 96, 256, 49)
@@ -46,16 +56,16 @@ def test_a_dealt_selection(accelerator: Callable[[], None], k: int) -> None:
         return index, value, kernels.place_dealt(index, value, deal, 96), packed, rows, marks
 
     here = jax.jit(selected)(flat)
-    accelerator()
+    lower_for(platform)
     for name, a, b in zip(
         ("index", "value", "dealt", "packed", "rows", "marks"), here, jax.jit(selected)(flat), strict=True
     ):
         np.testing.assert_array_equal(a, b, err_msg=name)
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("method", sorted(set(METHODS) & set(registry.METHODS)))
-def test_updates_and_memories(accelerator: Callable[[], None], method: str) -> None:
+def test_updates_and_memories(lower_for: Callable[[str], None], method: str) -> None:
     def steps() -> list[Any]:
         world, params = environment("vmap", METHODS[method].make(AXIS)), parameters()
         state, found = world.init(params), []
@@ -65,7 +75,7 @@ def test_updates_and_memories(accelerator: Callable[[], None], method: str) -> N
         return found
 
     here = steps()
-    accelerator()
+    lower_for("cuda")
     for step, (a, b) in enumerate(zip(here, steps(), strict=True)):
         for x, y in zip(a, b, strict=True):
             if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
