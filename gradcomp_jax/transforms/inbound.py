@@ -32,14 +32,15 @@ def take_in(
     starts = list(itertools.accumulate(received, initial=0))[:-1]
     if came.residual is not None:
         starts = owners.places(out.starts, received, workers.count)
-    turn = ok  # what the next tensor waits for on TPU
+    turn = kept = ok  # what the next tensor's update, and its memory, wait for on TPU
     for i, (j, segment) in enumerate(zip(out.members, out.segments, strict=True)):
         span = (starts[i], starts[i] + received[i])
         like = leaves[segment.leaves[0]] if len(segment.leaves) == 1 else None
-        mean = came.mean(span, group.laid(segment, like), (turn,) * 4)
+        mean = came.mean(span, group.laid(segment, like), (turn,) * 5)
         updates |= group.split(segment, jnp.where(turn, mean, 0.0), leaves)
         if group.memory.keeps:
-            state.memory[n][j] = _memory(out, i, came, span, leaves, state.memory[n][j], turn, workers)
+            state.memory[n][j] = _memory(out, i, came, span, leaves, state.memory[n][j], (turn, kept), workers)
+            kept = kernels.follows_on_tpu(kept, jax.tree.leaves(state.memory[n][j])[0])
         after, before = out.states[i], state.compressor[n][j]
         if came.added and jax.tree.leaves(after):
             after = group.compressor.next_state(after, came.mean_payload(span))
@@ -51,9 +52,9 @@ def take_in(
 
 
 def _memory(
-    out: OutboundMessage, i: int, came: co.InboundMessage, span: co.Span, leaves: Any, old: Any, ok: Array, workers: Any
+    out: OutboundMessage, i: int, came: co.InboundMessage, span: co.Span, leaves: Any, old: Any, ok: Any, workers: Any
 ) -> Any:
-    """The new memory of the message's segment number i."""
+    """The new memory of the message's segment number i; ``ok`` are two arrays, the same value at two times."""
     group, dtype = out.group, out.group.memory.dtype
     new, before = _kept(out, i, came, span, leaves, old, ok, workers)
     if dtype != "float32":
@@ -62,7 +63,7 @@ def _memory(
             # Computed anew, with the scales there: between the passes it would be held in float32.
             new, before = _kept(out, i, came, span, leaves, old, (ok, scale), workers)
         new = narrow.closed(new, dtype, scale, out.infos[i].need("key"))
-    return written(ok, new, limits.held(group, before, workers), old)
+    return written(ok[1], new, limits.held(group, before, workers), old)
 
 
 def _kept(
