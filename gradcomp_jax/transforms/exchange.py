@@ -17,15 +17,16 @@ from gradcomp_jax.transforms.context import Context, context_of
 from gradcomp_jax.transforms.counters import count_on
 from gradcomp_jax.transforms.description import describe
 from gradcomp_jax.transforms.inbound import take_in
-from gradcomp_jax.transforms.initial_state import init_memory, init_server, refuse_other_layout, refuse_shared
+from gradcomp_jax.transforms.initial_state import init_memory, init_server
 from gradcomp_jax.transforms.layout import Layout, View
-from gradcomp_jax.transforms.layout_rules import LayoutRules, layout_rules
+from gradcomp_jax.transforms.layout_rules import layout_rules
 from gradcomp_jax.transforms.local import refuse_reduced
 from gradcomp_jax.transforms.made_by import MadeBy, made_by
 from gradcomp_jax.transforms.masks import Mask
 from gradcomp_jax.transforms.memory_ratio import ratio_of
 from gradcomp_jax.transforms.outbound import all_finite, outbound
 from gradcomp_jax.transforms.policies import Policy
+from gradcomp_jax.transforms.refusals import refuse_other_layout, refuse_sharded_twice, refuse_shared
 from gradcomp_jax.transforms.step_keys import StepKeys
 from gradcomp_jax.transforms.transport import Transported, transport
 
@@ -147,7 +148,7 @@ def exchange(
     ) -> tuple[PyTree, ExchangeState]:
         context, workers = context_of(extra), _bound(axis_name)
         layout = rules.layout(updates, axis_name, workers.count)
-        _refuse_sharded_twice(rules, context)
+        refuse_sharded_twice(rules, context)
         refuse_reduced(updates, axis_name, layout.averaged)
         leaves, treedef = jax.tree.flatten(updates)
         if not leaves:
@@ -221,11 +222,3 @@ def _unbound(axis_name: AxisName | None) -> str:
         f" inside jax.shard_map, jax.pmap or jax.vmap(axis_name={axis_name!r}); in plain jax.jit wrap the chain in"
         " gradcomp_jax.unreduced(tx, mesh); or build the transformation with axis_name=None for one worker"
     )
-
-
-def _refuse_sharded_twice(rules: LayoutRules, context: Context) -> None:
-    if context.inner_axis_name is not None and isinstance(rules.collective, co.ReduceScatter):
-        raise ValueError(
-            "a reduce-scatter is for parameters that lie along the exchange's own axis; for those along the inner one give"
-            " gradcomp_jax.hierarchical their param_specs"
-        )

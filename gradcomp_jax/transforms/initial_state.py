@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradcomp_jax import _compat, kernels
+from gradcomp_jax import _compat
 from gradcomp_jax._typing import Array, AxisName
 from gradcomp_jax.memory import narrow
-from gradcomp_jax.per_device import PerDevice, Return, is_per_device, nodes_of
-from gradcomp_jax.transforms.layout import Group, Layout, Segment
+from gradcomp_jax.per_device import PerDevice, Return
+from gradcomp_jax.transforms.layout import Group, Segment
 
 
 def init_memory(group: Group, segment: Segment, axis_name: AxisName | None) -> Any:
@@ -38,50 +38,3 @@ def init_server(group: Group, segments: list[Segment], workers: int, axis_name: 
     zeros = jnp.zeros((mark.held(workers), group.compressor.block), jnp.float32)
     kept = _compat.varying(narrow.zeros(zeros, group.memory.dtype), axis_name)
     return jax.tree.map(lambda a: dataclasses.replace(mark, value=a), kept)
-
-
-def refuse_other_layout(layout: Layout, memories: tuple) -> None:
-    """Refuses memories of other tensors than the gradient's.
-
-    Raises:
-        ValueError: if groups, segments, rows or dtypes differ.
-    """
-    expected = [[group.memory_rows(s) for s in segments] for group, segments in layout.groups]
-    fits = [len(of) for of in memories] == [len(of) for of in expected]
-    every = zip((m for of in memories for m in of), (rows for of in expected for rows in of), strict=fits)
-    if not fits or any(leaf.shape[0] != rows for memory, rows in every for leaf in jax.tree.leaves(memory)):
-        raise ValueError(
-            "the exchange's state is of other tensors than the gradient: initialise it with parameters of the same shapes."
-            " Parameters that lie along the exchange's own axis (FSDP) need"
-            " collective=gradcomp_jax.collectives.ReduceScatter(param_specs), those along the inner axis of a hierarchy"
-            " param_specs= of gradcomp_jax.hierarchical"
-        )
-    for (group, _), of in zip(layout.groups, memories, strict=True):
-        wanted = kernels.narrow_dtype(group.memory.dtype, group.compressor.block)
-        found = {str(narrow.values_of(leaf).dtype) for leaf in jax.tree.leaves(_values(of), is_leaf=narrow.is_narrow)}
-        if found - {wanted}:
-            raise ValueError(
-                f"the exchange's memories are {', '.join(sorted(found))} in this state, and it keeps {wanted}: initialise it"
-                " with the same dtype"
-            )
-
-
-def _values(tree: Any) -> Any:
-    return jax.tree.map(lambda p: p.value, tree, is_leaf=is_per_device)
-
-
-def refuse_shared(state: Any, axis_name: AxisName | None, workers: int) -> None:
-    """Refuses per-device state that all workers were given as one, where that is tracked.
-
-    Raises:
-        ValueError: if there are several workers, and a value does not vary over them.
-    """
-    if workers == 1 or not _compat.tracks_varying(axis_name):
-        return
-    for node in nodes_of(state, is_per_device):
-        if node.kind != "replica" and not _compat.is_varying(node.value, axis_name):
-            raise ValueError(
-                f"the exchange's state is declared replicated over {axis_name!r}, and each worker has its own: give shard_map"
-                f" gradcomp_jax.state_specs(state, axis_name={axis_name!r}) for it, not P(), in in_specs and out_specs"
-                " (gradcomp_jax.init_opt_state returns state and specs)"
-            )

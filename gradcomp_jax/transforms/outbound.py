@@ -17,6 +17,7 @@ from gradcomp_jax.compressors.base import largest_of
 from gradcomp_jax.memory import narrow
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.transforms.layout import Group, Layout, Segment
+from gradcomp_jax.transforms.refusals import refuse_other_rows
 from gradcomp_jax.transforms.side_information import side_information
 from gradcomp_jax.transforms.step_keys import StepKeys
 
@@ -112,7 +113,7 @@ def outbound(
             )
             rows = target(group, segment, memories[g][j], (statistics[g][j], sides[g][j]))
             payload, code_state = group.encode(segment, rows, states[g][j], info)
-            _refuse_other_rows(group, segment, payload)
+            refuse_other_rows(group, segment, payload)
             payloads.append(payload)
             infos.append(info)
             after.append(code_state)
@@ -149,22 +150,6 @@ def outbound(
             )
         )
     return result
-
-
-def _refuse_other_rows(group: Group, segment: Segment, payload: Any) -> None:
-    """Refuses the payload of a compressor that does not encode row by row: no collective could split it.
-
-    Raises:
-        ValueError: if a leaf does not lead with the rows that were encoded.
-    """
-    rows = group.rows(segment)
-    for leaf in jax.tree.leaves(payload):
-        if leaf.ndim == 0 or leaf.shape[0] != rows:
-            raise ValueError(
-                f"{type(group.compressor).__name__}.encode was given {rows} rows and returned {leaf.dtype}{list(leaf.shape)} in"
-                " its payload: every array of a payload leads with the rows, so that a collective can split it. Return one"
-                " entry for each row; what is one for the whole tensor belongs in a statistic"
-            )
 
 
 def compensated(
