@@ -1,4 +1,4 @@
-"""The real TPU compiler, without a TPU: memory passes, kernels and temporaries of every method. Needs libtpu (the extra ``tpu``)."""
+"""The real TPU compiler, without a TPU: passes, kernels and temporaries of every method. Needs libtpu (the extra ``tpu``)."""
 
 import jax
 import jax.numpy as jnp
