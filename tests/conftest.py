@@ -29,12 +29,14 @@ if not _cache:
     _cache = _session_cache.name
 os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+# Where each operation was written is not asked for: a twentieth of the time.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-from tests import quick  # noqa: E402
+from tests import platforms, quick  # noqa: E402
 
 # Here and not in the environment: child processes run third-party code that mixes dtypes freely.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -110,6 +112,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if not values & set(chosen):
                 item.add_marker("slow")
         has_quick[name] = has_quick.get(name, False) or item.get_closest_marker("slow") is None
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keeps the collector of garbage from what stays to the end: tracing makes many objects, and most of them last."""
+    del session
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Chooses what is traced, before any fixture traces."""
+    platforms.trace_for(every_platform=platforms.needs_every(item))
 
 
 def _shares_programs_with(item: pytest.Item) -> str:
