@@ -13,7 +13,7 @@ from jax import lax
 
 _every = lax.platform_dependent
 
-EVERY = ("tests/kernels/", "tests/conformance/test_accelerators.py")
+EVERY = ("tests/kernels/test_platforms.py", "tests/collectives/", "tests/conformance/test_accelerators.py")
 """Tests that trace all platforms' expressions, beside those for TPU and GPU and, but for the README's line, conformance."""
 
 
@@ -34,6 +34,7 @@ def trace_for(*, every_platform: bool) -> None:
     """Traces expressions of all platforms from now on, or CPU's alone."""
     chosen = _every if every_platform else _cpu
     if lax.platform_dependent is not chosen:
-        # What was traced before is the other one.
-        jax.clear_caches()
         lax.platform_dependent = chosen
+        if every_platform:
+            # What was traced before knows CPU alone.
+            jax.clear_caches()
