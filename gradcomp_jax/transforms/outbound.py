@@ -61,6 +61,11 @@ class OutboundMessage:
         """Returns the compressor of the group."""
         return self.group.compressor
 
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Returns the shapes of the segments' leaves."""
+        return [s.shape for s in self.segments]
+
     def steps(self, workers: co.Workers) -> co.Steps:
         """Takes it across the axis."""
         return self.collective.steps(self, workers)
@@ -167,9 +172,10 @@ def compensated(
     free = reshaped and not group.is_padded(segment)
     sources = {i: leaves[i].reshape(-1, block) if free else leaves[i] for i in segment.leaves}
     values = jax.tree.map(lambda p: p.value, kept, is_leaf=is_per_device)
-    sources, old, _ = lax.optimization_barrier((sources, values, after))
-    target, memory = group.memory.compensate(group.join(segment, sources), narrow.opened(old))
-    return target, memory, old
+    one_pass = block == 1 and not group.memory.keeps  # which may be over whatever shape an accelerator likes
+    hold = kernels.held_on_cpu if one_pass else lax.optimization_barrier
+    sources, old, _ = hold((sources, values, after))
+    return *group.memory.compensate(group.join(segment, sources), narrow.opened(old)), old
 
 
 def all_finite(messages: Sequence[OutboundMessage], also: Sequence[Array], workers: co.Workers) -> Array:

@@ -21,7 +21,6 @@ QUICK = "dgc"
 # comes below its line gets a tighter one, or none.
 GOAL = (10, 2 * len(SHAPES) + 30, 0.5)
 CEILINGS = {
-    "dense": (12, 38, 1.0),
     "dgc": (13, 55, 0.7),
     "topk_sgd": (13, 110, 0.5),
     "ef21": (14, 113, 0.5),
