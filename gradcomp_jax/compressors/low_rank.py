@@ -29,6 +29,11 @@ class LowRank(Compressor):
     side_information = "mean"  # of P
     summable = True  # Q is linear in the matrix once all workers have the same P
 
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        """Returns the sides of the matrix."""
+        return self.shape
+
     def init(self, shape: tuple[int, ...]) -> Array:
         """Returns Q of the first step for every matrix of the tensor, from the seed: the same on every worker."""
         matrices = kernels.row_count(math.prod(shape), self.block)

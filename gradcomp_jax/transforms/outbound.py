@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from gradcomp_jax import collectives as co
 from gradcomp_jax import kernels
@@ -16,6 +15,7 @@ from gradcomp_jax.compressors import RowInfo
 from gradcomp_jax.compressors.base import largest_of
 from gradcomp_jax.memory import narrow
 from gradcomp_jax.per_device import is_per_device
+from gradcomp_jax.transforms import holding
 from gradcomp_jax.transforms.layout import Group, Layout, Segment
 from gradcomp_jax.transforms.refusals import refuse_other_rows
 from gradcomp_jax.transforms.side_information import side_information
@@ -172,9 +172,7 @@ def compensated(
     free = reshaped and not group.is_padded(segment)
     sources = {i: leaves[i].reshape(-1, block) if free else leaves[i] for i in segment.leaves}
     values = jax.tree.map(lambda p: p.value, kept, is_leaf=is_per_device)
-    one_pass = block == 1 and not group.memory.keeps  # which may be over whatever shape an accelerator likes
-    hold = kernels.held_on_cpu if one_pass else lax.optimization_barrier
-    sources, old, _ = hold((sources, values, after))
+    sources, old = holding.sources(group, (sources, values), after)
     return *group.memory.compensate(group.join(segment, sources), narrow.opened(old)), old
 
 
