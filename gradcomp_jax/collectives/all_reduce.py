@@ -45,7 +45,7 @@ class AllReduce(Collective):
 
     def steps(self, message: Message, workers: Workers) -> Steps:
         """Adds the payloads of all workers."""
-        total = yield Send("psum", message.payload)
+        total = yield Send("psum", message.payload, shapes=message.shapes)
         return InboundMessage(total, message.compressor, message.info.side, divisor=workers.count, added=True)
 
 

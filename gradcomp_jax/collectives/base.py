@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from gradcomp_jax import _compat, _costs
@@ -43,6 +43,7 @@ class Send(NamedTuple):
             stacked; ``psum``, added up.
         payload: a tree of arrays.
         partners: of ``permute``, whom each worker sends to.
+        shapes: of ``psum``, of the tensors that each array has the entries of, one after the other, where it has just these.
         bad: boolean scalar, whether the payload is unusable; ``None`` where its sender has checked it.
     """
 
@@ -50,6 +51,7 @@ class Send(NamedTuple):
     payload: Any
     partners: tuple[int, ...] = ()
     bad: Array | None = None
+    shapes: Sequence[tuple[int, ...]] = ()
 
 
 class Message(Protocol):
@@ -62,6 +64,10 @@ class Message(Protocol):
     @property
     def payload(self) -> Any:
         """Returns leaves ``[rows, ...]``."""
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, ...]]:
+        """Returns the shape of each tensor that it was made of; ``()`` of several that go as one."""
 
     @property
     def info(self) -> RowInfo:

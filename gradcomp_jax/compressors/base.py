@@ -141,6 +141,11 @@ class Compressor(abc.ABC):
     pads_nonzero: ClassVar[bool] = False
 
     @property
+    def row_shape(self) -> tuple[int, int] | None:
+        """Returns the rows and columns of the matrix that a row is; ``None``, by default, where it is none."""
+        return None
+
+    @property
     def unbiased(self) -> bool:
         """Returns whether the decoded payload has the expectation of the rows; by default what is lossless does."""
         return self.lossless

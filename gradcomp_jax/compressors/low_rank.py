@@ -29,6 +29,11 @@ class LowRank(Compressor):
     side_information = "mean"  # of P
     summable = True  # Q is linear in the matrix once all workers have the same P
 
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        """Returns the sides of the matrix."""
+        return self.shape
+
     def init(self, shape: tuple[int, ...]) -> Array:
         """Returns Q of the first step for every matrix of the tensor, from the seed: the same on every worker."""
         matrices = kernels.row_count(math.prod(shape), self.block)
@@ -39,7 +44,7 @@ class LowRank(Compressor):
 
     def statistic(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
         """Returns P = M Q: float32 ``[matrices, shape[0], rank]``."""
-        return _product("bij,bjr->bir", self._matrices(rows), state)
+        return kernels.times(self._matrices(rows), state)
 
     def from_mean(self, mean: Array) -> Array:
         """Returns orthonormal columns; all matrices of one shape in one go."""
@@ -47,7 +52,9 @@ class LowRank(Compressor):
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[LowRankPayload, PyTree]:
         """Computes :math:`Q = M^T P`."""
-        return LowRankPayload(_product("bij,bir->bjr", self._matrices(rows), info.need("side"))), state
+        # Full precision: matrix units would multiply in bfloat16 by default, and the residual would see it.
+        right = jnp.einsum("bij,bir->bjr", self._matrices(rows), info.need("side"), precision=lax.Precision.HIGHEST)
+        return LowRankPayload(right), state
 
     def finite(self, payload: LowRankPayload, statistic: Any, largest: float = LARGEST) -> Array:
         """Holds entries to a matrix's part of the limit: products add up its entries, and an entry shows in part.
@@ -58,7 +65,7 @@ class LowRank(Compressor):
 
     def decode(self, payload: LowRankPayload, info: RowInfo = RowInfo()) -> Array:
         """Multiplies the factors, :math:`P Q^T`."""
-        return _product("bir,bjr->bij", info.need("side"), payload.right).reshape(-1, self.block)
+        return kernels.outer(info.need("side"), payload.right).reshape(-1, self.block)
 
     def next_state(self, state: Array, mean: LowRankPayload) -> Array:
         """Returns the warm start: Q of this step, but for directions in which there was nothing.
@@ -69,11 +76,6 @@ class LowRank(Compressor):
         largest = jnp.max(jnp.abs(mean.right), axis=1, keepdims=True)
         usable = largest > jnp.finfo(jnp.float32).tiny
         return jnp.where(usable, mean.right / jnp.where(usable, largest, 1.0), state)
-
-
-def _product(formula: str, a: Array, b: Array) -> Array:
-    # Full precision: matrix units would multiply in bfloat16 by default, and the residual would see it.
-    return jnp.einsum(formula, a, b, precision=lax.Precision.HIGHEST)
 
 
 def low_rank(rank: int, shape: tuple[int, int], *, seed: int = 0) -> LowRank:

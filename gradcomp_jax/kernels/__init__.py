@@ -27,6 +27,8 @@ from gradcomp_jax.kernels.hadamard import hadamard as hadamard
 from gradcomp_jax.kernels.hadamard import rotate as rotate
 from gradcomp_jax.kernels.hadamard import rotate_back as rotate_back
 from gradcomp_jax.kernels.low_rank import orthogonalize as orthogonalize
+from gradcomp_jax.kernels.low_rank import outer as outer
+from gradcomp_jax.kernels.low_rank import times as times
 from gradcomp_jax.kernels.narrow import NARROW as NARROW
 from gradcomp_jax.kernels.narrow import chosen as chosen
 from gradcomp_jax.kernels.narrow import from_narrow as from_narrow

@@ -1,10 +1,16 @@
-"""Orthonormal columns, the middle step of a power iteration."""
+"""The steps of a power iteration: products with few columns, and orthonormal columns between them."""
+
+import functools
 
 import jax.numpy as jnp
 from jax import lax
 
 from gradcomp_jax._typing import Array
+from gradcomp_jax.kernels.platforms import on_cpu
 from gradcomp_jax.kernels.reductions import largest_of_rows
+
+UNROLLED = 8
+"""Columns up to which accelerators multiply one by one."""
 
 _DEPENDENT = 1e-5
 """A column of which less than this part is new is a rounding error's direction, not the gradient's."""
@@ -36,6 +42,39 @@ def orthogonalize(p: Array) -> Array:
     usable = ~(top < jnp.finfo(jnp.float32).tiny)
     columns = jnp.where(usable, columns / jnp.where(usable, top, 1.0), 0.0)
     return jnp.swapaxes(_gram_schmidt(_gram_schmidt(columns)), 1, 2)
+
+
+def times(m: Array, q: Array) -> Array:
+    """Returns :math:`M Q` of each pair, float32 ``[batch, n, m]`` and ``[batch, m, r]``: float32 ``[batch, n, r]``.
+
+    On accelerators the sums of a few columns are one pass that reads what the matrix is made of; a matrix product would
+    have it written first.
+    """
+
+    def product(m: Array, q: Array) -> Array:
+        # Full precision: matrix units would multiply in bfloat16 by default, and the residual would see it.
+        return jnp.einsum("bij,bjr->bir", m, q, precision=lax.Precision.HIGHEST)
+
+    def summed(m: Array, q: Array) -> Array:
+        return jnp.stack([jnp.sum(m * q[:, None, :, k], axis=2) for k in range(q.shape[2])], axis=2)
+
+    return on_cpu(product, summed if q.shape[2] <= UNROLLED else product, m, q)
+
+
+def outer(p: Array, q: Array) -> Array:
+    """Returns :math:`P Q^T` of each pair, ``[batch, n, r]`` and ``[batch, m, r]``: float32 ``[batch, n, m]``.
+
+    Accelerators add up an outer product for each column in the pass that uses them; a matrix product would be written and
+    read again.
+    """
+
+    def product(p: Array, q: Array) -> Array:
+        return jnp.einsum("bir,bjr->bij", p, q, precision=lax.Precision.HIGHEST)
+
+    def added(p: Array, q: Array) -> Array:
+        return functools.reduce(jnp.add, (p[:, :, None, k] * q[:, None, :, k] for k in range(p.shape[2])))
+
+    return on_cpu(product, added if p.shape[2] <= UNROLLED else product, p, q)
 
 
 def _gram_schmidt(rest: Array) -> Array:

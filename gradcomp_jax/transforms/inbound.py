@@ -12,7 +12,7 @@ from gradcomp_jax import kernels
 from gradcomp_jax._typing import Array
 from gradcomp_jax.collectives import owners
 from gradcomp_jax.memory import narrow
-from gradcomp_jax.transforms import limits
+from gradcomp_jax.transforms import holding, limits
 from gradcomp_jax.transforms.outbound import OutboundMessage, compensated
 from gradcomp_jax.transforms.writing import owners_written, written
 
@@ -63,7 +63,7 @@ def _memory(
             # Computed anew, with the scales there: between the passes it would be held in float32.
             new, before = _kept(out, i, came, span, leaves, old, (ok, scale), workers)
         new = narrow.closed(new, dtype, scale, out.infos[i].need("key"))
-    return written(ok[1], new, limits.held(group, before, workers), old)
+    return holding.memory(group, written(ok[1], new, limits.held(group, before, workers), old))
 
 
 def _kept(

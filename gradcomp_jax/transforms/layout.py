@@ -27,12 +27,14 @@ class Segment:
         size: entries.
         shards: among the workers, of which each owns one, where the parameter lies along their axis.
         periods: lengths after which its structure repeats.
+        shape: of the leaf, where it is a single one.
     """
 
     leaves: tuple[int, ...]
     size: int
     shards: Shards | None = None
     periods: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
 
     @property
     def owners(self) -> int:

@@ -165,7 +165,7 @@ def _segment(number: int, leaf: jax.ShapeDtypeStruct, shards: Shards | None) -> 
     if shards and shards.dim is not None:
         # A shard is laid out with the divided dimension outermost.
         shape = (shape[shards.dim], *shape[: shards.dim], *shape[shards.dim + 1 :])
-    return Segment((number,), leaf.size, shards, kernels.periods_of(shape))
+    return Segment((number,), leaf.size, shards, kernels.periods_of(shape), shape)
 
 
 def layout_rules(

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from gradcomp_jax import collectives as co
 from gradcomp_jax import kernels
@@ -16,6 +15,7 @@ from gradcomp_jax.compressors import RowInfo
 from gradcomp_jax.compressors.base import largest_of
 from gradcomp_jax.memory import narrow
 from gradcomp_jax.per_device import is_per_device
+from gradcomp_jax.transforms import holding
 from gradcomp_jax.transforms.layout import Group, Layout, Segment
 from gradcomp_jax.transforms.refusals import refuse_other_rows
 from gradcomp_jax.transforms.side_information import side_information
@@ -60,6 +60,11 @@ class OutboundMessage:
     def compressor(self) -> Any:
         """Returns the compressor of the group."""
         return self.group.compressor
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Returns the shapes of the segments' leaves."""
+        return [s.shape for s in self.segments]
 
     def steps(self, workers: co.Workers) -> co.Steps:
         """Takes it across the axis."""
@@ -167,9 +172,8 @@ def compensated(
     free = reshaped and not group.is_padded(segment)
     sources = {i: leaves[i].reshape(-1, block) if free else leaves[i] for i in segment.leaves}
     values = jax.tree.map(lambda p: p.value, kept, is_leaf=is_per_device)
-    sources, old, _ = lax.optimization_barrier((sources, values, after))
-    target, memory = group.memory.compensate(group.join(segment, sources), narrow.opened(old))
-    return target, memory, old
+    sources, old = holding.sources(group, (sources, values), after)
+    return *group.memory.compensate(group.join(segment, sources), narrow.opened(old)), old
 
 
 def all_finite(messages: Sequence[OutboundMessage], also: Sequence[Array], workers: co.Workers) -> Array:

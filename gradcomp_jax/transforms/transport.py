@@ -57,15 +57,16 @@ def transport(
     gathered, added = _waiting(in_flight, "all_gather"), _waiting(in_flight, "psum")
     bad = jnp.stack([bad, *(c.send.bad for c in gathered if c.send.bad is not None)]).any()
     to_gather, to_add = (co.wait(_arrays(of), after.everyone) for of in (gathered, added))
+    shapes = [c.send.shapes for c in added for _ in jax.tree.leaves(c.send.payload)]
     if to_gather:
         carrier = min(to_gather, key=lambda a: a.dtype.itemsize).dtype
         unsigned = jnp.dtype(f"uint{8 * carrier.itemsize}")
         *came, flags = fused.all_gather([*to_gather, bad.astype(unsigned)], axis_name)
-        sums = fused.psum(to_add, axis_name)
+        sums = fused.psum(to_add, axis_name, shapes)
         ok = jnp.max(flags) == 0
     else:
         carrier = to_add[0].dtype if to_add else jnp.dtype(jnp.float32)
-        *sums, flags = fused.psum([*to_add, bad.astype(carrier)], axis_name)
+        *sums, flags = fused.psum([*to_add, bad.astype(carrier)], axis_name, shapes)
         came, ok = [], flags == 0
     _go_on(gathered, lambda _: came)
     _go_on(added, lambda _: sums)

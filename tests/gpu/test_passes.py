@@ -21,7 +21,6 @@ QUICK = "dgc"
 # comes below its line gets a tighter one, or none.
 GOAL = (10, 2 * len(SHAPES) + 30, 0.5)
 CEILINGS = {
-    "dense": (12, 38, 1.0),
     "dgc": (13, 55, 0.7),
     "topk_sgd": (13, 110, 0.5),
     "ef21": (14, 113, 0.5),
@@ -34,7 +33,7 @@ CEILINGS = {
     "fp8": (15, 40, 0.5),
     "one_bit_adam": (28, 102, 3.1),
     "ef_sign_sgd": (11, 38, 0.5),
-    "powersgd": (18, 140, 2.1),
+    "powersgd": (13, 132, 0.1),
     "eden": (56, 130, 2.2),
 }
 
