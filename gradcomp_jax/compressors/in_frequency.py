@@ -5,10 +5,15 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import LARGEST, Compressor, RowInfo, add_up
+from gradcomp_jax.compressors.topk import TopKPayload
+
+_AT_ONCE = 1024
+"""Up to this many entries of a row, those of all workers, are added at once on accelerators."""
 
 Average = Literal["workers", "senders"]
 
@@ -30,17 +35,49 @@ class InFrequency(Compressor):
         return self.inner.finite(payload, statistic, largest / self.block)
 
     def decode(self, payload: Any, info: RowInfo = RowInfo()) -> Array:
-        """Decodes, then transforms back."""
-        return kernels.inverse_dct(self.inner.decode(payload, info))
+        """Decodes, then transforms back; accelerators need no dense row for a few frequencies."""
+
+        def dense(payload: Any) -> Array:
+            return kernels.inverse_dct(self.inner.decode(payload, info))
+
+        def few(payload: Any) -> Array:
+            return kernels.inverse_dct_of_few(payload.index, payload.numbers(), self.block)
+
+        if not (isinstance(payload, TopKPayload) and kernels.are_few(payload.index.shape[-1], self.block)):
+            return dense(payload)
+        return kernels.on_cpu(dense, few, payload)
 
     def reduce(self, payloads: Any, info: RowInfo = RowInfo()) -> Array:
         """Adds frequencies, and transforms back once; over ``senders`` each first times N over how many sent it."""
+        if self.average == "senders" or not isinstance(payloads, TopKPayload):
+            return kernels.inverse_dct(self._total(payloads, info))
+
+        def of_all(payloads: TopKPayload) -> tuple[Array, Array]:
+            values = jax.vmap(TopKPayload.numbers)(payloads)
+            return jnp.concatenate(list(payloads.index), axis=-1), jnp.concatenate(list(values), axis=-1)
+
+        def placed_at_once(payloads: TopKPayload) -> Array:
+            return kernels.inverse_dct(kernels.place_repeated(*of_all(payloads), self.block))
+
+        def as_products(payloads: TopKPayload) -> Array:
+            return kernels.inverse_dct_of_few(*of_all(payloads), self.block)
+
+        def by_frequency(payloads: TopKPayload) -> Array:
+            return kernels.inverse_dct(self._total(payloads, info))
+
+        if payloads.index.shape[0] * payloads.index.shape[-1] > _AT_ONCE:
+            return by_frequency(payloads)
+        # TPU scatters slowly, and makes both factors of a product in the kernel that multiplies.
+        return lax.platform_dependent(payloads, cpu=by_frequency, tpu=as_products, default=placed_at_once)
+
+    def _total(self, payloads: Any, info: RowInfo) -> Array:
+        """The sum of all workers' frequencies."""
         total = self.inner.reduce(payloads, info)
         if self.average == "senders":
             workers = jax.tree.leaves(payloads)[0].shape[0]
             many = add_up(lambda one, _: self.inner.sent_mask(one, info).astype(jnp.float32), payloads)
             total = total * (workers / jnp.maximum(many, 1.0))
-        return kernels.inverse_dct(total)
+        return total
 
     def downlink(self, workers: int) -> Compressor:
         """Returns the inner compressor's, over frequencies again."""

@@ -10,8 +10,10 @@ from gradcomp_jax.kernels.casting import widened as widened
 from gradcomp_jax.kernels.codebook import decode_normal as decode_normal
 from gradcomp_jax.kernels.codebook import encode_normal as encode_normal
 from gradcomp_jax.kernels.codebook import normal_codebook as normal_codebook
+from gradcomp_jax.kernels.dct import are_few as are_few
 from gradcomp_jax.kernels.dct import dct as dct
 from gradcomp_jax.kernels.dct import inverse_dct as inverse_dct
+from gradcomp_jax.kernels.dct import inverse_dct_of_few as inverse_dct_of_few
 from gradcomp_jax.kernels.dealing import Deal as Deal
 from gradcomp_jax.kernels.dealing import dealt_rows as dealt_rows
 from gradcomp_jax.kernels.dealing import periods_of as periods_of
@@ -62,6 +64,7 @@ from gradcomp_jax.kernels.reductions import all_finite as all_finite
 from gradcomp_jax.kernels.reductions import largest_of_rows as largest_of_rows
 from gradcomp_jax.kernels.reductions import norm_of_rows as norm_of_rows
 from gradcomp_jax.kernels.reductions import sum_of_rows as sum_of_rows
+from gradcomp_jax.kernels.repeats import place_repeated as place_repeated
 from gradcomp_jax.kernels.rows import as_rows as as_rows
 from gradcomp_jax.kernels.rows import from_rows as from_rows
 from gradcomp_jax.kernels.rows import row_count as row_count

@@ -6,7 +6,9 @@ Peng et al., 2024, DeMo, https://arxiv.org/abs/2411.19870, section 3.
 import functools
 import math
 
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from gradcomp_jax._typing import Array
 from gradcomp_jax.kernels.separable import on_both_sides
@@ -43,6 +45,54 @@ def inverse_dct(rows: Array) -> Array:
     """Inverts :func:`dct` up to rounding: the DCT-III."""
     a, b = sides(rows.shape[1])
     return on_both_sides(rows, _matrix(a).T, _matrix(b).T)
+
+
+def inverse_dct_of_few(index: Array, value: Array, block: int) -> Array:
+    """Returns :func:`inverse_dct` of rows that are zero but for a few frequencies, up to rounding.
+
+    A frequency of a chunk is the product of two cosines, so a sum of few is one product of two narrow matrices for each
+    row. No dense row of frequencies is made: accelerators would scatter into it, and read it twice.
+
+    Args:
+        index: integer ``[rows, k]``, the frequencies; one that occurs several times counts as their sum.
+        value: float32 ``[rows, k]``.
+        block: length of a row.
+
+    Returns:
+        float32 ``[rows, block]``.
+    """
+    a, b = sides(block)
+    index = index.astype(jnp.int32)
+    left = _cosines(lax.div(index, jnp.int32(b)), a) * value[..., None]
+    right = _cosines(lax.rem(index, jnp.int32(b)), b)
+    rows = jnp.einsum("nka,nkb->nab", left, right, precision=lax.Precision.HIGHEST)
+    return rows.reshape(index.shape[0], block)
+
+
+def are_few(k: int, block: int) -> bool:
+    """Returns whether the narrow matrices of ``k`` frequencies are no larger than two rows of a block."""
+    return k * sum(sides(block)) <= 2 * block
+
+
+def _cosines(frequency: Array, size: int) -> Array:
+    """The rows of :func:`_matrix` of int32 ``[rows, k]`` frequencies, ``[rows, k, size]``: computed, not gathered."""
+    frequency = frequency[..., None]
+    turn = 2 * lax.broadcasted_iota(jnp.int32, (1, 1, size), 2) + 1
+    # In units of a quarter turn over the size; a cosine is that of the nearest half turn's distance, or its negative.
+    angle = lax.rem(turn * frequency, jnp.int32(4 * size))
+    angle = jnp.minimum(angle, 4 * size - angle)
+    beyond = angle > size
+    part = jnp.where(beyond, 2 * size - angle, angle).astype(jnp.float32) * jnp.float32(1 / size)
+    square = part * part
+    cosine = jnp.full(square.shape, _TAYLOR[-1], jnp.float32)
+    for coefficient in _TAYLOR[-2::-1]:
+        cosine = cosine * square + jnp.float32(coefficient)
+    cosine = jnp.where(beyond, -cosine, cosine) * jnp.float32(math.sqrt(2 / size))
+    return jnp.where(frequency == 0, jnp.float32(math.sqrt(1 / size)), cosine)
+
+
+_TAYLOR = [(-1) ** j * (math.pi / 2) ** (2 * j) / math.factorial(2 * j) for j in range(8)]
+"""The cosine of a part of a quarter turn, in even powers of it: to 1e-10 within a quarter turn."""
 
 
 def sides(block: int) -> tuple[int, int]:

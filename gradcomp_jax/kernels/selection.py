@@ -102,11 +102,26 @@ def _best_of_part(keys: Array, k: int, rounds: int) -> Array:
         # As float32, whose order is that of the bits here: backends sort integers whole, several times slower.
         place = lax.top_k(lax.bitcast_convert_type(keys, jnp.float32), k)[1]
         return jnp.take_along_axis(keys, place, axis=1)
+    in_turn = functools.partial(_found_in_turn, k=k)
+    if k <= 2 * ROUNDS:
+        return in_turn(keys)
+    # On GPU so many rounds, a kernel each, cost more than a sort of what is left of the row.
+    return lax.platform_dependent(keys, cuda=functools.partial(_sorted_once, k=k), default=in_turn)
+
+
+def _found_in_turn(keys: Array, *, k: int) -> Array:
     best = [max_of_rows(keys)]
     for _ in range(k - 1):
-        # Keys of one row are distinct: below the last one is without it.
+        # Keys of one row are distinct, or the same entry's: below the last one is without it.
         best.append(max_of_rows(jnp.where(keys < best[-1][:, None], keys, -1)))
     return jnp.stack(best, axis=1)
+
+
+def _sorted_once(keys: Array, *, k: int) -> Array:
+    # Negative keys rise as magnitudes fall. An entry is there at most twice, as the best of its lane and of its run.
+    best = lax.slice_in_dim(lax.sort(-keys, dimension=1), 0, min(2 * k, keys.shape[1]), axis=1)
+    again = jnp.pad(best[:, 1:] == best[:, :-1], ((0, 0), (1, 0)))
+    return -lax.slice_in_dim(lax.sort(jnp.where(again, 1, best), dimension=1), 0, k, axis=1)
 
 
 def top_of_rows(rows: Array, k: int) -> Array:

@@ -1,10 +1,15 @@
 """A transform of rows that is one of two sides: two small matrix products in place of one that is large."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from gradcomp_jax._typing import Array
+
+HIGHEST = lax.Precision.HIGHEST
+"""Full precision: matrix units would multiply in bfloat16 by default."""
 
 
 def on_both_sides(rows: Array, left: np.ndarray, right: np.ndarray) -> Array:
@@ -19,8 +24,14 @@ def on_both_sides(rows: Array, left: np.ndarray, right: np.ndarray) -> Array:
         float32 ``[rows, a * b]``.
     """
     n, a, b = rows.shape[0], left.shape[0], right.shape[0]
-    # Full precision: matrix units would multiply in bfloat16 by default.
-    inner = jnp.einsum("nab,cb->nac", rows.reshape(n, a, b), right, precision=lax.Precision.HIGHEST)
+    inner = _apart(lambda x, m: jnp.einsum("nab,cb->nac", x, m, precision=HIGHEST), rows.reshape(n, a, b), right)
     if a == 1:
         return inner.reshape(n, b) * left[0, 0]
-    return jnp.einsum("da,nac->ndc", left, inner, precision=lax.Precision.HIGHEST).reshape(n, a * b)
+    return _apart(lambda x, m: jnp.einsum("da,nac->ndc", m, x, precision=HIGHEST), inner, left).reshape(n, a * b)
+
+
+def _apart(product: Callable[[Array, Array], Array], x: Array, matrix: np.ndarray) -> Array:
+    """XLA:GPU joins products with the same matrix, and copies what goes into them and what comes out: each has its own."""
+    return lax.platform_dependent(
+        x, matrix, cuda=lambda x, matrix: product(*lax.optimization_barrier((x, matrix))), default=product
+    )

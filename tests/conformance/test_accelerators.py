@@ -63,6 +63,16 @@ def test_a_dealt_selection(lower_for: Callable[[str], None], platform: str, k: i
         np.testing.assert_array_equal(a, b, err_msg=name)
 
 
+def test_a_selection_that_is_sorted(lower_for: Callable[[str], None]) -> None:
+    """Ties, zeros and entries that are the best of their lane and of their run."""
+    rows = np.random.default_rng(0).standard_normal((6, 4096)).astype(np.float32)
+    rows[1], rows[2], rows[3] = np.round(rows[1]), 0, 1
+    here = jax.jit(lambda x: kernels.top_entries(x, 32))(rows)
+    lower_for("cuda")
+    for a, b in zip(here, jax.jit(lambda x: kernels.top_entries(x, 32))(rows), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 @slow
 @pytest.mark.parametrize("method", sorted(set(METHODS) & set(registry.METHODS)))
 def test_updates_and_memories(lower_for: Callable[[str], None], method: str) -> None:

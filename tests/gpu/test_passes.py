@@ -27,14 +27,14 @@ CEILINGS = {
     "random_k": (10, 45, 0.5),
     "gradient_dropping": (13, 65, 0.5),
     "sparcml": (20, 91, 2.2),
-    "demo": (60, 190, 6.2),
+    "demo": (29, 80, 1.2),
     "one_bit_sgd": (19, 98, 0.5),
     "block_quantized": (14, 42, 0.6),
     "fp8": (15, 40, 0.5),
     "one_bit_adam": (28, 102, 3.1),
     "ef_sign_sgd": (11, 38, 0.5),
     "powersgd": (13, 132, 0.1),
-    "eden": (56, 130, 2.2),
+    "eden": (39, 120, 1.2),
 }
 
 

@@ -81,3 +81,26 @@ def test_sides(block: int) -> None:
 def test_an_empty_block_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1, got 0"):
         kernels.inverse_dct(jnp.zeros((2, 0)))
+
+
+@pytest.mark.parametrize("block", (1, 96, 128, 1536, 4096))
+def test_a_few_frequencies_need_no_dense_rows(block: int) -> None:
+    rng = np.random.default_rng(block)
+    k = min(block, 16)
+    index = np.stack([rng.permutation(block)[:k] for _ in range(7)]).astype(np.uint16)
+    value = rng.standard_normal((7, k)).astype(np.float32)
+    few = np.asarray(jax.jit(kernels.inverse_dct_of_few, static_argnums=2)(index, value, block))
+    dense = np.asarray(inverse(kernels.place_in_rows(jnp.asarray(index), jnp.asarray(value), block)))
+    np.testing.assert_allclose(few, dense, rtol=0, atol=2e-6)
+
+
+def test_frequencies_that_occur_several_times_add_up() -> None:
+    rng = np.random.default_rng(0)
+    index = rng.integers(0, 8, (5, 12)).astype(np.uint8)
+    value = rng.standard_normal((5, 12)).astype(np.float32)
+    want = np.zeros((5, 64), np.float32)
+    np.add.at(want, (np.arange(5)[:, None], index), value)
+    placed = jax.jit(kernels.place_repeated, static_argnums=2)(index, value, 64)
+    np.testing.assert_allclose(placed, want, rtol=1e-6, atol=1e-6)
+    few = jax.jit(kernels.inverse_dct_of_few, static_argnums=2)(index, value, 64)
+    np.testing.assert_allclose(few, inverse(jnp.asarray(want)), rtol=0, atol=3e-6)
