@@ -79,6 +79,7 @@ GOAL = (10, 2 * len(SHAPES) + 30, 0.5)
 CEILINGS: dict[str, tuple[float, int, float]] = {
     "dense": (12, 38, 0.1),
     "dense_bf16": (19, 70, 3.1),
+    "stochastic_rounding": (34, 1200, 2.1),
     "powersgd": (28, 440, 0.2),
 }
 
