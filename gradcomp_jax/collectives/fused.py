@@ -1,7 +1,5 @@
 """Many small arrays through one collective: one buffer crosses, not one for each array."""
 
-import itertools
-import math
 from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
@@ -9,7 +7,7 @@ from jax import lax
 
 from gradcomp_jax import _compat, kernels
 from gradcomp_jax._typing import Array, AxisName
-from gradcomp_jax.collectives import gathering
+from gradcomp_jax.collectives import gathering, parts
 
 LARGE = 2**16
 """Entries from which on a tensor crosses by itself where that is one operation all the same."""
@@ -65,9 +63,7 @@ def all_gather(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Arra
     return _as_words(arrays, 0, lambda buffer: gathering.all_gather(buffer, axis_name))
 
 
-def psum(
-    arrays: Sequence[Array], axis_name: AxisName | None, shapes: Sequence[Sequence[tuple[int, ...]]] = ()
-) -> list[Array]:
+def psum(arrays: Sequence[Array], axis_name: AxisName | None, shapes: Sequence[parts.Shapes] = ()) -> list[Array]:
     """Adds every worker's arrays, in their own dtype.
 
     Accelerators' compilers combine the sums of large tensors, which nobody then copies into one buffer and out of it, nor
@@ -81,29 +77,15 @@ def psum(
 
     def apart(*arrays: Array) -> list[Array]:
         each = [*shapes, *[()] * (len(arrays) - len(shapes))]
-        parts = [_parts(a, of) for a, of in zip(arrays, each, strict=True)]
-        every = [p for of in parts for p in of]
+        tensors = [parts.cut(a, of) for a, of in zip(arrays, each, strict=True)]
+        every = [t for of in tensors for t in of]
         small = iter(joined(*(p for p in every if p.size < LARGE)))
         sums = iter([next(small) if p.size < LARGE else lax.psum(p, axis_name) for p in every])
-        return [_whole([next(sums) for _ in of], a.shape) for a, of in zip(arrays, parts, strict=True)]
+        return [parts.joined([next(sums) for _ in of], a.shape) for a, of in zip(arrays, tensors, strict=True)]
 
     if all(a.size < LARGE for a in arrays):
         return joined(*arrays)
     return list(kernels.on_cpu(joined, apart, *arrays))
-
-
-def _parts(array: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
-    """An array as the tensors that it was joined of; whole, if it has more entries or fewer than these."""
-    sizes = [math.prod(shape) for shape in shapes]
-    if not array.ndim or sum(sizes) != array.shape[0] or array.shape[0] != array.size:
-        return [array]
-    starts = itertools.accumulate(sizes, initial=0)
-    return [lax.slice_in_dim(array, at, at + n).reshape(s) for at, n, s in zip(starts, sizes, shapes, strict=False)]
-
-
-def _whole(parts: Sequence[Array], shape: tuple[int, ...]) -> Array:
-    """Inverts :func:`_parts`."""
-    return jnp.concatenate([p.reshape(-1, *shape[1:]) for p in parts]) if len(parts) > 1 else parts[0].reshape(shape)
 
 
 def pmax(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Array]:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from gradcomp_jax._typing import Array
+from gradcomp_jax.collectives import parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,11 +24,13 @@ class Owners:
         rows: of the message.
         workers: N, each an owner.
         in_turn: whether row r belongs to worker r modulo N; otherwise each owns consecutive rows, equally many.
+        shapes: of the tensors whose entries the rows are, where it matters to nobody which worker owns which.
     """
 
     rows: int
     workers: int
     in_turn: bool
+    shapes: parts.Shapes = ()
 
     @property
     def each(self) -> int:
@@ -36,19 +39,11 @@ class Owners:
 
     def by_owner(self, tree: Any) -> Any:
         """Returns rows ``[rows, ...]`` as ``[N, each, ...]``: slice i is what worker i owns."""
-
-        def split(a: Array) -> Array:
-            total = self.each * self.workers
-            padded = jnp.pad(a, [(0, total - a.shape[0])] + [(0, 0)] * (a.ndim - 1)) if total != a.shape[0] else a
-            if not self.in_turn:
-                return padded.reshape(self.workers, self.each, *a.shape[1:])
-            return jnp.swapaxes(padded.reshape(self.each, self.workers, *a.shape[1:]), 0, 1)
-
-        return jax.tree.map(split, tree)
+        return jax.tree.map(lambda a: parts.by_owner(a, self.workers, self.each, self.in_turn, self.shapes), tree)
 
     def by_row(self, tree: Any) -> Any:
         """Inverts :meth:`by_owner`, but for the padding."""
-        return jax.tree.map(lambda a: (jnp.swapaxes(a, 0, 1) if self.in_turn else a).reshape(-1, *a.shape[2:]), tree)
+        return jax.tree.map(lambda a: parts.by_row(a, self.in_turn, self.shapes), tree)
 
     def mine(self, tree: Any, index: Array) -> Any:
         """Returns the rows that worker ``index`` owns, of all rows."""

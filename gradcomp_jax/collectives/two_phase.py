@@ -88,7 +88,8 @@ class TwoPhase(Collective):
     def steps(self, message: Message, workers: Workers) -> Steps:
         """Sends rows to their owners, and every owner's mean to everybody."""
         downlink = message.compressor.downlink(workers.count)
-        owners = owners_of(message, workers)
+        anyone = message.compressor.by_entry and message.remainder in (None, "drop")
+        owners = dataclasses.replace(owners_of(message, workers), shapes=message.shapes if anyone else ())
         received = yield Send("all_to_all", owners.by_owner(message.payload))
         mean, info = owned_mean(message, received, owners, workers, clears=downlink.pads_nonzero)
         payload, _ = downlink.encode(mean, downlink.init(mean.shape), info)

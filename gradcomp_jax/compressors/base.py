@@ -122,6 +122,7 @@ class Compressor(abc.ABC):
         decodes_anew: passes that need a dealt payload decoded had better each decode it than share an array.
         multiplies: decoding is matrix products.
         measures_largest: the statistic is the largest magnitude of each row, in which an entry that is not finite shows.
+        by_entry: an entry is encoded by itself, whatever its place.
         lossless: decoding returns the rows bit for bit.
         pads_nonzero: padding decodes to something other than zero; whoever decodes then clears it.
         unbiased: the decoded payload has the (clipped) rows as its expectation.
@@ -137,6 +138,7 @@ class Compressor(abc.ABC):
     decodes_anew: ClassVar[bool] = False
     multiplies: ClassVar[bool] = False
     measures_largest: ClassVar[bool] = False
+    by_entry: ClassVar[bool] = False
     lossless: ClassVar[bool] = False
     pads_nonzero: ClassVar[bool] = False
 

@@ -20,6 +20,7 @@ class Dense(Compressor):
     """See :func:`dense`."""
 
     dtype: Any
+    by_entry = True
     summable = True  # a sum of casts is a cast of a sum, up to the dtype's rounding
 
     @property

@@ -78,6 +78,8 @@ PARAMS = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in SHAP
 GOAL = (10, 2 * len(SHAPES) + 30, 0.5)
 CEILINGS: dict[str, tuple[float, int, float]] = {
     "dense": (12, 38, 0.1),
+    "dense_bf16": (19, 70, 3.1),
+    "stochastic_rounding": (34, 1200, 2.1),
     "powersgd": (28, 440, 0.2),
     "demo": (78, 231, 2.1),
 }
