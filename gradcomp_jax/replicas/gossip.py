@@ -89,7 +89,8 @@ def gossip(
             here = jax.tree.map(lambda p, u: p.astype(jnp.float32) + u, params, own)
             keys = StepKeys.of(key, state.step, Workers.along(axis_name).index, None)
             leaves, treedef = jax.tree.flatten(here)
-            payloads = [_encode(code, x, keys.of_leaf(keys.own, i)) for i, x in enumerate(leaves)]
+            of_leaves = keys.of_leaves(keys.own, range(len(leaves)))
+            payloads = [_encode(code, x, k) for x, k in zip(leaves, of_leaves, strict=True)]
             flat, payload_tree = jax.tree.flatten(payloads)
             turn = (state.step // every) % len(turns)
             came = one_of(turn, [lambda *a, to=to: tuple(permute(a, to, axis_name)) for to in turns], *flat)

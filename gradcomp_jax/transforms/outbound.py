@@ -110,9 +110,10 @@ def outbound(
     result = []
     for g, (n, (group, segments)) in enumerate(zip(numbers, groups, strict=True)):
         payloads, infos, after = [], [], []
+        own = keys.of_leaves(keys.own, [s.leaves[0] for s in segments])
         for j, segment in enumerate(segments):
             info = counts[g][j]._replace(
-                key=keys.of_leaf(keys.own, segment.leaves[0]),
+                key=own[j],
                 statistic=statistics[g][j],
                 side=group.compressor.side_of(sides[g][j], workers.index),
             )

@@ -39,6 +39,6 @@ def side_information(
             ends = [sum(group.rows(s) for s in segments[: j + 1]) for j in range(len(segments))]
             result.append([mean[end - group.rows(s) : end] for end, s in zip(ends, segments, strict=True)])
         else:
-            of_leaf = [keys.of_leaf(keys.common, s.leaves[0]) for s in segments]
+            of_leaf = keys.of_leaves(keys.common, [s.leaves[0] for s in segments])
             result.append([kernels.row_seeds(k, group.rows(s)) for k, s in zip(of_leaf, segments, strict=True)])
     return result

@@ -1,5 +1,6 @@
 """Random keys that no two workers, tensors or steps share."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -34,9 +35,17 @@ class StepKeys(NamedTuple):
         # The last number is no worker's and no leaf's.
         return cls(jax.random.fold_in(base, worker), jax.random.fold_in(base, _LAST), step)
 
-    def of_leaf(self, stream: Array, number: int) -> Array:
+    def of_leaf(self, stream: Array, number: Array | int) -> Array:
         """Folds in the leaf, then the step; the worker is in the stream. So no two of them share a key."""
         return jax.random.fold_in(jax.random.fold_in(stream, number), self.step)
+
+    def of_leaves(self, stream: Array, numbers: Sequence[int]) -> list[Array]:
+        """Returns :meth:`of_leaf` of each number, all folded at once: a compiler has one generator before it, not hundreds."""
+        if jax.random.key_impl(stream) not in ("threefry2x32", "rbg"):
+            # Other generators may draw other keys where they draw several (unsafe_rbg does).
+            return [self.of_leaf(stream, number) for number in numbers]
+        folded = jax.vmap(lambda number: self.of_leaf(stream, number))(jnp.asarray(numbers, jnp.uint32))
+        return [jax.lax.index_in_dim(folded, i, keepdims=False) for i in range(len(numbers))]
 
     def of_downlink(self, number: int) -> Array:
         """Returns this worker's key for the downlink of message number ``number`` of the step."""
