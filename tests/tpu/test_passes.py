@@ -76,17 +76,33 @@ PARAMS = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in SHAP
 # Passes, kernels and temporaries in gradients: the goal, and where it is not reached what must not become more. A method that
 # comes below its line gets a tighter one, or none.
 GOAL = (10, 2 * len(SHAPES) + 30, 0.5)
-CEILINGS: dict[str, tuple[float, int, float]] = {
+CEILINGS = {
     "dense": (12, 38, 0.1),
     "dense_bf16": (19, 70, 3.1),
+    "terngrad": (26, 1040, 0.9),
+    "dgc": (55, 260, 2.0),
+    "gradient_dropping": (92, 330, 3.2),
+    "topk_sgd": (71, 300, 2.1),
+    "random_k": (131, 670, 0.5),
+    "one_bit_sgd": (37, 500, 1.9),
+    "qsgd": (31, 1240, 1.4),
     "stochastic_rounding": (34, 1200, 2.1),
+    "fp8": (66, 215, 3.2),
+    "block_quantized": (65, 215, 3.3),
+    "sign_sgd": (24, 1300, 0.6),
+    "ef_sign_sgd": (42, 320, 1.6),
+    "one_bit_adam": (51, 460, 3.0),
     "powersgd": (28, 440, 0.2),
+    "ef21": (77, 280, 2.1),
     "demo": (78, 231, 2.1),
+    "sparcml": (494, 330, 2.7),
 }
+MINUTES = {"eden"}
+"""Methods whose program takes minutes of compilation."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in MINUTES])
 def test_passes_kernels_and_temporaries(method: str) -> None:
     row = passes.measure(method, PARAMS, tpu.LARGE)
     most = CEILINGS.get(method, GOAL)
