@@ -58,7 +58,21 @@ def llama_like(dtype: str) -> Shapes:
     return {name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for name, shape in shapes.items()}
 
 
+def few_leaves() -> Shapes:
+    """Four leaves, two of which no block divides: every method's program is compiled in seconds, or a minute."""
+    shapes = {
+        "up": (MODEL, 2 * FEED_FORWARD),
+        "down": (FEED_FORWARD, MODEL),
+        "odd": (1000, 333),
+        "odd_vector": (77_777,),
+    }
+    return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+
+
+FEW = "Few leaves, float32"
+
 TREES: dict[str, Callable[[], Shapes]] = {
+    FEW: few_leaves,
     "LLaMA-like, float32": lambda: llama_like("float32"),
     "LLaMA-like, bfloat16": lambda: llama_like("bfloat16"),
     "ResNet-50, float32": MODELS["resnet50"],

@@ -20,6 +20,7 @@ def arguments(description: str) -> argparse.Namespace:
     parser.add_argument("--table", default="", help="steps or passes (default: both)")
     parser.add_argument("--topology", default="", help="of the train steps: one of the topologies (default: all)")
     parser.add_argument("--method", default="", help="one of the registered methods (default: all)")
+    parser.add_argument("--tree", default="", help="one of the trees of the passes (default: all)")
     parser.add_argument(
         "--rows", default="", metavar="FILE", help="JSON that keeps passes: rows in it are not compiled again"
     )
@@ -127,7 +128,9 @@ def steps(platform: ModuleType, topologies: list[str], methods: list[str]) -> st
     return "\n".join(lines)
 
 
-def passes(platform: ModuleType, cases: list[str], rows: Rows, before: Rows, *, only_kept: bool) -> str:
+def passes(
+    platform: ModuleType, trees: list[str], cases: list[str], rows: Rows, before: Rows, *, only_kept: bool
+) -> str:
     """The tables of exchanges of large trees; with ``only_kept`` of the rows that there are."""
     get = rows.kept if only_kept else rows.get
     lines = [
@@ -135,7 +138,8 @@ def passes(platform: ModuleType, cases: list[str], rows: Rows, before: Rows, *, 
         "",
     ]
     header = ("method", "passes", "kernels", "temporaries / gradient", "bytes sent", "compilation, CPU s")
-    for tree, shapes in model.TREES.items():
+    for tree in trees:
+        shapes = model.TREES[tree]
         values = model.gradient_bytes(shapes()) // next(iter(shapes().values())).dtype.itemsize
         found = {case: row for case in cases if (row := get(case, tree, platform.LARGE)) is not None}
         if not found:
@@ -165,11 +169,12 @@ def main(description: str, platform: ModuleType) -> None:
         (options.table, ("steps", "passes")),
         (options.topology, platform.TOPOLOGIES),
         (options.method, CASES),
+        (options.tree, model.TREES),
     ):
         if chosen and chosen not in known:
             raise SystemExit(f"known are {', '.join(known)}; got {chosen!r}")
-    if options.write and (options.topology or options.method):
-        raise SystemExit("--write takes all topologies and methods")
+    if options.write and (options.topology or options.method or options.tree):
+        raise SystemExit("--write takes all topologies, trees and methods")
     made = {}
     if options.table != "passes":
         topologies = [options.topology] if options.topology else list(platform.TOPOLOGIES)
@@ -177,8 +182,9 @@ def main(description: str, platform: ModuleType) -> None:
         made[f"{platform.NAME}-table"] = steps(platform, topologies, methods)
     if options.table != "steps":
         cases = [name for name in CASES if options.method in ("", name)]
+        trees = [name for name in model.TREES if options.tree in ("", name)]
         made[f"{platform.NAME}-passes"] = passes(
-            platform, cases, Rows(options.rows), Rows(options.before), only_kept=options.kept
+            platform, trees, cases, Rows(options.rows), Rows(options.before), only_kept=options.kept
         )
     for name, text in made.items():
         print(text)

@@ -1,25 +1,20 @@
 """What an exchange costs a GPU by the real XLA:GPU compiler's count: memory passes, kernels and temporaries of every method."""
 
-import jax.numpy as jnp
 import pytest
-from jax import ShapeDtypeStruct as Shape
 
 from benchmarks import gpu_programs as gpu
-from benchmarks.compiled import passes
+from benchmarks.compiled import model, passes
 from gradcomp_jax.methods.registry import METHODS
 
 from .programs import needs_compiler
 
 pytestmark = needs_compiler
 
-# Few leaves, so that a program is compiled in seconds; two of them are divided by no block.
-SHAPES = {"up": (1024, 5632), "down": (2816, 1024), "odd": (1000, 333), "odd_vector": (77_777,)}
-PARAMS = {name: Shape(shape, jnp.float32) for name, shape in SHAPES.items()}
 QUICK = "dgc"
 
 # Passes, kernels and temporaries in gradients: the goal, and where it is not reached what must not become more. A method that
 # comes below its line gets a tighter one, or none.
-GOAL = (10, 2 * len(SHAPES) + 30, 0.5)
+GOAL = (10, 2 * len(model.few_leaves()) + 30, 0.5)
 CEILINGS = {
     "dgc": (13, 55, 0.7),
     "topk_sgd": (13, 110, 0.5),
@@ -40,6 +35,6 @@ CEILINGS = {
 
 @pytest.mark.parametrize("method", [pytest.param(n, marks=[] if n == QUICK else pytest.mark.slow) for n in METHODS])
 def test_passes_kernels_and_temporaries(method: str) -> None:
-    row = passes.measure(method, PARAMS, gpu.LARGE)
+    row = passes.measure(method, model.few_leaves(), gpu.LARGE)
     most = CEILINGS.get(method, GOAL)
     assert (row.passes <= most[0], row.kernels <= most[1], row.temporaries <= most[2]) == (True,) * 3, (row, most)

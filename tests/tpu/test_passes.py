@@ -8,7 +8,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import gradcomp_jax as gc
 from benchmarks import tpu_programs as tpu
-from benchmarks.compiled import passes
+from benchmarks.compiled import model, passes
 from gradcomp_jax.methods.registry import METHODS
 
 from .programs import needs_compiler
@@ -69,13 +69,9 @@ def test_several_entries_of_a_block_come_from_the_approximate_top_k(one_device) 
     assert compiled.cost_analysis()["bytes accessed"] <= 2.5 * GRADIENT
 
 
-# Few leaves, so that a program is compiled in seconds; two of them are divided by no block.
-SHAPES = {"up": (1024, 5632), "down": (2816, 1024), "odd": (1000, 333), "odd_vector": (77_777,)}
-PARAMS = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in SHAPES.items()}
-
 # Passes, kernels and temporaries in gradients: the goal, and where it is not reached what must not become more. A method that
 # comes below its line gets a tighter one, or none.
-GOAL = (10, 2 * len(SHAPES) + 30, 0.5)
+GOAL = (10, 2 * len(model.few_leaves()) + 30, 0.5)
 CEILINGS = {
     "dense": (12, 38, 0.1),
     "dense_bf16": (19, 70, 3.1),
@@ -104,6 +100,6 @@ MINUTES = {"eden"}
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [m for m in METHODS if m not in MINUTES])
 def test_passes_kernels_and_temporaries(method: str) -> None:
-    row = passes.measure(method, PARAMS, tpu.LARGE)
+    row = passes.measure(method, model.few_leaves(), tpu.LARGE)
     most = CEILINGS.get(method, GOAL)
     assert (row.passes <= most[0], row.kernels <= most[1], row.temporaries <= most[2]) == (True,) * 3, (row, most)
