@@ -189,7 +189,8 @@ def place_packed(index: Array, value: Array, deal: Deal, width: int) -> Array:
         return total
 
     def plain(index: Array, value: Array) -> Array:
-        return _compared(index, value.astype(jnp.float32), deal, width)
+        # In bfloat16 until they lie as the matrix does: on TPU the change of layout then moves half the bytes.
+        return _compared(index, value, deal, width).astype(jnp.float32)
 
     if k > ROUNDS or deal.block > 2**15 or not _fits(deal, width):
         return place_dealt(index, value.astype(jnp.float32), deal, width)

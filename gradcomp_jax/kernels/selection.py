@@ -226,7 +226,7 @@ def placed_by_comparing(index: Array, value: Array, block: int, axis: int = 1) -
     That fuses with whatever consumes the rows; a scatter would be a pass of its own.
     """
     position = lax.broadcasted_iota(jnp.int32, (index.shape[0], block) if axis else (block, index.shape[0]), axis)
-    dense = jnp.zeros(position.shape, jnp.float32)
+    dense = jnp.zeros(position.shape, value.dtype)
     for j in range(index.shape[1]):
         here, entry = (jnp.expand_dims(a[:, j], axis) for a in (index, value))
         dense = jnp.where(position == here.astype(jnp.int32), entry, dense)
