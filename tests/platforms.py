@@ -13,7 +13,7 @@ from jax import lax
 
 _every = lax.platform_dependent
 
-EVERY = ("tests/kernels/test_platforms.py", "tests/collectives/", "tests/conformance/test_accelerators.py")
+EVERY = ("tests/kernels/test_platforms.py", "tests/collectives/")
 """Tests that trace all platforms' expressions, beside those for TPU and GPU and, but for the README's line, conformance."""
 
 
@@ -26,6 +26,7 @@ def _cpu(*operands: Any, default: Callable[..., Any] | None = None, **platforms:
 def needs_every(item: pytest.Item) -> bool:
     """Says whether a test is about more than CPU's expressions."""
     compiled = any(mark.name in ("tpu", "gpu") for mark in item.iter_markers())
+    # test_accelerators.py chooses for itself what is traced.
     conformance = item.nodeid.startswith("tests/conformance/") and item.config.option.markexpr != "not slow"
     return compiled or conformance or item.nodeid.startswith(EVERY)
 
