@@ -137,7 +137,8 @@ def owned_mean(
     """
     counts = owners.mine(message.info.count, workers.index)
     info = RowInfo(counts, message.info.key, side=owners.mine(message.info.side, workers.index))
-    mean = message.compressor.reduce(received, info) / workers.count
+    total = message.compressor.reduce(received, info)
+    mean = (total if message.compressor.is_sparsifier else kernels.held_on_tpu(total)) / workers.count
     if message.residual is not None:
         mean = mean + message.residual
     return (clear(mean, info) if clears or message.compressor.pads_nonzero else mean), info

@@ -48,6 +48,7 @@ from gradcomp_jax.kernels.packing import unpack_digits as unpack_digits
 from gradcomp_jax.kernels.packing import unpack_ternary as unpack_ternary
 from gradcomp_jax.kernels.platforms import follows_on_tpu as follows_on_tpu
 from gradcomp_jax.kernels.platforms import held_on_cpu as held_on_cpu
+from gradcomp_jax.kernels.platforms import held_on_tpu as held_on_tpu
 from gradcomp_jax.kernels.platforms import on_cpu as on_cpu
 from gradcomp_jax.kernels.quantize import WIDTHS as WIDTHS
 from gradcomp_jax.kernels.quantize import dequantize as dequantize

@@ -21,6 +21,11 @@ def held_on_cpu(tree: PyTree) -> PyTree:
     return on_cpu(lax.optimization_barrier, lambda x: x, tree)
 
 
+def held_on_tpu(array: Array) -> Array:
+    """Returns an array that TPU's compiler is to hold in memory: it would lay out anew each of the arrays that it is made of."""
+    return lax.platform_dependent(array, tpu=lax.optimization_barrier, default=lambda x: x)
+
+
 def follows_on_tpu(ok: Array, array: Array) -> Array:
     """Returns ``ok``, in a program for TPU only once an array is there: what waits for ``ok`` comes after it.
 
