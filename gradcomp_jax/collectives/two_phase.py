@@ -137,8 +137,9 @@ def owned_mean(
     """
     counts = owners.mine(message.info.count, workers.index)
     info = RowInfo(counts, message.info.key, side=owners.mine(message.info.side, workers.index))
-    total = message.compressor.reduce(received, info)
-    mean = (total if message.compressor.is_sparsifier else kernels.held_on_tpu(total)) / workers.count
+    mean = message.compressor.reduce(received, info) / workers.count
+    if not (message.compressor.is_sparsifier or message.compressor.by_entry):
+        mean = kernels.held_on_tpu(mean)
     if message.residual is not None:
         mean = mean + message.residual
     return (clear(mean, info) if clears or message.compressor.pads_nonzero else mean), info
