@@ -22,7 +22,7 @@ def held_on_cpu(tree: PyTree) -> PyTree:
 
 
 def held_on_tpu(array: Array) -> Array:
-    """Returns an array that TPU's compiler is to hold in memory: it would lay out anew each of the arrays that it is made of."""
+    """Returns an array that TPU is to hold in memory: it would lay out anew each of the arrays that it is made of."""
     return lax.platform_dependent(array, tpu=lax.optimization_barrier, default=lambda x: x)
 
 
