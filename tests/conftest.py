@@ -29,7 +29,7 @@ if not _cache:
     _cache = _session_cache.name
 os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
-# Where each operation was written is not asked for: a twentieth of the time.
+# Where each operation was written is not asked for, and costs time.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 import hypothesis  # noqa: E402

@@ -1,7 +1,7 @@
 """Which of the expressions for several platforms a test traces.
 
 ``lax.platform_dependent`` traces all of them and lowers one. Most tests run on CPU and ask nothing about the others, whose
-tracing would be a third of their time.
+tracing would cost much of their time.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,6 @@ def _cpu(*operands: Any, default: Callable[..., Any] | None = None, **platforms:
 def needs_every(item: pytest.Item) -> bool:
     """Says whether a test is about more than CPU's expressions."""
     compiled = any(mark.name in ("tpu", "gpu") for mark in item.iter_markers())
-    # test_accelerators.py chooses for itself what is traced.
     conformance = item.nodeid.startswith("tests/conformance/") and item.config.option.markexpr != "not slow"
     return compiled or conformance or item.nodeid.startswith(EVERY)
 

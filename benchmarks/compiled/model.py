@@ -69,10 +69,8 @@ def few_leaves() -> Shapes:
     return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
 
 
-FEW = "Few leaves, float32"
-
 TREES: dict[str, Callable[[], Shapes]] = {
-    FEW: few_leaves,
+    "Few leaves, float32": few_leaves,
     "LLaMA-like, float32": lambda: llama_like("float32"),
     "LLaMA-like, bfloat16": lambda: llama_like("bfloat16"),
     "ResNet-50, float32": MODELS["resnet50"],

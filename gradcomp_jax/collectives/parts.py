@@ -11,6 +11,9 @@ from gradcomp_jax._typing import Array
 
 Shapes = Sequence[tuple[int, ...]]
 
+_MOST_WORKERS = 32
+"""Workers up to which each owns a part of every tensor on TPU: of more, thinner parts would take more temporaries."""
+
 
 def are_of(array: Array, shapes: Shapes) -> bool:
     """Returns whether an array, of rows of one entry, has just the entries of tensors of these shapes."""
@@ -57,7 +60,7 @@ def by_owner(array: Array, workers: int, each: int, in_turn: bool, shapes: Shape
         parts = [t.reshape(workers, t.size // workers) for t in tensors if t.size]
         return jnp.concatenate(parts, axis=1).reshape(workers, -1, *array.shape[1:])
 
-    if not array.size or not are_of(array, shapes):
+    if not array.size or workers > _MOST_WORKERS or not are_of(array, shapes):
         return split(array)
     return lax.platform_dependent(array, tpu=apart, default=split)
 
@@ -80,6 +83,6 @@ def by_row(owned: Array, in_turn: bool, shapes: Shapes) -> Array:
             at += left
         return joined([*tensors, last[at:]], (workers * each, *one))
 
-    if not owned.size or math.prod(one) != 1 or each != -(-sum(sizes) // workers):
+    if not owned.size or workers > _MOST_WORKERS or math.prod(one) != 1 or each != -(-sum(sizes) // workers):
         return join(owned)
     return lax.platform_dependent(owned, tpu=together, default=join)
