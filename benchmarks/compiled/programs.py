@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
@@ -93,12 +94,32 @@ class Program:
 
 
 def trace_step(
-    loss: Callable[..., Any], params: Any, batch: Any, tx: optax.GradientTransformation, mesh: Mesh, *, axis_name: Any
+    loss: Callable[..., Any],
+    params: Any,
+    batch: Any,
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    axis_name: Any,
+    replicas: bool = False,
 ) -> jax.stages.Traced:
     """Traces the step of ``gc.make_train_step`` from shapes; ``.lower().compile()`` compiles it."""
     step, place = gc.make_train_step(loss, tx, mesh, axis_name=axis_name), gc.data_sharding(mesh, axis_name=axis_name)
     batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), batch)
-    return step.trace(state_shapes(params, tx, mesh, axis_name), batch)
+    return step.trace(state_shapes(params, tx, mesh, axis_name, replicas=replicas), batch)
+
+
+def outer_steps(tx: optax.GradientTransformation, topology: Topology) -> jax.stages.Compiled:
+    """The train step of SGD on replicas and a method after it, for a large tree; the loss costs next to nothing."""
+    params = model.few_leaves()
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        return sum(jnp.vdot(leaf, batch[name][0]) for name, leaf in params.items())
+
+    batch = {name: jax.ShapeDtypeStruct((topology.size, *leaf.shape), leaf.dtype) for name, leaf in params.items()}
+    chain = optax.chain(optax.sgd(0.1, momentum=0.9), tx)
+    traced = trace_step(loss, params, batch, chain, topology.mesh(), axis_name=topology.axis_name, replicas=True)
+    return traced.lower().compile()
 
 
 def train_step(method: str, topology: Topology, *, hierarchical: bool = False) -> Program:

@@ -1,7 +1,8 @@
 """How often a while loop runs, when the program says so.
 
 CPU and GPU write the count next to the loop. TPU does not, but a scan there still counts from one
-constant to another, and that is read here. Anything else is unknown.
+constant to another, and that is read here. A loop that goes on while a value that it carries is true, and
+sets it to false, runs once or not at all. Anything else is unknown.
 """
 
 import dataclasses
@@ -53,6 +54,16 @@ def trip_count(loop: Instruction, computation: Computation, module: Module) -> i
     return max(0, -(-steps // after.offset))
 
 
+def runs_at_most_once(loop: Instruction, module: Module) -> bool:
+    """Returns whether a ``while`` goes on as long as a truth value that it carries, which its body sets to false."""
+    body = module.computation(loop.attributes["body"].lstrip("%"))
+    condition = module.computation(loop.attributes["condition"].lstrip("%"))
+    tested = _trace(condition, condition.root.name)
+    if tested is None or tested.element is None or not condition.root.shape_text.startswith("pred"):
+        return False
+    return _tuple_element(body, body.root.name, tested.element) == _Value(None, 0)
+
+
 def _tuple_element(computation: Computation, name: str, index: int) -> _Value | None:
     """Traces an element of a tuple that a computation builds."""
     built = _through(computation, name)
@@ -75,7 +86,7 @@ def _trace(computation: Computation, name: str) -> _Value | None:
     if instruction is None:
         return None
     if instruction.opcode == "constant":
-        text = instruction.operands_text.strip()
+        text = instruction.operands_text.strip().replace("false", "0")
         return _Value(None, int(text)) if re.fullmatch(r"-?\d+", text) else None
     if instruction.opcode == "get-tuple-element":
         source = _through(computation, instruction.operand_names[0])

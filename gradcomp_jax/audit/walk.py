@@ -7,7 +7,7 @@ from gradcomp_jax._costs import bytes_moved
 from gradcomp_jax.audit.axes import MeshAxes
 from gradcomp_jax.audit.collectives import Transfer, base_opcode, is_later_half, transfer_of
 from gradcomp_jax.audit.hlo import Computation, Instruction, Module
-from gradcomp_jax.audit.loops import trip_count
+from gradcomp_jax.audit.loops import runs_at_most_once, trip_count
 from gradcomp_jax.audit.report import CollectiveRow, Conditional, WireReport
 from gradcomp_jax.audit.syntax import parse_names
 
@@ -115,6 +115,8 @@ class Walker:
         )
         if not body.rows and not condition.rows:
             return Found()
+        if not condition.rows and runs_at_most_once(loop, self._module):
+            return self._one_of(loop, [Found(), body])
         trips = trip_count(loop, computation, self._module)
         trips = self._loop_trips if trips is None else trips
         if trips is None:
@@ -131,6 +133,9 @@ class Walker:
             instruction, ("false_computation", "true_computation")
         )
         branches = [self._computation(self._module.computation(name)) for name in names]
+        return self._one_of(instruction, branches)
+
+    def _one_of(self, instruction: Instruction, branches: list[Found]) -> Found:
         if not any(branch.rows for branch in branches):
             return Found()
         chosen = self._choose(branches)

@@ -12,7 +12,7 @@ from gradcomp_jax import _checks, _compat
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.replicas import nonfinite
-from gradcomp_jax.replicas.branching import when
+from gradcomp_jax.replicas.branching import advance
 
 
 @jax.tree_util.register_dataclass
@@ -80,14 +80,15 @@ def accumulate(
         total = jax.tree.map(add, state.total, updates, is_leaf=is_per_device)
         batches = state.batches + 1
 
-        def go(total: PyTree, inner_state: Any) -> tuple[PyTree, Any, PyTree]:
+        def go(_: Any, inner_state: Any, total: PyTree) -> tuple[PyTree, Any, PyTree]:
             mean = jax.tree.map(lambda m: m.value[0] / batches.astype(jnp.float32), total, is_leaf=is_per_device)
             moved, inner_state = exchange.update(nonfinite.like(mean, updates), inner_state, params, **extra)
             return moved, inner_state, jax.tree.map(jnp.zeros_like, total)
 
         full = batches >= (every(state.step) if callable(every) else every)
         now = True if every == 1 else full
-        moved, inner_state, total = when(now, go, (None, state.inner, total), total, state.inner)
+        still = _compat.zeros_of(go, None, state.inner, total)[0]
+        moved, inner_state, total = advance(now, go, (still, state.inner, total))
         # A schedule of batches sees what optax's own schedules do.
         step = jnp.where(now, optax.safe_increment(state.step), state.step)
         return moved, AccumulateState(jnp.where(now, 0, batches), step, total, inner_state)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
 
 from gradcomp_jax import _compat
@@ -20,6 +21,22 @@ def when(predicate: Array | bool, do: Callable[..., Any], otherwise: Any, *opera
     zeros = _compat.zeros_of(do, *operands)
     default = type(zeros)(z if o is None else o for z, o in zip(zeros, otherwise, strict=True))
     return lax.cond(predicate, lambda *xs: do(*xs), lambda *_: default, *operands)
+
+
+def advance(predicate: Array | bool, do: Callable[..., Any], carried: tuple, *given: Any) -> tuple:
+    """Returns ``do(*carried, *given)`` where the predicate holds, else ``carried``, and copies nothing.
+
+    It is a loop of at most one turn: a compiler changes in place what a loop carries, and copies what goes through a branch.
+    ``do`` may communicate what depends on all of ``carried``; what depends on ``given`` alone a compiler may compute in every step.
+    ``do`` returns a tuple of the shapes and dtypes of ``carried``. The predicate is as for :func:`when`.
+    """
+    if predicate is True:
+        return do(*carried, *given)
+
+    def turn(carry: tuple[Array, tuple]) -> tuple[Array, tuple]:
+        return jnp.zeros((), bool), do(*carry[1], *given)
+
+    return lax.while_loop(lambda carry: carry[0], turn, (predicate, carried))[1]
 
 
 def each_nth(step: Array, every: int, offset: int = 0) -> Array | bool:

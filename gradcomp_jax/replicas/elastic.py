@@ -10,7 +10,7 @@ import optax
 from gradcomp_jax import _checks, _compat
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.replicas import nonfinite
-from gradcomp_jax.replicas.branching import when
+from gradcomp_jax.replicas.branching import advance
 from gradcomp_jax.transforms.context import with_context
 from gradcomp_jax.transforms.counters import count_on
 
@@ -100,8 +100,7 @@ def elastic_average(
             return pulled, jax.tree.map(lambda c, m: c + beta * m, centre, mean), inner
 
         now = True if every == 1 else state.step % every == 0
-        operands = (own, state.centre, state.method)
-        own, centre, inner = when(now, pull, operands, *operands)
+        own, centre, inner = advance(now, pull, (own, state.centre, state.method))
         new = ElasticState(count_on(state.step, cycle=every), nonfinite.count(state.dropped, ok), every, centre, inner)
         return nonfinite.like(own, updates), new
 

@@ -12,7 +12,7 @@ from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import Workers, permute
 from gradcomp_jax.compressors import Compressor, RowInfo, dense
 from gradcomp_jax.replicas import nonfinite
-from gradcomp_jax.replicas.branching import each_nth, one_of, when
+from gradcomp_jax.replicas.branching import advance, each_nth, one_of
 from gradcomp_jax.transforms.counters import count_on
 from gradcomp_jax.transforms.step_keys import StepKeys
 
@@ -101,7 +101,7 @@ def gossip(
             ]
             return (jax.tree.map(jnp.add, own, jax.tree.unflatten(treedef, pulled)),)
 
-        (own,) = when(each_nth(state.step, every), meet, (own,), own) if turns else (own,)
+        (own,) = advance(each_nth(state.step, every), meet, (own,)) if turns else (own,)
         step = count_on(state.step, cycle=every * max(1, len(turns)))
         return nonfinite.like(own, updates), GossipState(step, nonfinite.count(state.dropped, ok), every)
 

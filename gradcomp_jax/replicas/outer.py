@@ -11,7 +11,7 @@ import optax
 from gradcomp_jax import _checks, _compat
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.replicas import nonfinite
-from gradcomp_jax.replicas.branching import each_nth, when
+from gradcomp_jax.replicas.branching import advance, each_nth
 from gradcomp_jax.transforms.counters import count_on
 
 
@@ -106,7 +106,7 @@ def outer_average(
         (own_leaves, treedef), centre_leaves = jax.tree.flatten(own), jax.tree.leaves(state.centre)
         outers, methods = list(state.outer), list(state.method)
 
-        def together(own: PyTree, centre: PyTree, here: PyTree, outer_state: Any, inner: Any) -> tuple:
+        def together(own: PyTree, centre: PyTree, outer_state: Any, inner: Any, here: PyTree) -> tuple:
             come = jax.tree.map(lambda c, p, u: c - (p.astype(jnp.float32) + u), centre, here, own)
             mean, inner = exchange.update(come, inner, None, **extra)
             step, outer_state = outer.update(mean, outer_state, centre)
@@ -115,12 +115,9 @@ def outer_average(
 
         for j, members in enumerate(cut(params, parts)):
             mine = [only(tree, members) for tree in (own, state.centre)]
-            operands = (*mine, only(params, members), outers[j], methods[j])
-            moved, centre, outers[j], methods[j] = when(
-                each_nth(state.step, every, offset_of(j, parts, every)),
-                together,
-                (*mine, outers[j], methods[j]),
-                *operands,
+            now = each_nth(state.step, every, offset_of(j, parts, every))
+            moved, centre, outers[j], methods[j] = advance(
+                now, together, (*mine, outers[j], methods[j]), only(params, members)
             )
             for i, u, c in zip(members, jax.tree.leaves(moved), jax.tree.leaves(centre), strict=True):
                 own_leaves[i], centre_leaves[i] = u, c

@@ -51,9 +51,11 @@ def lower_update(
     return jax.jit(mapped, donate_argnums=1).lower(gradients, state.opt_state, state.params)
 
 
-def state_shapes(params: PyTree, tx: optax.GradientTransformation, mesh: Mesh, axis_name: AxisName) -> TrainState:
+def state_shapes(
+    params: PyTree, tx: optax.GradientTransformation, mesh: Mesh, axis_name: AxisName, *, replicas: bool = False
+) -> TrainState:
     """Returns what :func:`init_state` returns, as shapes on the mesh."""
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
-    state = jax.eval_shape(lambda p: init_state(p, tx, mesh, axis_name=axis_name), shapes)
+    state = jax.eval_shape(lambda p: init_state(p, tx, mesh, axis_name=axis_name, replicas=replicas), shapes)
     places = state_shardings(state, mesh, axis_name=axis_name)
     return jax.tree.map(lambda s, place: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=place), state, places)

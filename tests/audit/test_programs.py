@@ -230,6 +230,21 @@ def test_a_condition_that_communicates_runs_once_more_than_the_body():
     assert wire_bytes(compile_on(mesh, f, array(8, 64)), trip_count=5).sent == 6 * 7
 
 
+def test_a_loop_of_at_most_one_turn_is_a_conditional():
+    mesh = make_mesh(N, names=("w",))
+
+    def f(x):
+        go = jax.lax.psum(x[0, 0], "w") < 3.0
+        body = lambda c: (jnp.zeros((), bool), jax.lax.pmean(jnp.exp(c[1]), "w"))  # noqa: E731
+        return jax.lax.while_loop(lambda c: c[0], body, (go, x))[1]
+
+    lowered = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("w"), out_specs=P("w"), check_vma=False)).lower(array(8, 64))
+    for program in (lowered.as_text(dialect="hlo"), lowered.compile()):
+        assert [wire_bytes(program, branch=b).sent for b in ("max", "min", 0, 1)] == [455, 7, 7, 455]
+        (choice,) = wire_bytes(program, trip_count=1000).conditionals
+        assert (choice.sent, choice.chosen, choice.count) == ((0, 448), 1, 1)
+
+
 def test_an_unknown_loop_without_a_collective_is_free():
     mesh = make_mesh(N, names=("w",))
 
