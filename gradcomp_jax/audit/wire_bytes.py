@@ -37,7 +37,7 @@ def wire_bytes(
         branch: which branch of a ``lax.cond`` or ``lax.switch`` counts: the most expensive one (``"max"``), the cheapest
             (``"min"``), or the one with this index; -1 is the last, and of a ``lax.cond`` the true branch is 1. A conditional
             without a branch of that index counts its most expensive one. The report keeps what each branch would send. A loop
-            that runs once or not at all, as the methods with local steps have it, is such a conditional: not at all is branch 0.
+            that runs once or not at all, as methods with local steps have it, is such a conditional: not at all is branch 0.
         trip_count: how often a ``while`` loop runs whose count the program does not tell.
         mesh: the mesh that the program was compiled for; with it every row names its axes.
 

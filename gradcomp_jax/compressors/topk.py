@@ -25,14 +25,20 @@ class TopKPayload:
     """Some of a row's entries.
 
     Attributes:
-        index: uint8, uint16 or uint32 ``[rows, k]``, distinct within a row.
+        positions: uint8, uint16 or uint32 ``[rows, k]``, distinct within a row; or uint8, those of a ``packed`` block.
         value: float32, bfloat16 or int8 ``[rows, k]``; of two bits, uint8 ``[rows, ceil(k / 4)]``.
         scale: float32: ``[rows, 1]``, the unit of int8 values; ``[rows, 2]``, the magnitudes of two bits; or ``None``.
     """
 
-    index: Array
+    positions: Array
     value: Array
     scale: Array | None = None
+    packed: int = dataclasses.field(default=0, metadata={"static": True})
+
+    @property
+    def index(self) -> Array:
+        """Returns the positions, integer ``[rows, k]``."""
+        return kernels.unpack_positions(self.positions, self.packed) if self.packed else self.positions
 
     def numbers(self) -> Array:
         """Returns the entries' values, float32 ``[rows, k]``."""
@@ -52,6 +58,7 @@ class TopK(Compressor):
     downlink_code: Literal["topk", "union"] | Compressor = "topk"
     bits: int | None = None
     exact: bool = False
+    pack_positions: bool = False
     is_sparsifier = True
     drops = True
     deals = True  # neighbours in a tensor are large together
@@ -63,15 +70,10 @@ class TopK(Compressor):
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[TopKPayload, PyTree]:
         """Takes the ``k`` largest magnitudes of every row. A row of zeros sends ``k`` zeros."""
-        if self.exact:
-            index = kernels.exact_top_of_rows(rows, self.k)
-            value = kernels.take_from_rows(rows, index)
-        elif self.dtype == jnp.float32:
-            index = kernels.top_of_rows(rows, self.k)
-            value = kernels.take_from_rows(rows, index)
-        else:
-            index, value = kernels.top_entries(rows, self.k)
-        return self._payload(index, value), state
+        if not self.exact and self.dtype != jnp.float32:
+            return self._payload(*kernels.top_entries(rows, self.k)), state
+        index = (kernels.exact_top_of_rows if self.exact else kernels.top_of_rows)(rows, self.k)
+        return self._payload(index, kernels.take_from_rows(rows, index)), state
 
     def encode_dealt(self, flat: Array, deal: kernels.Deal, state: PyTree, info: RowInfo) -> tuple[TopKPayload, PyTree]:
         """Returns the same, without turning the tensor around."""
@@ -83,12 +85,13 @@ class TopK(Compressor):
         return self._payload(index, value), state
 
     def _payload(self, index: Array, value: Array) -> TopKPayload:
-        index = index.astype(index_dtype(self.block))
+        packed = self.block if self.pack_positions else 0
+        index = kernels.pack_positions(index, packed) if packed else index.astype(index_dtype(self.block))
         if self.bits == 2:
-            return TopKPayload(index, *kernels.to_two_levels(value.astype(jnp.float32)))
+            return TopKPayload(index, *kernels.to_two_levels(value.astype(jnp.float32)), packed)
         if self.dtype == jnp.int8:
-            return TopKPayload(index, *kernels.quantize(value))
-        return TopKPayload(index, value.astype(self.dtype))
+            return TopKPayload(index, *kernels.quantize(value), packed)
+        return TopKPayload(index, value.astype(self.dtype), None, packed)
 
     def finite(self, payload: TopKPayload, statistic: Any, largest: float = LARGEST) -> Array:
         """Looks at the payload: the largest of a block is in it, or in a mean of ``k`` of them."""
@@ -119,13 +122,11 @@ class TopK(Compressor):
         """Adds one worker's entries after the other into one dense copy."""
 
         def into_one(payloads: TopKPayload) -> Array:
-            first = jax.tree.map(lambda a: a[0], payloads)
-
             def add(i: Array, total: Array) -> Array:
                 one = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), payloads)
                 return kernels.place_in_rows(one.index, one.numbers(), self.block, into=total)
 
-            return lax.fori_loop(1, payloads.index.shape[0], add, self.decode(first))
+            return lax.fori_loop(1, payloads.value.shape[0], add, self.decode(jax.tree.map(lambda a: a[0], payloads)))
 
         if self.k > kernels.COMPARED:
             return into_one(payloads)
@@ -141,8 +142,7 @@ class TopK(Compressor):
 
     def rounding(self, rows: Array, payload: TopKPayload, info: RowInfo = RowInfo()) -> TopKPayload:
         """Returns what the narrower dtype took from the chosen values, in float32."""
-        exact = kernels.take_from_rows(rows, payload.index)
-        return TopKPayload(payload.index, exact - payload.numbers())
+        return TopKPayload(payload.index, kernels.take_from_rows(rows, payload.index) - payload.numbers())
 
     def left_with_owner(self, payload: TopKPayload, mean: TopKPayload) -> TopKPayload:
         """Returns the same positions, in float32. Of a row whose mean has fewer than ``k`` entries it is all."""
@@ -174,6 +174,7 @@ def topk(
     dtype: Any = jnp.bfloat16,
     bits: int | None = None,
     exact: bool = False,
+    pack_positions: bool = False,
 ) -> TopK:
     """Sends the ``max(1, round(density * block))`` largest magnitudes of every block.
 
@@ -193,6 +194,7 @@ def topk(
             smaller and the larger of the chosen ones.
         exact: sorts every block, many times slower, where otherwise an entry may be missed for larger ones close to it. With a
             block as long as the tensor this is the papers' selection; ``gc.topk_sgd(exact=True)`` makes such blocks.
+        pack_positions: sends positions in 8, 9, 10, 12 or 16 bits, whichever the block needs; 65,536 entries are its most.
 
     Raises:
         ValueError: for a density outside (0, 1], a block outside [1, 2**20], another dtype, or a downlink with another block.
@@ -203,8 +205,8 @@ def topk(
     """
     _checks.in_unit_interval("density", density)
     size = block_for(density) if block is None else _checks.positive_int("block", block)
-    if size > 2**20:
-        raise ValueError(f"block must be at most {2**20}, got {size}")
+    if size > (most := 2**16 if pack_positions else 2**20):
+        raise ValueError(f"block must be at most {most}, got {size}")
     k = max(1, round(density * size))
     k_downlink = min(size, k + max(1, k // 2))
     if downlink_density is not None:
@@ -223,4 +225,4 @@ def topk(
             raise ValueError("downlink_density is for downlink='topk'; leave one of them out")
     else:
         _checks.one_of("downlink", downlink, ("topk", "union"))
-    return TopK(size, k, k_downlink, resolved, downlink, bits, exact)
+    return TopK(size, k, k_downlink, resolved, downlink, bits, exact, pack_positions)

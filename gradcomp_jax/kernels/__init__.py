@@ -41,10 +41,13 @@ from gradcomp_jax.kernels.narrow import scale_width as scale_width
 from gradcomp_jax.kernels.narrow import to_narrow as to_narrow
 from gradcomp_jax.kernels.packing import pack_bits as pack_bits
 from gradcomp_jax.kernels.packing import pack_digits as pack_digits
+from gradcomp_jax.kernels.packing import pack_positions as pack_positions
 from gradcomp_jax.kernels.packing import pack_ternary as pack_ternary
 from gradcomp_jax.kernels.packing import packed_length as packed_length
+from gradcomp_jax.kernels.packing import position_bits as position_bits
 from gradcomp_jax.kernels.packing import unpack_bits as unpack_bits
 from gradcomp_jax.kernels.packing import unpack_digits as unpack_digits
+from gradcomp_jax.kernels.packing import unpack_positions as unpack_positions
 from gradcomp_jax.kernels.packing import unpack_ternary as unpack_ternary
 from gradcomp_jax.kernels.platforms import follows_on_tpu as follows_on_tpu
 from gradcomp_jax.kernels.platforms import held_on_cpu as held_on_cpu

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.extend as jex
 import jax.numpy as jnp
 import optax
 
@@ -65,8 +66,9 @@ def traffic_of(
 ) -> Traffic:
     """Describes one step of a transformation: its collectives as :func:`gradcomp_jax.wire_bytes` counts them, and its state.
 
-    Of a choice the last branch counts, which is the one after a warm-up and that of any platform but TPU. Every exchange in
-    it describes itself instead of compressing, so the time does not grow with its arithmetic.
+    Of a choice the last branch counts, which is the one after a warm-up and that of any platform but TPU, and what may run
+    once counts once. Every exchange in it describes itself instead of compressing, so the time does not grow with its
+    arithmetic.
 
     Args:
         tx: averages over the axes.
@@ -113,6 +115,14 @@ def _collectives(jaxpr: Any, sizes: Mapping[str, int]) -> Iterator[tuple[tuple[s
         inside = params["branches"][-1:] if name == "cond" else params.values()
         bodies = [getattr(p, "jaxpr", p) for p in inside]
         found = [c for body in bodies if hasattr(body, "eqns") for c in _collectives(body, sizes)]
-        if found and name == "while":
+        if found and name == "while" and not _at_most_once(params):
             raise ValueError("a loop communicates, and the program does not tell how often it runs")
         yield from found * (params["length"] if name == "scan" else 1)
+
+
+def _at_most_once(loop: Mapping[str, Any]) -> bool:
+    """Whether a loop goes on as long as a truth value that it carries, which its body sets to a constant."""
+    condition, body = loop["cond_jaxpr"].jaxpr, loop["body_jaxpr"].jaxpr
+    carried = condition.invars[loop["cond_nconsts"] :]
+    tested = condition.outvars[0]
+    return tested in carried and isinstance(body.outvars[carried.index(tested)], jex.core.Literal)

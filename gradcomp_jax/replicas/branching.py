@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 from jax import lax
 
 from gradcomp_jax import _compat
@@ -27,14 +26,14 @@ def advance(predicate: Array | bool, do: Callable[..., Any], carried: tuple, *gi
     """Returns ``do(*carried, *given)`` where the predicate holds, else ``carried``, and copies nothing.
 
     It is a loop of at most one turn: a compiler changes in place what a loop carries, and copies what goes through a branch.
-    ``do`` may communicate what depends on all of ``carried``; what depends on ``given`` alone a compiler may compute in every step.
-    ``do`` returns a tuple of the shapes and dtypes of ``carried``. The predicate is as for :func:`when`.
+    ``do`` may communicate what depends on all of ``carried``; what depends on ``given`` alone a compiler may compute in every
+    step. ``do`` returns a tuple of the shapes and dtypes of ``carried``. The predicate is as for :func:`when`.
     """
     if predicate is True:
         return do(*carried, *given)
 
-    def turn(carry: tuple[Array, tuple]) -> tuple[Array, tuple]:
-        return jnp.zeros((), bool), do(*carry[1], *given)
+    def turn(carry: tuple[Any, tuple]) -> tuple[Any, tuple]:
+        return False, do(*carry[1], *given)
 
     return lax.while_loop(lambda carry: carry[0], turn, (predicate, carried))[1]
 

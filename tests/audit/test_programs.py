@@ -238,7 +238,9 @@ def test_a_loop_of_at_most_one_turn_is_a_conditional():
         body = lambda c: (jnp.zeros((), bool), jax.lax.pmean(jnp.exp(c[1]), "w"))  # noqa: E731
         return jax.lax.while_loop(lambda c: c[0], body, (go, x))[1]
 
-    lowered = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("w"), out_specs=P("w"), check_vma=False)).lower(array(8, 64))
+    lowered = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("w"), out_specs=P("w"), check_vma=False)).lower(
+        array(8, 64)
+    )
     for program in (lowered.as_text(dialect="hlo"), lowered.compile()):
         assert [wire_bytes(program, branch=b).sent for b in ("max", "min", 0, 1)] == [455, 7, 7, 455]
         (choice,) = wire_bytes(program, trip_count=1000).conditionals

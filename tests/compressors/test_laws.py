@@ -44,6 +44,9 @@ CASES = {
     "topk-3-int8": Case(compressors.topk(0.25, block=13, dtype=jnp.int8), 3 * (1 + 1) + 4),
     "topk-all": Case(compressors.topk(1.0, block=13, dtype=jnp.float32), 13 * (1 + 4)),
     "topk-wide": Case(compressors.topk(0.01, block=257), 3 * (2 + 2)),
+    "topk-packed": Case(
+        compressors.topk(0.01, block=300, pack_positions=True), 3 + 1 + 3 * 2
+    ),  # 9 bits: what is above the bytes in one
     "int8": Case(compressors.block_quantized(block=13), 13 + 4),
     "int4": Case(compressors.block_quantized(bits=4, block=13), 7 + 4),
     "int2-stochastic": Case(compressors.block_quantized(bits=2, block=13, stochastic=True), 4 + 4),
@@ -321,6 +324,11 @@ REFUSED = [
     (lambda: compressors.topk(1.5), ValueError, r"density must be in \(0, 1\], got 1.5"),
     (lambda: compressors.topk(float("nan")), ValueError, "density must be in"),
     (lambda: compressors.topk(0.1, block=0), ValueError, "block must be an integer of at least 1, got 0"),
+    (
+        lambda: compressors.topk(0.1, block=2**17, pack_positions=True),
+        ValueError,
+        "block must be at most 65536, got 131072",
+    ),
     (lambda: compressors.topk(0.1, block=2**21), ValueError, "block must be at most 1048576, got 2097152"),
     (lambda: compressors.topk(0.1, downlink_density=2), ValueError, r"downlink_density must be in \(0, 1\], got 2"),
     (

@@ -147,9 +147,11 @@ METHODS: dict[str, Case] = {
         (topk(0.1, block=100, dtype=jnp.int8), "two_phase"),
     ),
     "topk-two-bits": Case(
-        lambda axis: gc.exchange(topk(0.1, block=100, bits=2), axis_name=axis, collective="all_gather"),
+        lambda axis: gc.exchange(
+            topk(0.03, block=300, bits=2, pack_positions=True), axis_name=axis, collective="all_gather"
+        ),
         "residual",
-        (topk(0.1, block=100, bits=2), "all_gather"),
+        (topk(0.03, block=300, bits=2, pack_positions=True), "all_gather"),
     ),
     "topk-server": Case(
         lambda axis: gc.exchange(topk(0.02), axis_name=axis, collective=two_phase("server")),
