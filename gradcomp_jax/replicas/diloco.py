@@ -19,6 +19,8 @@ def diloco(
     learning_rate: Any = 0.7,
     momentum: float = 0.9,
     parts: int = 1,
+    delay: int = 0,
+    mix: float = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
     """Makes :func:`outer_average` with Nesterov momentum outside; goes after the inner optimizer, usually AdamW.
 
@@ -29,13 +31,15 @@ def diloco(
         learning_rate: the outer one; a schedule counts outer steps.
         momentum: the outer one.
         parts: of the tree, with outer steps at different times (streaming).
+        delay: steps from a part's turn to the arrival of its mean, see :func:`outer_average`; the paper's streaming has 5.
+        mix: a replica's own share of what it goes on from when a mean arrives; the paper's streaming has 0.5.
 
     References:
         Douillard et al., 2023, https://arxiv.org/abs/2311.08105, algorithm 1 and section 3 (0.7 and 0.9); 2025,
         https://arxiv.org/abs/2501.18512 (parts).
     """
     outer = optax.sgd(learning_rate, momentum, nesterov=True)
-    return outer_average(method, outer, axis_name=axis_name, every=every, parts=parts)
+    return outer_average(method, outer, axis_name=axis_name, every=every, parts=parts, delay=delay, mix=mix)
 
 
 def sparse_loco(
@@ -47,6 +51,8 @@ def sparse_loco(
     decay: float = 0.95,
     learning_rate: Any = 1.0,
     parts: int = 1,
+    delay: int = 0,
+    mix: float = 0.0,
     collective: Any = "all_gather",
     mask: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -63,6 +69,8 @@ def sparse_loco(
         decay: of the residual.
         learning_rate: the outer one.
         parts: of the tree, with outer steps at different times.
+        delay: steps from a part's turn to the arrival of its mean, see :func:`outer_average`.
+        mix: a replica's own share of what it goes on from when a mean arrives.
         collective: how payloads cross; the paper gathers them.
         mask: what is sparse, see :func:`gradcomp_jax.exchange`.
 
@@ -77,4 +85,6 @@ def sparse_loco(
         collective=collective,
         mask=mask,
     )
-    return outer_average(method, optax.sgd(learning_rate), axis_name=axis_name, every=every, parts=parts)
+    return outer_average(
+        method, optax.sgd(learning_rate), axis_name=axis_name, every=every, parts=parts, delay=delay, mix=mix
+    )

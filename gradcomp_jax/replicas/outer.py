@@ -10,6 +10,7 @@ import optax
 
 from gradcomp_jax import _checks, _compat
 from gradcomp_jax._typing import Array, AxisName, PyTree
+from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import advance, each_nth
 from gradcomp_jax.transforms.counters import count_on
@@ -24,17 +25,22 @@ class OuterState(nonfinite.ReplicaState):
         centre: where the replicas were when they were last together, float32, equal on every worker.
         outer: for each part of the tree, state of the outer optimizer.
         method: for each part of the tree, state of the exchange.
+        flying: for each part of the tree, how far this replica had come when its turn was, ``PerDevice`` float32
+            ``[1, *shape]`` and zeros once it has arrived; ``()`` without a delay.
+        delay: steps from a part's turn to the arrival of its mean, as configured.
     """
 
     centre: PyTree
     outer: tuple
     method: tuple
+    flying: tuple = ()
+    delay: int = dataclasses.field(default=0, metadata={"static": True})
 
     def staleness(self) -> Array:
         """Returns the steps of a replica since the part that waits longest was last together: int32 scalar."""
         parts = len(self.method)
-        since = [(self.step + offset_of(j, parts, self.every)) % self.every for j in range(parts)]
-        return jnp.minimum(self.step, jnp.stack(since).max())
+        since = [(self.step + offset_of(j, parts, self.every) - self.delay) % self.every for j in range(parts)]
+        return jnp.minimum(self.step, jnp.stack(since).max() + self.delay)
 
 
 def outer_average(
@@ -44,6 +50,8 @@ def outer_average(
     axis_name: AxisName | None,
     every: int,
     parts: int = 1,
+    delay: int = 0,
+    mix: float = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Takes local steps, and every ``every`` of them an outer one on the mean of how far the replicas have come.
 
@@ -60,6 +68,10 @@ def outer_average(
     With ``parts`` the tree is cut into that many parts of about equal size, and each has its turn once in ``every`` steps:
     as many bytes, spread over the period (streaming).
 
+    With ``delay`` :math:`\tau` a part's :math:`c - x_i` is taken at its turn, and its mean arrives :math:`\tau` steps later,
+    while the replicas go on: the exchange needs nothing of the step that it is in. Each replica then keeps a share ``mix``
+    :math:`\alpha` of where it is by then: :math:`x_i \leftarrow \alpha x_i + (1 - \alpha) c`.
+
     Replicas differ: build the state with ``gc.init_state(..., replicas=True)``. State: :class:`OuterState`. Wire: the
     method's, once for each part in ``every`` steps. An update that is not finite is left out: the replica stays where it is.
 
@@ -72,19 +84,26 @@ def outer_average(
         axis_name: the method's axis.
         every: steps :math:`H` from one outer step to the next.
         parts: of the tree; at most ``every``.
+        delay: steps :math:`\tau` from a part's turn to the arrival of its mean, fewer than ``every``.
+        mix: :math:`\alpha`, a replica's own share of what it goes on from, in [0, 1).
 
     Raises:
-        ValueError: for a period below 1 or too many parts; when traced, without parameters, and for a method that decays
-            weights: what crosses is no gradient.
+        ValueError: for a period below 1, too many parts, a delay of a period or more, and a share outside [0, 1); when traced,
+            without parameters, and for a method that decays weights: what crosses is no gradient.
 
     References:
         Douillard et al., 2023, DiLoCo, https://arxiv.org/abs/2311.08105, algorithm 1; Douillard et al., 2025, Streaming
-        DiLoCo, https://arxiv.org/abs/2501.18512, section 2.2.
+        DiLoCo, https://arxiv.org/abs/2501.18512, sections 2.2 and 2.3.
     """
     _checks.positive_int("every", every)
     _checks.positive_int("parts", parts)
     if parts > every:
         raise ValueError(f"parts must be at most every={every}, so that each has a step of its own, got {parts}")
+    if _checks.non_negative_int("delay", delay) >= every:
+        raise ValueError(
+            f"delay must be below every={every}, so that a part has arrived before its next turn, got {delay}"
+        )
+    _checks.below_one("mix", mix)
     exchange = optax.with_extra_args_support(method)
     outer = optax.with_extra_args_support(optimizer)
 
@@ -98,31 +117,65 @@ def outer_average(
             centre,
             tuple(outer.init(piece) for piece in pieces),
             tuple(exchange.init(piece) for piece in pieces),
+            tuple(jax.tree.map(nothing, piece) for piece in pieces) if delay else (),
+            delay,
         )
+
+    def nothing(centre: Array) -> PerDevice:
+        return PerDevice(_compat.varying(jnp.zeros((1, *centre.shape), jnp.float32), axis_name), 1)
 
     def update(updates: PyTree, state: OuterState, params: PyTree | None = None, **extra: Any) -> Any:
         nonfinite.need_replicas(params, axis_name, "outer_average")
         own, ok = nonfinite.steady(updates, params)
         (own_leaves, treedef), centre_leaves = jax.tree.flatten(own), jax.tree.leaves(state.centre)
-        outers, methods = list(state.outer), list(state.method)
+        outers, methods, flying = list(state.outer), list(state.method), list(state.flying)
 
-        def together(own: PyTree, centre: PyTree, outer_state: Any, inner: Any, here: PyTree) -> tuple:
-            come = jax.tree.map(lambda c, p, u: c - (p.astype(jnp.float32) + u), centre, here, own)
+        def come(own: PyTree, centre: PyTree, here: PyTree) -> PyTree:
+            return jax.tree.map(lambda c, p, u: c - (p.astype(jnp.float32) + u), centre, here, own)
+
+        def outer_step(come: PyTree, centre: PyTree, outer_state: Any, inner: Any) -> tuple:
             mean, inner = exchange.update(come, inner, None, **extra)
             step, outer_state = outer.update(mean, outer_state, centre)
-            centre = jax.tree.map(jnp.add, centre, step)
-            return jax.tree.map(lambda c, p: c - p.astype(jnp.float32), centre, here), centre, outer_state, inner
+            return jax.tree.map(jnp.add, centre, step), outer_state, inner
+
+        def together(own: PyTree, centre: PyTree, outer_state: Any, inner: Any, here: PyTree) -> tuple:
+            centre, *inside = outer_step(come(own, centre, here), centre, outer_state, inner)
+            return *goes_on(own, centre, here), centre, *inside
+
+        def goes_on(own: PyTree, centre: PyTree, here: PyTree) -> tuple[PyTree]:
+            def to(c: Array, p: Array, u: Array) -> Array:
+                way = c - p.astype(jnp.float32)
+                return way if mix == 0 else mix * u + (1 - mix) * way
+
+            return (jax.tree.map(to, centre, here, own),)
+
+        def departs(_: PyTree, own: PyTree, centre: PyTree, here: PyTree) -> tuple[PyTree]:
+            return (jax.tree.map(lambda d: PerDevice(d[None], 1), come(own, centre, here)),)
+
+        def lands(flying: PyTree, centre: PyTree, outer_state: Any, inner: Any) -> tuple:
+            come = jax.tree.map(lambda mark: mark.value[0], flying, is_leaf=is_per_device)
+            # What has landed is gone: and a compiler sees that the exchange is of what the loop changes, and leaves it there.
+            return jax.tree.map(jnp.zeros_like, flying), *outer_step(come, centre, outer_state, inner)
 
         for j, members in enumerate(cut(params, parts)):
-            mine = [only(tree, members) for tree in (own, state.centre)]
-            now = each_nth(state.step, every, offset_of(j, parts, every))
-            moved, centre, outers[j], methods[j] = advance(
-                now, together, (*mine, outers[j], methods[j]), only(params, members)
-            )
+            moved, centre, here = (only(tree, members) for tree in (own, state.centre, params))
+            offset = offset_of(j, parts, every)
+            now = each_nth(state.step, every, offset)
+            if delay:
+                # No part of the exchange reads this step's update.
+                arrived = each_nth(state.step, every, offset - delay) & (state.step >= every - 1 - offset + delay)
+                sent = (flying[j], centre, outers[j], methods[j])
+                flying[j], centre, outers[j], methods[j] = advance(arrived, lands, sent)
+                (moved,) = advance(arrived, goes_on, (moved,), centre, here)
+                (flying[j],) = advance(now, departs, (flying[j],), moved, centre, here)
+            else:
+                carried = (moved, centre, outers[j], methods[j])
+                moved, centre, outers[j], methods[j] = advance(now, together, carried, here)
             for i, u, c in zip(members, jax.tree.leaves(moved), jax.tree.leaves(centre), strict=True):
                 own_leaves[i], centre_leaves[i] = u, c
         dropped, centre = nonfinite.count(state.dropped, ok), jax.tree.unflatten(treedef, centre_leaves)
-        new = OuterState(count_on(state.step, cycle=every), dropped, every, centre, tuple(outers), tuple(methods))
+        step = count_on(state.step, cycle=every)
+        new = OuterState(step, dropped, every, centre, tuple(outers), tuple(methods), tuple(flying), delay)
         return nonfinite.like(jax.tree.unflatten(treedef, own_leaves), updates), new
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -41,6 +41,9 @@ METHODS: dict[str, Callable[[], Any]] = {
     "elastic": lambda: optax.chain(optax.sgd(0.1), gc.elastic_average(int8(), axis_name=AXIS, every=2)),
     "local": lambda: optax.chain(optax.sgd(0.1), gc.local_sgd(dense(), axis_name=AXIS, every=2)),
     "diloco": lambda: optax.chain(optax.sgd(0.1, 0.9), gc.diloco(int8(), axis_name=AXIS, every=3, parts=2)),
+    "streaming": lambda: optax.chain(
+        optax.sgd(0.1), gc.diloco(int8(), axis_name=AXIS, every=3, parts=2, delay=1, mix=0.5)
+    ),
     "sparse_loco": lambda: optax.chain(optax.sgd(0.1), gc.sparse_loco(axis_name=AXIS, every=2, chunk=64)),
     "gossip": lambda: optax.chain(optax.sgd(0.1), gc.gossip(axis_name=AXIS)),
     "gossip-int8": lambda: optax.chain(

@@ -30,6 +30,9 @@ CHAINS = {
     "elastic": lambda m: optax.chain(optax.sgd(0.02), gc.elastic_average(m, axis_name=AXIS, every=2)),
     "local": lambda m: optax.chain(optax.sgd(0.02), gc.local_sgd(m, axis_name=AXIS, every=3)),
     "diloco": lambda m: optax.chain(optax.sgd(0.02, momentum=0.5), gc.diloco(m, axis_name=AXIS, every=3, parts=2)),
+    "streaming": lambda m: optax.chain(
+        optax.sgd(0.02), gc.diloco(m, axis_name=AXIS, every=4, parts=2, delay=2, mix=0.5)
+    ),
     "gossip": lambda m: optax.chain(optax.sgd(0.02), gc.gossip(axis_name=AXIS)),
     "accumulate": lambda m: gc.accumulate(optax.chain(m, optax.sgd(0.02)), axis_name=AXIS, every=3),
 }
@@ -143,7 +146,7 @@ def test_a_bad_gradient_stays_with_its_worker(name: str, method) -> None:
             one["y"][1, 0, 0] = np.nan if n == 2 else np.inf
         return one
 
-    inner = optax.apply_if_finite if name in ("elastic", "local", "diloco", "gossip") else None
+    inner = optax.apply_if_finite if name in ("elastic", "local", "diloco", "streaming", "gossip") else None
     tx = CHAINS[name](method())
     if inner is not None:
         # A momentum that has seen a NaN keeps it: optax has the remedy, and it is local here.
@@ -169,6 +172,7 @@ def last_of(name: str, method):
         "elastic": lambda: gc.elastic_average(method, axis_name=AXIS, every=2),
         "local": lambda: gc.local_sgd(method, axis_name=AXIS, every=3),
         "diloco": lambda: gc.diloco(method, axis_name=AXIS, every=3, parts=2),
+        "streaming": lambda: gc.diloco(method, axis_name=AXIS, every=4, parts=2, delay=2, mix=0.5),
         "gossip": lambda: gc.gossip(axis_name=AXIS),
     }[name]()
 
@@ -270,6 +274,10 @@ def test_mistakes_are_refused_with_a_remedy() -> None:
         gc.local_sgd(dense(), axis_name=AXIS, every=0)
     with pytest.raises(ValueError, match=r"parts must be at most every=2"):
         gc.diloco(dense(), axis_name=AXIS, every=2, parts=3)
+    with pytest.raises(ValueError, match=r"delay must be below every=2, so that a part has arrived"):
+        gc.diloco(dense(), axis_name=AXIS, every=2, delay=2)
+    with pytest.raises(ValueError, match=r"mix must be in \[0, 1\), got 1"):
+        gc.sparse_loco(axis_name=AXIS, mix=1)
     with pytest.raises(ValueError, match=r"beta must be in \(0, 1\]"):
         gc.elastic_average(dense(), axis_name=AXIS, beta=1.5)
     with pytest.raises(ValueError, match="TopK selects entries"):
@@ -315,6 +323,7 @@ STALENESS = {
     "elastic": [0, 1, 2, 1, 2, 1, 2, 1, 2],
     "local": [0, 1, 2, 0, 1, 2, 0, 1, 2],
     "diloco": [0, 1, 2, 1, 2, 2, 1, 2, 2],
+    "streaming": [0, 1, 2, 3, 4, 5, 4, 5, 4],
     "gossip": [0, 0, 0, 0, 0, 0, 0, 0, 0],
     "accumulate": [0, 1, 2, 0, 1, 2, 0, 1, 2],
 }

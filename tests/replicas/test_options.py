@@ -56,7 +56,11 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     ),
     "diloco": (
         lambda **more: gc.diloco(dense(), axis_name=AXIS, **more),
-        {"every": 7, "learning_rate": 0.5, "momentum": 0.5, "parts": 2},
+        {"every": 7, "learning_rate": 0.5, "momentum": 0.5, "parts": 2, "delay": 2},
+    ),
+    "diloco, late": (
+        lambda mix=0.0: gc.diloco(dense(), axis_name=AXIS, delay=2, mix=mix),
+        {"mix": 0.5},
     ),
     "sparse_loco": (
         lambda **more: gc.sparse_loco(axis_name=AXIS, **more),
@@ -67,15 +71,21 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "decay": 0.5,
             "learning_rate": 0.5,
             "parts": 2,
+            "delay": 2,
             "collective": "two_phase",
             "mask": one_leaf,
         },
     ),
     "local_sgd": (lambda every=2: gc.local_sgd(dense(), axis_name=AXIS, every=every), {"every": 3}),
     "outer_average": (
-        lambda every=2, parts=1: gc.outer_average(dense(), optax.sgd(0.7), axis_name=AXIS, every=every, parts=parts),
-        {"every": 3, "parts": 2},
+        lambda every=2, **more: gc.outer_average(dense(), optax.sgd(0.7), axis_name=AXIS, every=every, **more),
+        {"every": 3, "parts": 2, "delay": 1},
     ),
+    "outer_average, late": (
+        lambda mix=0.0: gc.outer_average(dense(), optax.sgd(0.7), axis_name=AXIS, every=2, delay=1, mix=mix),
+        {"mix": 0.5},
+    ),
+    "sparse_loco, late": (lambda mix=0.0: gc.sparse_loco(axis_name=AXIS, delay=2, mix=mix), {"mix": 0.5}),
     "elastic_average": (
         lambda **more: gc.elastic_average(dense(), axis_name=AXIS, **more),
         {"every": 2, "beta": 0.5, "alpha": 0.1},

@@ -21,19 +21,37 @@ COLLECTIVES = ("all-reduce", "all-to-all", "all-gather", "collective-permute", "
 
 
 def needs_batch(program: str, parameters: set[int]) -> list[bool]:
-    """For each collective of a compiled program whether it needs, by any way, one of these parameters."""
-    entry = parse_module(program).entry
+    """For each collective, or loop with some in it, whether it needs, by any way, one of these parameters."""
+    module = parse_module(program)
     reached: set[str] = set()
     found = []
-    for one in entry.instructions.values():
+
+    def communicates(one) -> bool:
+        if one.opcode == "while":
+            body = module.computation(one.attributes["body"].lstrip("%"))
+            return any(communicates(inside) for inside in body.instructions.values())
+        return one.opcode.removesuffix("-start") in COLLECTIVES
+
+    for one in module.entry.instructions.values():
         if one.opcode == "parameter":
             needs = int(one.operands_text) in parameters
         else:
             needs = any(name in reached for name in one.operand_names)
         if needs:
             reached.add(one.name)
-        if one.opcode.removesuffix("-start") in COLLECTIVES:
+        if communicates(one):
             found.append(needs)
+    return found
+
+
+def needed(tx: optax.GradientTransformation) -> list[bool]:
+    """For each collective of the train step whether it needs this step's batch."""
+    mesh = mesh_of()
+    state = gc.init_state(params(), tx, mesh, replicas=True)
+    compiled = gc.make_train_step(loss, tx, mesh, mean_metrics=False).lower(state, batch(0)).compile()
+    count = len(jax.tree.leaves(state))
+    found = needs_batch(compiled.as_text(), {count, count + 1})
+    assert found, "no collective was found"
     return found
 
 
@@ -41,13 +59,14 @@ def needs_batch(program: str, parameters: set[int]) -> list[bool]:
 @pytest.mark.parametrize("delay", (0, 1, 3))
 def test_the_exchange_needs_nothing_of_this_steps_batch(name: str, delay: int) -> None:
     """In the compiled step no collective waits for the forward or backward pass; without a delay all of them do."""
-    mesh = mesh_of()
-    tx = optax.chain(gc.delayed_average(methods()[name], axis_name=AXIS, delay=delay), optax.sgd(0.02))
-    state = gc.init_state(params(), tx, mesh, replicas=True)
-    compiled = gc.make_train_step(loss, tx, mesh, mean_metrics=False).lower(state, batch(0)).compile()
-    count = len(jax.tree.leaves(state))
-    found = needs_batch(compiled.as_text(), {count, count + 1})
-    assert found, "no collective was found"
+    found = needed(optax.chain(gc.delayed_average(methods()[name], axis_name=AXIS, delay=delay), optax.sgd(0.02)))
+    assert not any(found) if delay else all(found)
+
+
+@pytest.mark.parametrize("delay", (0, 2))
+def test_an_outer_step_that_arrives_late_needs_nothing_of_this_steps_batch(delay: int) -> None:
+    outer = gc.diloco(methods()["dgc"], axis_name=AXIS, every=4, parts=2, delay=delay)
+    found = needed(optax.chain(optax.sgd(0.02), outer))
     assert not any(found) if delay else all(found)
 
 

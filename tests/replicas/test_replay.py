@@ -162,6 +162,28 @@ def test_streaming_parts_have_their_own_turns() -> None:
         close(state, x)
 
 
+@pytest.mark.parametrize(("delay", "mix"), [(1, 0.0), (1, 0.5), (3, 0.25)])
+def test_streaming_parts_that_arrive_late_are_mixed(delay: int, mix: float) -> None:
+    """Streaming DiLoCo, section 2.3: a part's outer gradient is of its turn, and its outer step is of when that has arrived."""
+    tx = optax.chain(
+        optax.sgd(RATE),
+        gc.diloco(dense(), axis_name=AXIS, every=4, learning_rate=0.6, momentum=0.8, parts=2, delay=delay, mix=mix),
+    )
+    x, centre, flying = start(), start()[0], {}
+    velocity = each(np.zeros_like, centre)
+    for n, state in enumerate(run(tx)):
+        x = [each(lambda w, g: w - RATE * g, one, g) for one, g in zip(x, gradients(x, n), strict=True)]
+        for k, offset in (("b", 0), ("w", 2)):
+            if k in flying and (n + 1 + offset - delay) % 4 == 0:
+                come = flying.pop(k)
+                velocity[k] = 0.8 * velocity[k] + come
+                centre[k] = centre[k] - 0.6 * (come + 0.8 * velocity[k])
+                x = [{**one, k: mix * one[k] + (1 - mix) * centre[k]} for one in x]
+            if (n + 1 + offset) % 4 == 0:
+                flying[k] = centre[k] - mean(x)[k]
+        close(state, x)
+
+
 @pytest.mark.parametrize(("graph", "every"), [("hypercube", 1), ("exponential", 1), ("hypercube", 3)])
 def test_gossip(graph: str, every: int) -> None:
     tx = optax.chain(optax.sgd(RATE), gc.gossip(axis_name=AXIS, graph=graph, every=every))
