@@ -26,10 +26,11 @@ FILE = "_CHECKPOINT_METADATA"
 
 _KEY = "gradcomp_jax"
 
-_OF_THE_WIRE = ("density", "downlink_density", "k", "k_downlink", "bits", "dtype", "collective", "remainder", "mask")
+_OF_THE_CODE = ("density", "downlink_density", "k", "k_downlink", "bits", "dtype", "pack_positions")
+_OF_THE_WIRE = ("collective", "remainder", "mask")
 _OF_THE_STEP = ("momentum", "decay", "weight_decay", "clip", "clip_norm", "learning_rate", "rate", "alpha", "beta")
 _OF_THE_RUN = ("warm_up", "warm_up_steps", "every", "key", "seed", "generator", "b1", "b2", "eps", "floor")
-_MAY_CHANGE = frozenset((*_OF_THE_WIRE, *_OF_THE_STEP, *_OF_THE_RUN))
+_MAY_CHANGE = frozenset((*_OF_THE_CODE, *_OF_THE_WIRE, *_OF_THE_STEP, *_OF_THE_RUN))
 """Options that say how much is sent, how fast, or by which numbers: what is stored means the same with another value."""
 
 
@@ -140,14 +141,18 @@ def refuse_damaged(tree: PyTree, record: Mapping[str, Any] | None) -> None:
         raise ValueError(f"its array {named[damaged][0]!r} differs from what was saved")
 
 
+_LATER = {"memory_dtype": "float32", "memory.dtype": "float32", "compressor.pack_positions": "False", "delay": "0"}
+"""Options that earlier versions had not, with the value that stands for what those did."""
+
+
 def _may_change(option: str) -> bool:
     """Whether what is stored means the same with another value of an option; of a memory's dtype it does not."""
     return option != "memory.dtype" and option.rpartition(".")[2] in _MAY_CHANGE
 
 
 def _said(options: Mapping[str, str], option: str) -> str | None:
-    """An option's value; before memories could be narrow, no checkpoint named their dtype."""
-    return options.get(option, "float32" if option in ("memory_dtype", "memory.dtype") else None)
+    """An option's value; a checkpoint that is older than the option has its default."""
+    return options.get(option, _LATER.get(option))
 
 
 def _makers(state: PyTree) -> list[tuple[str, dict[str, str]]]:

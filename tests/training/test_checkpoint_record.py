@@ -17,6 +17,7 @@ import pytest
 import gradcomp_jax as gc
 from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.training.checkpoint import DamagedCheckpointError
+from gradcomp_jax.training.checkpoint_record import compare_makers
 
 PARAMS = {"w": np.zeros((64, 48), np.float32), "b": np.zeros(8, np.float32)}
 SEED = random.SystemRandom().randrange(2**32)
@@ -89,6 +90,19 @@ def test_no_two_methods_share_a_state(tmp_path) -> None:
     for saved, other in itertools.permutations(made, 2):
         with pytest.raises(ValueError, match=r"was saved with|of another model"):
             gc.restore_checkpoint(tmp_path / saved, state_of(made[other]))
+
+
+def test_a_checkpoint_older_than_an_option_has_its_default() -> None:
+    """That of SparseLoCo, whose positions were not packed and whose means did not arrive late."""
+    like = state_of(gc.sparse_loco(axis_name=None))
+    later = {"delay", "compressor.pack_positions"}
+    made = gc.checkpoint_metadata(like)["gradcomp_jax"]["record"]["made_by"]
+    assert later <= {option for _, options in made for option in options}
+    older = [[name, {k: v for k, v in dict(options).items() if k not in later}] for name, options in made]
+    with pytest.warns(UserWarning, match=r"goes on with exchange\(compressor.pack_positions=True\)"):
+        compare_makers(pathlib.Path("saved"), {"made_by": older}, like)
+    with pytest.raises(ValueError, match=r"into OuterState\(delay=2\)"):
+        compare_makers(pathlib.Path("saved"), {"made_by": older}, state_of(gc.sparse_loco(axis_name=None, delay=2)))
 
 
 def test_what_may_differ_is_told(tmp_path) -> None:
