@@ -25,6 +25,10 @@ def _int8(settings: Settings) -> Transformation:
     return block_quantized(axis_name=settings.axis_name)
 
 
+def _int4(settings: Settings) -> Transformation:
+    return block_quantized(axis_name=settings.axis_name, bits=4)
+
+
 def _delayed(
     settings: Settings,
     warm_up: Stages,
@@ -42,18 +46,23 @@ def _delayed(
 
 
 def _delayed_dgc(settings: Settings, warm_up: Stages, seed: int) -> Transformation:
-    """The velocity of the mean is DGC's; between two means a replica goes on with its own gradient alone."""
-    # DGC counts exchanges.
+    """The velocity of the mean is DGC's; between two means a replica goes on with its own gradient alone.
+
+    DGC counts exchanges, so the momentum is one that remembers as many steps, and where that is none, none; a gradient comes as
+    far as in every step, by the learning rate.
+    """
     stages = tuple((max(1, steps // settings.every), density) for steps, density in warm_up)
+    momentum = max(0.0, 1 - (1 - settings.momentum) * settings.every)
+    rate = settings.learning_rate * (1 - momentum) / (1 - settings.momentum)
     method = dgc(
         axis_name=settings.axis_name,
         density=settings.density,
-        momentum=settings.momentum,
+        momentum=momentum,
         clip_norm=settings.clip_norm,
         warm_up=stages,
     )
     delayed = c.delayed_average(method, **_period(settings), delay=settings.delay)
-    return optax.chain(delayed, optax.sgd(settings.learning_rate))
+    return optax.chain(delayed, optax.sgd(rate))
 
 
 def _own_steps(settings: Settings) -> Transformation:
@@ -71,11 +80,21 @@ def _recipe(make: Callable[[Settings], Transformation], summary: str, *, steps: 
     return Recipe(lambda settings, warm_up, seed: optax.chain(_own_steps(settings), make(settings)), summary)
 
 
-def _diloco(settings: Settings) -> Transformation:
-    outer = c.diloco(_dense(settings), **_period(settings), learning_rate=OUTER_RATE, momentum=OUTER_MOMENTUM)
+def _diloco(
+    settings: Settings, method: Callable[[Settings], Transformation] = _dense, **streaming: Any
+) -> Transformation:
+    outer = c.diloco(
+        method(settings), **_period(settings), learning_rate=OUTER_RATE, momentum=OUTER_MOMENTUM, **streaming
+    )
     # The outer momentum lengthens what the inner steps have come: in the long run both together come as far as one.
     rate = settings.learning_rate * (1 - OUTER_MOMENTUM) / OUTER_RATE
     return optax.chain(_own_steps(dataclasses.replace(settings, learning_rate=rate)), outer)
+
+
+def _streaming(settings: Settings) -> Transformation:
+    """Streaming DiLoCo; Douillard et al., 2025, https://arxiv.org/abs/2501.18512: late, mixed in halves, and in four bits."""
+    parts, delay = min(2, settings.every), min(settings.delay, settings.every - 1)
+    return _diloco(settings, _int4, parts=parts, delay=delay, mix=0.5)
 
 
 REPLICA_RECIPES: dict[str, Recipe] = {
@@ -95,9 +114,12 @@ REPLICA_RECIPES: dict[str, Recipe] = {
             lambda s: c.local_sgd(_dense(s), **_period(s)), "replicas become their mean every --every steps"
         ),
         "diloco": _recipe(_diloco, "an outer Nesterov step every --every steps", steps=False),
+        "streaming-diloco": _recipe(
+            _streaming, "the same in int4, two parts in turn, each --delay steps late", steps=False
+        ),
         "sparse-loco": _recipe(
             lambda s: c.sparse_loco(**_period(s)),
-            "the same, sparse in two bits, with error feedback in place of momentum",
+            "DiLoCo, sparse in two bits, with error feedback in place of momentum",
         ),
         "gossip": _recipe(
             lambda s: c.gossip(**_period(s), graph="exponential"),
