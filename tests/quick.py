@@ -135,6 +135,7 @@ QUICK: dict[str, tuple[str, ...]] = {
         "1-dgc",
         "3-dgc",
     ),
+    "tests/replicas/test_replay.py::test_streaming_parts_that_arrive_late_are_mixed": ("3-0.25",),
     "tests/replicas/test_recovery.py::test_one_bad_step_of_one_worker": (
         "nan-diloco-adam",
         "nan-gossip-momentum",

@@ -135,9 +135,20 @@ def test_a_width_that_does_not_divide_a_byte_is_refused(bits: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "bits"), [(2, 8), (256, 8), (257, 9), (1024, 10), (1025, 12), (4096, 12), (4097, 16), (65536, 16)]
+    ("block", "bits", "k"),
+    [
+        (2, 8, 1),
+        (256, 8, 7),
+        (257, 9, 64),
+        (1024, 10, 1),
+        (1024, 10, 7),
+        (1025, 12, 2),
+        (4096, 12, 7),
+        (4096, 12, 64),
+        (4097, 16, 7),
+        (65536, 16, 1),
+    ],
 )
-@pytest.mark.parametrize("k", (1, 2, 7, 64))
 def test_positions_are_a_low_byte_each_and_what_is_left_of_several_in_a_byte(block: int, bits: int, k: int) -> None:
     index = np.random.default_rng(k).integers(0, block, (2, 3, k)).astype(np.int32)
     index[..., -1] = block - 1
