@@ -135,6 +135,11 @@ QUICK: dict[str, tuple[str, ...]] = {
         "1-dgc",
         "3-dgc",
     ),
+    "tests/kernels/test_packing.py::test_positions_are_a_low_byte_each_and_what_is_left_of_several_in_a_byte": (
+        "257-9-64",
+        "4096-12-7",
+    ),
+    "tests/replicas/test_overlap.py::test_an_outer_step_that_arrives_late_needs_nothing_of_this_steps_batch": ("2",),
     "tests/replicas/test_replay.py::test_streaming_parts_that_arrive_late_are_mixed": ("3-0.25",),
     "tests/replicas/test_recovery.py::test_one_bad_step_of_one_worker": (
         "nan-diloco-adam",

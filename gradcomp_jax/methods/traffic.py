@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.extend as jex
 import jax.numpy as jnp
 import optax
 
+from gradcomp_jax import _compat
 from gradcomp_jax._costs import bytes_moved
 from gradcomp_jax._specs import names_of
 from gradcomp_jax._typing import PyTree
@@ -125,4 +125,4 @@ def _at_most_once(loop: Mapping[str, Any]) -> bool:
     condition, body = loop["cond_jaxpr"].jaxpr, loop["body_jaxpr"].jaxpr
     carried = condition.invars[loop["cond_nconsts"] :]
     tested = condition.outvars[0]
-    return tested in carried and isinstance(body.outvars[carried.index(tested)], jex.core.Literal)
+    return tested in carried and _compat.is_literal(body.outvars[carried.index(tested)])
