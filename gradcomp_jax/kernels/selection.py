@@ -226,6 +226,11 @@ def placed_by_comparing(index: Array, value: Array, block: int, axis: int = 1) -
     That fuses with whatever consumes the rows; a scatter would be a pass of its own.
     """
     position = lax.broadcasted_iota(jnp.int32, (index.shape[0], block) if axis else (block, index.shape[0]), axis)
+    if index.shape[1] > ROUNDS:
+        # One entry is not zero: as a sum over all of them it is compiled once, and not for each.
+        entries = [jnp.expand_dims(a if axis else a.T, 1 + axis) for a in (index.astype(jnp.int32), value)]
+        found = jnp.where(entries[0] == jnp.expand_dims(position, axis), entries[1], jnp.zeros((), value.dtype))
+        return jnp.sum(found, axis=axis, dtype=value.dtype)
     dense = jnp.zeros(position.shape, value.dtype)
     for j in range(index.shape[1]):
         here, entry = (jnp.expand_dims(a[:, j], axis) for a in (index, value))
@@ -245,6 +250,8 @@ def mark_in_rows(index: Array, block: int) -> Array:
 
     def compared(index: Array) -> Array:
         position = lax.broadcasted_iota(jnp.int32, (n, block), 1)
+        if k > ROUNDS:
+            return (position[:, None, :] == index[:, :, None]).any(axis=1)
         marks = jnp.zeros((n, block), bool)
         for j in range(k):
             marks = marks | (position == index[:, j : j + 1])
