@@ -226,16 +226,23 @@ def placed_by_comparing(index: Array, value: Array, block: int, axis: int = 1) -
     That fuses with whatever consumes the rows; a scatter would be a pass of its own.
     """
     position = lax.broadcasted_iota(jnp.int32, (index.shape[0], block) if axis else (block, index.shape[0]), axis)
-    if index.shape[1] > ROUNDS:
-        # One entry is not zero: as a sum over all of them it is compiled once, and not for each.
+
+    def one_by_one(index: Array, value: Array) -> Array:
+        dense = jnp.zeros(position.shape, value.dtype)
+        for j in range(index.shape[1]):
+            here, entry = (jnp.expand_dims(a[:, j], axis) for a in (index, value))
+            dense = jnp.where(position == here.astype(jnp.int32), entry, dense)
+        return dense
+
+    def summed(index: Array, value: Array) -> Array:
         entries = [jnp.expand_dims(a if axis else a.T, 1 + axis) for a in (index.astype(jnp.int32), value)]
         found = jnp.where(entries[0] == jnp.expand_dims(position, axis), entries[1], jnp.zeros((), value.dtype))
         return jnp.sum(found, axis=axis, dtype=value.dtype)
-    dense = jnp.zeros(position.shape, value.dtype)
-    for j in range(index.shape[1]):
-        here, entry = (jnp.expand_dims(a[:, j], axis) for a in (index, value))
-        dense = jnp.where(position == here.astype(jnp.int32), entry, dense)
-    return dense
+
+    if index.shape[1] <= ROUNDS:
+        return one_by_one(index, value)
+    # One of them is not zero. GPU fuses a sum as well, and compiles it once; TPU counts more passes for it.
+    return lax.platform_dependent(index, value, cuda=summed, default=one_by_one)
 
 
 def mark_in_rows(index: Array, block: int) -> Array:
@@ -250,8 +257,6 @@ def mark_in_rows(index: Array, block: int) -> Array:
 
     def compared(index: Array) -> Array:
         position = lax.broadcasted_iota(jnp.int32, (n, block), 1)
-        if k > ROUNDS:
-            return (position[:, None, :] == index[:, :, None]).any(axis=1)
         marks = jnp.zeros((n, block), bool)
         for j in range(k):
             marks = marks | (position == index[:, j : j + 1])
