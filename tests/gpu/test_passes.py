@@ -21,7 +21,7 @@ CEILINGS = {
     "ef21": (14, 113, 0.5),
     "random_k": (10, 45, 0.5),
     "gradient_dropping": (13, 65, 0.5),
-    "sparcml": (20, 91, 2.2),
+    "sparcml": (18, 91, 1.3),
     "demo": (29, 80, 1.2),
     "one_bit_sgd": (19, 98, 0.5),
     "block_quantized": (14, 42, 0.6),
