@@ -9,7 +9,7 @@ import optax
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.transforms.context import context_of
-from gradcomp_jax.transforms.skipping import took_place
+from gradcomp_jax.transforms.skipping import keep_if, took_place
 
 _LARGEST = 2.0**50
 
@@ -81,54 +81,42 @@ def frozen_adam(
     def update(updates: PyTree, state: FrozenAdamState, params: PyTree | None = None, **extra: Any) -> Any:
         if context_of(extra).describes:
             return compressed.update(updates, state.compressed, params, **extra)[0], state
+        gradient = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
+        # An infinity in the place of what has squares that overflow, alone or summed over a tensor.
+        gradient = jax.tree.map(lambda g: jnp.where(jnp.abs(g) > _LARGEST, jnp.inf, g), gradient)
+
+        def warming(gradient: PyTree, state: FrozenAdamState) -> tuple[Array, FrozenAdamState]:
+            mean, inner = dense.update(gradient, state.dense, params, **extra)
+            ok = took_place(state.dense, inner)
+            moved = _towards(state.mean, mean, b1)
+            spread = _towards(state.variance, jax.tree.map(jnp.square, mean), b2)
+            kept = (keep_if(ok, moved, state.mean), keep_if(ok, spread, state.variance))
+            return ok, state._replace(mean=kept[0], variance=kept[1], dense=inner)
+
+        def frozen(gradient: PyTree, state: FrozenAdamState) -> tuple[Array, FrozenAdamState]:
+            moved = _towards(state.mean, gradient, b1)
+            mean, inner = compressed.update(moved, state.compressed, params, **extra)
+            ok = took_place(state.compressed, inner)
+            return ok, state._replace(mean=keep_if(ok, mean, state.mean), compressed=inner)
+
         branch = jnp.where(state.taken < steps, 0, 1)
-
-        # m and v are changed outside: of a result of a branch the compiler makes a copy.
-        def warming(updates: PyTree, mean: PyTree, inner: tuple[Any, Any]) -> tuple[Array, PyTree, tuple[Any, Any]]:
-            came, new = dense.update(jax.tree.map(_squarable, updates), inner[0], params, **extra)
-            return took_place(inner[0], new), came, (new, inner[1])
-
-        def frozen(updates: PyTree, mean: PyTree, inner: tuple[Any, Any]) -> tuple[Array, PyTree, tuple[Any, Any]]:
-            sent = jax.tree.map(lambda m, g: _towards(m, _squarable(g), b1), mean, updates)
-            came, new = compressed.update(sent, inner[1], params, **extra)
-            return took_place(inner[1], new), came, (inner[0], new)
-
-        operands = (updates, state.mean, (state.dense, state.compressed))
-        ok, came, inner = jax.lax.switch(branch, (warming, frozen), *operands)
-        warm = ok & (branch == 0)
-
-        def next_mean(old: Array, came: Array) -> Array:
-            came = came.astype(jnp.float32)
-            return jnp.where(warm, _towards(old, came, b1), jnp.where(ok, came, old))
-
-        def next_variance(old: Array, came: Array) -> Array:
-            return jnp.where(warm, _towards(old, jnp.square(came), b2), old)
-
-        mean = jax.tree.map(next_mean, state.mean, came)
-        variance = jax.tree.map(next_variance, state.variance, came)
+        ok, new = jax.lax.switch(branch, (warming, frozen), gradient, state)
         taken = jnp.where(ok, optax.safe_increment(state.taken), state.taken)
         for_mean = 1 - jnp.float32(b1) ** jnp.maximum(taken, 1).astype(jnp.float32)
         for_variance = 1 - jnp.float32(b2) ** jnp.clip(taken, 1, steps).astype(jnp.float32)
 
-        def direction(mean: Array, variance: Array, before: Array, like: Array) -> Array:
-            # Once v is frozen it is what it was before, whose sum waits for nothing.
-            least = jnp.where(branch == 1, jnp.float32(floor**2), 0.0) * jnp.sum(before) / max(before.size, 1)
+        def direction(mean: Array, variance: Array, like: Array) -> Array:
+            least = jnp.where(branch == 1, jnp.float32(floor**2), 0.0) * jnp.sum(variance) / max(variance.size, 1)
             spread = jnp.maximum(variance, least)
             step = (mean / for_mean) / (jnp.sqrt(spread / for_variance) + jnp.float32(eps))
             # A sign has no zero: where v is, what comes of rounding would be divided by epsilon.
             return kernels.narrowed(jnp.where(ok & (spread > 0), step, 0.0), like.dtype)
 
-        result = jax.tree.map(direction, mean, variance, state.variance, updates)
-        return result, FrozenAdamState(taken, mean, variance, *inner)
+        result = jax.tree.map(direction, new.mean, new.variance, updates)
+        return result, new._replace(taken=taken)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _squarable(g: Array) -> Array:
-    """A gradient in float32, with an infinity in the place of what has squares that overflow, alone or summed over a tensor."""
-    g = g.astype(jnp.float32)
-    return jnp.where(jnp.abs(g) > _LARGEST, jnp.inf, g)
-
-
-def _towards(old: Array, new: Array, decay: float) -> Array:
-    return decay * old + (1 - decay) * new.astype(jnp.float32)
+def _towards(old: PyTree, new: PyTree, decay: float) -> PyTree:
+    return jax.tree.map(lambda o, n: decay * o + (1 - decay) * n.astype(jnp.float32), old, new)

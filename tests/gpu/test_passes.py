@@ -26,7 +26,7 @@ CEILINGS = {
     "one_bit_sgd": (19, 98, 0.5),
     "block_quantized": (14, 42, 0.6),
     "fp8": (15, 40, 0.5),
-    "one_bit_adam": (22, 88, 1.1),
+    "one_bit_adam": (28, 102, 3.1),
     "ef_sign_sgd": (11, 38, 0.5),
     "powersgd": (13, 132, 0.1),
     "eden": (39, 120, 1.2),

@@ -21,8 +21,8 @@ on_one_node = pytest.mark.parametrize(("method", "topology"), methods(ONE_NODE))
 on_nodes = pytest.mark.parametrize(("method", "topology"), methods(SEVERAL))
 # What an all-reduce of counters and verdicts inside a node may be.
 FEW = 64
-# Gradients: demo takes more than the others.
-MOST_TEMPORARIES = {"demo": 8}
+# Gradients: one_bit_adam and demo take more than the others.
+MOST_TEMPORARIES = {"one_bit_adam": 7, "demo": 8}
 
 
 def train_step(method: str, topology: str) -> programs.Program:
