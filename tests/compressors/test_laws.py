@@ -43,6 +43,7 @@ CASES = {
     "topk-3-f32": Case(compressors.topk(0.25, block=13, dtype=jnp.float32), 3 * (1 + 4)),
     "topk-3-int8": Case(compressors.topk(0.25, block=13, dtype=jnp.int8), 3 * (1 + 1) + 4),
     "topk-all": Case(compressors.topk(1.0, block=13, dtype=jnp.float32), 13 * (1 + 4)),
+    "topk-wide": Case(compressors.topk(0.01, block=257), 3 * (2 + 2)),
     "topk-packed": Case(
         compressors.topk(0.01, block=300, pack_positions=True), 3 + 1 + 3 * 2
     ),  # 9 bits: what is above the bytes in one

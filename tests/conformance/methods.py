@@ -147,6 +147,11 @@ METHODS: dict[str, Case] = {
         (topk(0.1, block=100, dtype=jnp.int8), "two_phase"),
     ),
     "topk-two-bits": Case(
+        lambda axis: gc.exchange(topk(0.1, block=100, bits=2), axis_name=axis, collective="all_gather"),
+        "residual",
+        (topk(0.1, block=100, bits=2), "all_gather"),
+    ),
+    "topk-packed": Case(
         lambda axis: gc.exchange(
             topk(0.03, block=300, bits=2, pack_positions=True), axis_name=axis, collective="all_gather"
         ),
