@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 from gradcomp_jax.cli.ranges import unparsed, with_ranges
 
-_COMMANDS = ("compare", "train", "methods", "plan")
+_COMMANDS = ("compare", "train", "methods", "plan", "data")
 """Modules of this folder; ``NAME_command`` in each is the command."""
 
 

@@ -34,6 +34,8 @@ class EventFiles(Listener):
         "accuracy": "eval/accuracy",
         "evaluation loss": "eval/loss",
         "training loss": "train/epoch_loss",
+        "bits per character": "eval/bits_per_character",
+        "perplexity": "eval/perplexity",
     }
 
     def __init__(self, folder: pathlib.Path) -> None:

@@ -13,6 +13,8 @@ _METRICS: dict[Metric, tuple[str, str]] = {
     "accuracy": ("accuracy %", "accuracy: on the test set after the last epoch"),
     "evaluation loss": ("evaluation loss", "evaluation loss: on the evaluation batches after the last epoch"),
     "training loss": ("training loss", "training loss: mean over the steps of the last epoch"),
+    "bits per character": ("bits/character", "bits/character: on the test text after the last epoch"),
+    "perplexity": ("perplexity", "perplexity: on the test text after the last epoch"),
 }
 """The column, and what is said of it."""
 _NOTES = (

@@ -1,20 +1,26 @@
-"""Small labelled image sets that install with ordinary package clients.
+"""Labelled images and texts that install with ordinary package clients.
 
 Nothing is downloaded here: a loader reads what a package has put on the machine, and says which command installs the
 package when it is not there. A further data set is one more entry of :data:`SOURCES`.
 """
 
+import ast
 import dataclasses
+import functools
 import gzip
 import hashlib
+import io
+import json
 import pathlib
 import struct
 import zlib
 from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 
 from gradcomp_jax._errors import MissingDataError, SettingError, look_up
+from gradcomp_jax.experiments import packages
 
 _SPLIT_SEED = 2017
 
@@ -37,6 +43,38 @@ class Dataset:
     test_x: np.ndarray
     test_y: np.ndarray
 
+    def for_tuning(self) -> "Dataset":
+        """Returns the training set alone, its last tenth in the place of the test set."""
+        kept = len(self.train_x) - len(self.train_x) // 10
+        x, y = self.train_x, self.train_y
+        return Dataset(self.name, x[:kept], y[:kept], x[kept:], y[kept:])
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Text:
+    """A text as numbers, in the split of the publications.
+
+    Attributes:
+      name: the registry's name.
+      train: ``[length]``, tokens from 0, unsigned integers.
+      validation: likewise.
+      test: likewise.
+      vocabulary: how many different tokens there are.
+    """
+
+    name: str
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+    vocabulary: int
+
+    def for_tuning(self) -> "Text":
+        """Returns the text with its validation part in the place of the test part."""
+        return dataclasses.replace(self, test=self.validation)
+
+
+Data: TypeAlias = Dataset | Text
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Source:
@@ -44,16 +82,16 @@ class Source:
 
     Attributes:
       read: makes the data set from the folder that holds its files.
-      folder: where the package puts the files; None when they are part of a Python package.
+      folder: where the package puts the files, or a function that returns it; None when they are part of a Python package.
       install: the command that puts them there.
     """
 
-    read: Callable[[str, pathlib.Path | None], Dataset]
-    folder: pathlib.Path | None
+    read: Callable[[str, pathlib.Path | None], Data]
+    folder: pathlib.Path | Callable[[], pathlib.Path] | None
     install: str
 
 
-def load(name: str, *, data_dir: str | pathlib.Path | None = None) -> Dataset:
+def load(name: str, *, data_dir: str | pathlib.Path | None = None) -> Data:
     """Reads a data set that is installed on this machine.
 
     Args:
@@ -68,7 +106,8 @@ def load(name: str, *, data_dir: str | pathlib.Path | None = None) -> Dataset:
     source = look_up("data set", name, SOURCES)
     if data_dir is not None and source.folder is None:
         raise SettingError(f"{name} is part of a Python package and reads no folder: drop data_dir")
-    folder = pathlib.Path(data_dir) if data_dir is not None else source.folder
+    usual = source.folder() if callable(source.folder) else source.folder
+    folder = pathlib.Path(data_dir) if data_dir is not None else usual
     return source.read(name, folder)
 
 
@@ -137,17 +176,87 @@ def _read_fashion_mnist(name: str, folder: pathlib.Path | None) -> Dataset:
             )
         arrays[stem] = parse_idx(path, raw)
 
+    return _of_digits(name, {stem.split("-idx")[0]: array for stem, array in arrays.items()})
+
+
+def _of_digits(name: str, arrays: dict[str, np.ndarray]) -> Dataset:
+    """MNIST and its kin, of the arrays of their four files."""
+
     def images(stem: str) -> np.ndarray:
         return (arrays[stem].astype(np.float32) / np.float32(255.0))[..., None]
 
     return Dataset(
         name,
-        images("train-images-idx3-ubyte"),
-        arrays["train-labels-idx1-ubyte"].astype(np.int32),
-        images("t10k-images-idx3-ubyte"),
-        arrays["t10k-labels-idx1-ubyte"].astype(np.int32),
+        images("train-images"),
+        arrays["train-labels"].astype(np.int32),
+        images("t10k-images"),
+        arrays["t10k-labels"].astype(np.int32),
     )
 
+
+def _read_mnist(name: str, folder: pathlib.Path | None) -> Dataset:
+    arrays = {}
+    for stem in ("train-images", "train-labels", "t10k-images", "t10k-labels"):
+        file = f"{stem}-idx{3 if 'images' in stem else 1}-ubyte"
+        arrays[stem] = parse_idx(pathlib.Path(file), packages.read_file(name, folder, file))
+    return _of_digits(name, arrays)
+
+
+def _read_cifar10(name: str, folder: pathlib.Path | None) -> Dataset:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingDataError(f"{name} is kept as PNG; install pillow: pip install 'gradcomp-jax[cli]'") from error
+
+    def images(*files: str) -> np.ndarray:
+        # Each image is one row of a picture: its pixels one after the other, three bytes each.
+        rows = []
+        for file in files:
+            with Image.open(io.BytesIO(packages.read_file(name, folder, file))) as picture:
+                rows.append(np.asarray(picture.convert("RGB")).reshape(-1, 32, 32, 3))
+        return np.concatenate(rows).astype(np.float32) / np.float32(255.0)
+
+    def labels(file: str) -> np.ndarray:
+        return np.asarray(json.loads(packages.read_file(name, folder, file)), np.int32)
+
+    return Dataset(
+        name,
+        images(*(f"data_batch_{i}.png" for i in range(1, 6))),
+        labels("train_lables.json"),
+        images("test_batch.png"),
+        labels("test_lables.json"),
+    )
+
+
+def _read_enwik8(name: str, folder: pathlib.Path | None) -> Text:
+    """The first 90 million bytes for training, five million each for validation and test, as is usual."""
+    text = np.frombuffer(gzip.decompress(packages.read_file(name, folder, "enwik8.gz")), np.uint8)
+    return Text(name, text[:90_000_000], text[90_000_000:95_000_000], text[95_000_000:], 256)
+
+
+def _read_penn_treebank(name: str, folder: pathlib.Path | None) -> Text:
+    """Mikolov's split and vocabulary; the end of a line is a word of its own."""
+    # Texts as literals in a module, which is read and not run.
+    module = ast.parse(packages.read_file(name, folder, "__init__.py"))
+    texts = {
+        node.targets[0].slice.value: node.value.value  # type: ignore[attr-defined]
+        for node in module.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript)
+    }
+    words = {split: [*text.rstrip("\n").replace("\n", " <eos> ").split(), "<eos>"] for split, text in texts.items()}
+    numbers = {word: i for i, word in enumerate(dict.fromkeys(words["train"]))}
+    train, validation, test = (
+        np.array([numbers[word] for word in words[split]], np.uint16) for split in ("train", "valid", "test")
+    )
+    return Text(name, train, validation, test, len(numbers))
+
+
+_FETCHED: dict[str, Callable[[str, pathlib.Path | None], Data]] = {
+    "mnist": _read_mnist,
+    "cifar10": _read_cifar10,
+    "enwik8": _read_enwik8,
+    "penn-treebank": _read_penn_treebank,
+}
 
 SOURCES: dict[str, Source] = {
     "digits": Source(_read_digits, None, "pip install 'gradcomp-jax[cli]'"),
@@ -156,4 +265,7 @@ SOURCES: dict[str, Source] = {
         pathlib.Path("/usr/share/datasets/fashion-mnist"),
         "apt-get install -y dataset-fashion-mnist",
     ),
+} | {
+    name: Source(read, functools.partial(packages.folder_of, name), f"gradcomp data {name}")
+    for name, read in _FETCHED.items()
 }

@@ -1,4 +1,4 @@
-"""The two small networks of the experiments, and their loss."""
+"""The networks of the experiments that tell images apart, and their loss."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -72,8 +72,8 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Returns the mean cross-entropy, in nats.
 
     Args:
-      logits: float32 ``[batch, classes]``.
-      labels: int32 ``[batch]``.
+      logits: float32 ``[..., classes]``.
+      labels: int32 ``[...]``.
     """
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
 

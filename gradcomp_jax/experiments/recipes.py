@@ -9,8 +9,6 @@ import functools
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
-import optax
-
 from gradcomp_jax import collectives
 from gradcomp_jax._errors import SettingError, look_up
 from gradcomp_jax.compressors import Compressor, block_quantized, ternary, topk
@@ -61,7 +59,9 @@ def _terngrad(
 
 
 def _dgc(settings: Settings, warm_up: Stages, seed: int, **ablation: Any) -> Transformation:
-    """DGC with some of its options replaced; the momentum is inside, so plain SGD follows."""
+    """DGC with some of its options replaced; the momentum is inside, so plain SGD follows; before Adam there is none."""
+    if settings.optimizer == "adamw":
+        ablation |= {"momentum": 0.0, "momentum_correction": False}
     options = {
         "axis_name": settings.axis_name,
         "density": settings.density,
@@ -70,7 +70,7 @@ def _dgc(settings: Settings, warm_up: Stages, seed: int, **ablation: Any) -> Tra
         "warm_up": warm_up,
         **ablation,
     }
-    return optax.chain(dgc(**options), optax.sgd(settings.learning_rate))
+    return after(dgc(**options), dataclasses.replace(settings, momentum=0.0))
 
 
 def _dgc_gather(settings: Settings, warm_up: Stages, seed: int) -> Transformation:

@@ -82,6 +82,9 @@ def make_registered(settings: Settings, warm_up: Stages, seed: int, *, name: str
     exchange = seeded(make, seed) if "key" in takes else make()
     usual = 1.0 if method.update == "mean" else NO_LENGTH
     rate = settings.learning_rate * RATES.get(name, usual)
+    if settings.optimizer == "adamw":
+        # Adam's own update has no length either.
+        rate = settings.learning_rate if method.update == "mean" else rate / NO_LENGTH
     if method.update == "mean" and method.momentum == "after":
         return after(exchange, dataclasses.replace(settings, learning_rate=rate))
     return optax.chain(exchange, optax.sgd(rate))
@@ -100,8 +103,15 @@ def summary(method: Method) -> str:
 
 
 def after(exchange: Transformation, settings: Settings) -> Transformation:
-    """Returns the exchange, then SGD with momentum on the averaged gradient."""
-    return optax.chain(exchange, optax.sgd(settings.learning_rate, momentum=settings.momentum))
+    """Returns the exchange, then the optimizer on the averaged gradient."""
+    return optax.chain(exchange, optimizer(settings))
+
+
+def optimizer(settings: Settings) -> optax.GradientTransformation:
+    """Returns SGD with momentum, or AdamW with its own."""
+    if settings.optimizer == "adamw":
+        return optax.adamw(settings.learning_rate)
+    return optax.sgd(settings.learning_rate, momentum=settings.momentum)
 
 
 class _SeededState(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 import optax
 
 from gradcomp_jax import replicas as c
-from gradcomp_jax.experiments.registered import Recipe, Transformation, after, warm_up_stages
+from gradcomp_jax.experiments.registered import Recipe, Transformation, after, optimizer, warm_up_stages
 from gradcomp_jax.experiments.settings import Settings
 from gradcomp_jax.methods import block_quantized, dense, dgc
 from gradcomp_jax.transforms.warm_up import Stages
@@ -52,8 +52,9 @@ def _delayed_dgc(settings: Settings, warm_up: Stages, seed: int) -> Transformati
     far as in every step, by the learning rate.
     """
     stages = tuple((max(1, steps // settings.every), density) for steps, density in warm_up)
-    momentum = max(0.0, 1 - (1 - settings.momentum) * settings.every)
-    rate = settings.learning_rate * (1 - momentum) / (1 - settings.momentum)
+    own = settings.momentum if settings.optimizer == "sgd" else 0.0
+    momentum = max(0.0, 1 - (1 - own) * settings.every)
+    rate = settings.learning_rate * (1 - momentum) / (1 - own)
     method = dgc(
         axis_name=settings.axis_name,
         density=settings.density,
@@ -62,11 +63,11 @@ def _delayed_dgc(settings: Settings, warm_up: Stages, seed: int) -> Transformati
         warm_up=stages,
     )
     delayed = c.delayed_average(method, **_period(settings), delay=settings.delay)
-    return optax.chain(delayed, optax.sgd(rate))
+    return after(delayed, dataclasses.replace(settings, learning_rate=rate, momentum=0.0))
 
 
 def _own_steps(settings: Settings) -> Transformation:
-    return optax.sgd(settings.learning_rate, momentum=settings.momentum)
+    return optimizer(settings)
 
 
 def _period(settings: Settings) -> dict[str, Any]:

@@ -8,9 +8,9 @@ import numpy as np
 
 from gradcomp_jax.experiments.settings import Settings
 
-Metric: TypeAlias = Literal["accuracy", "evaluation loss", "training loss"]
+Metric: TypeAlias = Literal["accuracy", "evaluation loss", "training loss", "bits per character", "perplexity"]
 """What a network is judged by: the fraction of the test set that is right, in [0, 1]; the mean loss on evaluation batches;
-or, where there are none, the mean loss of an epoch's steps."""
+where there are none, the mean loss of an epoch's steps; or the same of a test text, in bits or as e to its power in nats."""
 
 # The first steps of a process still touch fresh memory: they are not timed.
 _UNTIMED_STEPS = 5

@@ -22,6 +22,9 @@ _LOCK = "run.lock"
 _KEPT = 2
 """Epochs whose states stay in the folder: should the newest be damaged, there is one to go back to."""
 
+_LATER: What = {"optimizer": "sgd"}
+"""Settings that older records do not name, and what they were."""
+
 _STATE = re.compile(r"epoch-([1-9][0-9]{0,9})")
 # What is beside a state while it is written, by Orbax and by save_checkpoint.
 _BESIDE = re.compile(r"epoch-([1-9][0-9]{0,9})(\.gradcomp-(new|old)|\.orbax-checkpoint-tmp.*)")
@@ -128,7 +131,7 @@ class RunFolder:
           SettingError: naming the first that differs.
         """
         for name, value in what.items():
-            if (have := self.record.what.get(name)) != value:
+            if (have := self.record.what.get(name, _LATER.get(name))) != value:
                 raise SettingError(
                     f"{self.path} holds a run with {name} {have}, not {value}: use the same value or another folder"
                 )

@@ -20,6 +20,8 @@ RANGES: dict[str, Range] = {
 }
 """Of the fields of :class:`Settings`, and of the options that set them."""
 
+OPTIMIZERS = ("sgd", "adamw")
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -30,12 +32,13 @@ class Settings:
       epochs: passes over the training set.
       batch_per_worker: examples that one worker sees in a step.
       learning_rate: constant over the run.
-      momentum: of the heavy-ball kind, inside or after the exchange as the method has it.
+      momentum: of the heavy-ball kind, inside or after the exchange as the method has it; SGD's alone.
       density: the fraction of entries that a sparse method sends after its warm-up.
       clip_norm: threshold of DGC's local clipping, for the norm of the mean gradient; None for no clipping.
       warm_up_epochs: epochs over which DGC's density falls to ``density``.
       delay: steps until a delayed average arrives.
       every: steps from one exchange to the next, of methods that do not exchange in each.
+      optimizer: what follows the exchange: ``sgd`` with ``momentum``, or ``adamw``.
       axis_name: name of the data axis.
     """
 
@@ -49,17 +52,20 @@ class Settings:
     warm_up_epochs: float
     delay: int = 4
     every: int = 4
+    optimizer: str = "sgd"
     axis_name: str = "data"
 
     def __post_init__(self) -> None:
         """Checks every field by itself.
 
         Raises:
-          SettingError: if one is out of its range.
+          SettingError: if one is out of its range, or the optimizer is unknown.
         """
         for name, allowed in RANGES.items():
             if (name, value := getattr(self, name)) != ("clip_norm", None):
                 allowed.check(name, value)
+        if self.optimizer not in OPTIMIZERS:
+            raise SettingError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
 
     @property
     def batch(self) -> int:

@@ -5,11 +5,14 @@ rate, see ``registered.RATES``. The clipping threshold lets about nine in ten lo
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
 
 from gradcomp_jax._errors import look_up
-from gradcomp_jax.experiments import models
-from gradcomp_jax.experiments.datasets import Dataset
-from gradcomp_jax.experiments.problem import Problem, classification
+from gradcomp_jax.experiments import language_models, models
+from gradcomp_jax.experiments.datasets import Data
+from gradcomp_jax.experiments.problem import Problem, classification, language_modelling
 from gradcomp_jax.experiments.settings import Settings
 
 
@@ -19,19 +22,19 @@ class Task:
 
     Attributes:
       dataset: a name of ``datasets.SOURCES``.
-      model: the network.
+      problem: ``problem(data, settings) -> Problem``.
       settings: what a run uses unless the user says otherwise.
       summary: one line for a person.
     """
 
     dataset: str
-    model: models.Model
+    problem: Callable[[Any, Settings], Problem]
     settings: Settings
     summary: str
 
-    def on(self, dataset: Dataset) -> Problem:
+    def on(self, data: Data) -> Problem:
         """Returns the task with its data, which a run needs."""
-        return classification(self.model, dataset, self.settings)
+        return self.problem(data, self.settings)
 
 
 def task(dataset: str) -> Task:
@@ -46,14 +49,34 @@ def task(dataset: str) -> Task:
 TASKS: dict[str, Task] = {
     "digits": Task(
         "digits",
-        models.conv_net(),
+        functools.partial(classification, models.conv_net()),
         Settings(epochs=30, batch_per_worker=8, learning_rate=0.05, density=0.01, clip_norm=8.0, warm_up_epochs=2),
         "conv net of 38 thousand parameters on scikit-learn's 8x8 digits",
     ),
     "fashion-mnist": Task(
         "fashion-mnist",
-        models.mlp(),
+        functools.partial(classification, models.mlp()),
         Settings(epochs=6, batch_per_worker=16, learning_rate=0.02, density=0.001, clip_norm=8.0, warm_up_epochs=0.5),
         "MLP 784-512-256-10 on Fashion-MNIST",
+    ),
+    "enwik8": Task(
+        "enwik8",
+        functools.partial(
+            language_modelling,
+            language_models.transformer,
+            metric="bits per character",
+            steps=60,
+            judged=1 << 16,
+        ),
+        Settings(
+            epochs=10,
+            batch_per_worker=2,
+            learning_rate=2e-3,
+            density=0.01,
+            clip_norm=1.0,
+            warm_up_epochs=1,
+            optimizer="adamw",
+        ),
+        "transformer of 872 thousand parameters on the characters of enwik8, with AdamW",
     ),
 }

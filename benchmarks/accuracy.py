@@ -1,0 +1,49 @@
+"""Trains methods to the end on real tasks, for as many hours as there are, and writes tables of what they gave.
+
+    python benchmarks/accuracy.py enwik8-replicas --hours 2
+    python benchmarks/accuracy.py enwik8-replicas --write docs/results/enwik8-replicas.md
+
+Workers are simulated on this machine: what a method does to training, and the bytes that it sends, are as on any other, its
+seconds are not. Each run is a process that is saved after every epoch; the same command goes on where it was broken off, and
+a run that has a result is not run again. Data sets come by ``gradcomp data``.
+"""
+
+import argparse
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from benchmarks.training import report, run
+from benchmarks.training.cells import STUDIES
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", choices=STUDIES, help="what is trained")
+    parser.add_argument("--hours", type=float, default=0.0, help="time for runs (default: none, only the tables)")
+    parser.add_argument("--only", default="", help="a part of the names of the runs that are trained")
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=pathlib.Path("docs/results/runs"), help="folder of the results"
+    )
+    parser.add_argument(
+        "--checkpoints",
+        type=pathlib.Path,
+        default=pathlib.Path("benchmark-results/training"),
+        help="folder of runs that are not complete (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--write", type=pathlib.Path, metavar="PAGE", help="also write the page, and its picture beside it"
+    )
+    options = parser.parse_args()
+    study, folder = STUDIES[options.study], options.out / options.study
+    if options.hours:
+        run.run_all(study, folder, options.checkpoints / options.study, hours=options.hours, only=options.only)
+    found = run.results(folder)
+    print(report.table(study, found))
+    if options.write:
+        report.write(options.study, study, found, options.write)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Tables and pictures of what runs gave."""
+
+import math
+import pathlib
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.training.cells import Cell, Row, Study
+from gradcomp_jax import _markdown
+from gradcomp_jax.experiments.tasks import task
+
+Found = Mapping[str, Mapping[str, Any]]
+
+
+def runs(study: Study, found: Found, row: Row, workers: int) -> list[Mapping[str, Any]]:
+    """Returns the results of a row, one for each seed that there is one of."""
+    rate = study.rate(row.method, found)
+    if rate is None:
+        return []
+    names = [Cell(study.task, row, workers, seed, rate).name for seed in range(study.seeds)]
+    return [found[name] for name in names if name in found]
+
+
+def table(study: Study, found: Found) -> str:
+    """Returns a row for each method and number of workers, with what is missing said so."""
+    lines = []
+    metric = next(iter(found.values()))["metric"] if found else "metric"
+    for workers in study.workers:
+        base = runs(study, found, study.rows[0], workers)
+        for row in study.rows:
+            lines.append(_row(study, found, row, workers, base))
+    heads = (
+        "method",
+        "workers",
+        "every",
+        metric,
+        "against the first",
+        "bytes/step",
+        "fewer than the first",
+        "rate",
+        "seeds",
+    )
+    return "\n".join(_markdown.table(heads, lines, align="lr"))
+
+
+def _row(study: Study, found: Found, row: Row, workers: int, base: list[Mapping[str, Any]]) -> tuple[str, ...]:
+    own = runs(study, found, row, workers)
+    every, rate = "1" if row.every is None else str(row.every), study.rate(row.method, found)
+    if not own:
+        return (row.method, str(workers), every, "not run", "-", "-", "-", "-" if rate is None else f"{rate:g}", "0")
+    values = [math.nan if r["evaluation"][-1] is None else r["evaluation"][-1] for r in own]
+    sent = own[0]["wire"]["sent_mean"]
+    against = fewer = "-"
+    if base:
+        first = statistics.fmean(r["evaluation"][-1] or math.nan for r in base)
+        mean = statistics.fmean(values)
+        percent = own[0]["metric"] != "accuracy"
+        against = f"{100 * (mean / first - 1):+.1f}%" if percent else f"{100 * (mean - first):+.2f} points"
+        fewer = f"{base[0]['wire']['sent_mean'] / sent:.3g}x"
+    judged = spread(values, own[0]["metric"])
+    return (row.method, str(workers), every, judged, against, f"{sent:,.0f}", fewer, f"{rate:g}", str(len(own)))
+
+
+def spread(values: list[float], metric: str) -> str:
+    """Returns mean and standard deviation; of accuracies in percent."""
+    scale, digits = (100, 2) if metric == "accuracy" else (1, 3)
+    text = f"{scale * statistics.fmean(values):.{digits}f}"
+    return text if len(values) < 2 else f"{text} ± {scale * statistics.stdev(values):.{digits}f}"
+
+
+def tuning(study: Study, found: Found) -> str:
+    """Returns what each method gave at each rate of the grid, on the validation part."""
+    rate = task(study.task).settings.learning_rate
+    lines = []
+    for method in dict.fromkeys(row.method for row in study.rows):
+        values = []
+        for cell in study.tuning(method):
+            result = found.get(cell.name)
+            last = result and result["evaluation"][-1]
+            values.append("not run" if result is None else "diverged" if last is None else f"{last:.4g}")
+        lines.append((method, *values))
+    return "\n".join(_markdown.table(("method", *(f"{rate * f:g}" for f in study.grid)), lines, align="lr"))
+
+
+def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
+    """Writes the page of a study, and its picture."""
+    if not found:
+        raise SystemExit(f"nothing was run: give --hours, or another --out ({page} is as it was)")
+    the_task = task(study.task)
+    settings, one = the_task.settings, next(iter(found.values()))
+    hours = sum(len(r["loss_of_ten_steps"]) * 10 * r["step_s"] for r in found.values()) / 3600
+    machine, versions = (", ".join(f"{k} {v}" for k, v in one[kind].items()) for kind in ("machine", "versions"))
+    picture = page.with_suffix(".png")
+    plot(study, found, picture)
+    lines = [
+        f"# {name}: {the_task.summary}",
+        "",
+        f"```\npython benchmarks/accuracy.py {name} --hours HOURS --write {page}\n```",
+        "",
+        f"A batch of {settings.batch} for all workers together, {settings.epochs} epochs, {settings.optimizer}. Measured: the"
+        " metric on the test part after the last epoch, mean and standard deviation over the seeds; bytes that a device sends,"
+        " read from the compiled program, averaged over the run.",
+        "",
+        table(study, found),
+        "",
+        f"![{name}]({picture.name})",
+        "",
+        "## Tuning",
+        "",
+        "One run of half the length for each method and rate, judged by the validation part; the best is the rate above. The"
+        " test part is used for nothing else than the table.",
+        "",
+        tuning(study, found),
+        "",
+        f"{len(found)} runs, about {hours:.1f} hours of steps. Machine: {machine}. Versions: {versions}.",
+        "",
+    ]
+    page.write_text("\n".join(lines))
+
+
+def plot(study: Study, found: Found, path: pathlib.Path) -> None:
+    """Draws the metric against the bytes that a device has sent, epoch by epoch."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(10, 6), layout="constrained")
+    colours = plt.get_cmap("tab10").colors
+    methods = list(dict.fromkeys(row.method for row in study.rows))
+    styles = {0: "-", 1: "--", 2: ":"}
+    seen: dict[str, int] = {}
+    metric = ""
+    for row in study.rows:
+        own = runs(study, found, row, study.workers[0])
+        if not own:
+            continue
+        number = seen[row.method] = seen.get(row.method, -1) + 1
+        metric = own[0]["metric"]
+        epochs = len(own[0]["evaluation"])
+        steps = len(own[0]["loss_of_ten_steps"]) * 10 / epochs
+        sent = [(i + 1) * steps * own[0]["wire"]["sent_mean"] for i in range(epochs)]
+        means = [statistics.fmean(r["evaluation"][i] or math.nan for r in own) for i in range(epochs)]
+        colour = colours[methods.index(row.method) % 10]
+        axes.plot(sent, means, styles[number % 3], marker="o", markersize=3, color=colour, label=str(row))
+    axes.set(xscale="log", xlabel="bytes that a device has sent", ylabel=metric, title=f"{task(study.task).summary}")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

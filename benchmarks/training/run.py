@@ -1,0 +1,103 @@
+"""One run after the other, each in a process of its own that goes on where it was broken off."""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from typing import Any
+
+from benchmarks.training.cells import Cell, Row, Study
+from gradcomp_jax import experiments
+from gradcomp_jax._files import write_whole
+from gradcomp_jax.cli.runs import simulate
+from gradcomp_jax.experiments.machine import machine, versions
+from gradcomp_jax.experiments.tasks import task
+
+MARK = "GRADCOMP_CELL"
+"""Environment variable: the cell that a process is to run, as JSON."""
+
+
+def results(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
+    """Reads what was run, by the names of the cells."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def run_all(study: Study, folder: pathlib.Path, checkpoints: pathlib.Path, *, hours: float, only: str = "") -> bool:
+    """Runs what has no result yet, for as long as there is time; says whether everything has one.
+
+    Args:
+        study: what is run.
+        folder: of the results, one file a run.
+        checkpoints: a folder for the states of runs, one within it for each.
+        hours: after which no epoch is begun; the same call goes on later.
+        only: a part of the names of the cells that are run; everything where it is empty.
+    """
+    until = time.monotonic() + 3600 * hours
+    folder.mkdir(parents=True, exist_ok=True)
+    failed: set[str] = set()
+    while True:
+        found = results(folder)
+        open_cells = [cell for cell in study.cells(found) if cell.name not in found and cell.name not in failed]
+        open_cells = [cell for cell in open_cells if only in cell.name]
+        if not open_cells:
+            return not failed
+        left = until - time.monotonic()
+        if left <= 0:
+            print(f"out of time; {len(open_cells)} runs that are known of are left", flush=True)
+            return False
+        cell = open_cells[0]
+        print(f"{time.strftime('%H:%M:%S')} {cell.name}; {len(open_cells)} left, {left / 3600:.1f} h", flush=True)
+        environment = os.environ | {MARK: json.dumps(dataclasses.asdict(cell))}
+        command = [sys.executable, "-m", "benchmarks.training.run", str(folder), str(checkpoints / cell.name)]
+        try:
+            subprocess.run(command, env=environment, check=True, timeout=left)
+        except subprocess.TimeoutExpired:
+            continue
+        except subprocess.CalledProcessError as error:
+            print(f"{cell.name} failed (exit code {error.returncode}); the others go on", flush=True)
+            failed.add(cell.name)
+
+
+def run_cell(cell: Cell, folder: pathlib.Path, checkpoint: pathlib.Path) -> None:
+    """Trains, or goes on, and writes the result."""
+    simulate(cell.workers)
+    the_task, settings = task(cell.task), cell.settings()
+    data = experiments.load(the_task.dataset)
+    problem = the_task.on(data.for_tuning() if cell.tuning else data)
+    trainer = experiments.Trainer(cell.row.method, problem, settings)
+    result = experiments.train_with_checkpoints(trainer, cell.seed, checkpoint, listener=Epochs())
+    loss = result.loss
+    blocks = [loss[i : i + 10] for i in range(0, len(loss), 10)]
+    fields = {
+        **dataclasses.asdict(cell),
+        "metric": result.metric,
+        "evaluation": [_finite(value) for value in result.evaluation],
+        "loss_of_ten_steps": [_finite(sum(block) / len(block)) for block in blocks],
+        "wire": dataclasses.asdict(result.wire),
+        "step_s": _finite(result.step_time.median),
+        "settings": dataclasses.asdict(settings),
+        "machine": machine(),
+        "versions": versions(),
+    }
+    write_whole(folder / f"{cell.name}.json", json.dumps(fields, allow_nan=False) + "\n")
+
+
+class Epochs(experiments.Listener):
+    """Prints the metric of every epoch."""
+
+    def finished_epoch(self, method: str, seed: int, epoch: int, past: experiments.Past) -> None:
+        metric = past.metric
+        print(f"  epoch {epoch}: {metric} {experiments.show(metric, past.evaluation[-1])}", flush=True)
+
+
+def _finite(value: float) -> float | None:
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+if __name__ == "__main__":
+    fields = json.loads(os.environ[MARK])
+    run_cell(Cell(**{**fields, "row": Row(**fields["row"])}), pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))
