@@ -72,10 +72,12 @@ def notes(comparison: Comparison) -> list[str]:
 def title(comparison: Comparison) -> str:
     """Returns one line that says what was compared."""
     settings = comparison.settings
+    optimizer = f"SGD {settings.learning_rate:g}, momentum {settings.momentum:g}"
+    if settings.optimizer == "adamw":
+        optimizer = f"AdamW {settings.learning_rate:g}"
     line = (
         f"{comparison.dataset}: {settings.workers} workers x {settings.batch_per_worker} examples, "
-        f"{settings.epochs} epochs, SGD {settings.learning_rate:g}, "
-        f"momentum {settings.momentum:g}, density {settings.density:g}"
+        f"{settings.epochs} epochs, {optimizer}, density {settings.density:g}"
     )
     periodic = {name for name, recipe in RECIPES.items() if recipe.periodic}
     if any(result.method in periodic for result in comparison.methods):

@@ -61,7 +61,7 @@ def _terngrad(
 def _dgc(settings: Settings, warm_up: Stages, seed: int, **ablation: Any) -> Transformation:
     """DGC with some of its options replaced; the momentum is inside, so plain SGD follows; before Adam there is none."""
     if settings.optimizer == "adamw":
-        ablation |= {"momentum": 0.0, "momentum_correction": False}
+        ablation["momentum"] = 0.0
     options = {
         "axis_name": settings.axis_name,
         "density": settings.density,

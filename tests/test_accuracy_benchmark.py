@@ -1,0 +1,151 @@
+"""The sweep of benchmarks/accuracy.py: its order, what it goes on with, and its tables; a run itself is marked slow."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks.training import report, run
+from benchmarks.training.cells import STUDIES, Cell, Row, Study
+from gradcomp_jax.experiments.recipes import RECIPES
+from gradcomp_jax.experiments.tasks import TASKS
+
+STUDY = Study("digits", (Row("dense-bf16"), Row("diloco", 4), Row("diloco", 8)), grid=(0.5, 1.0), workers=(2,), seeds=2)
+
+
+def result(cell: Cell, value: float | None, *, metric: str = "accuracy", sent: float = 100.0) -> dict:
+    return {
+        "metric": metric,
+        "evaluation": [value],
+        "loss_of_ten_steps": [1.0],
+        "wire": {"sent_mean": sent},
+        "step_s": 0.1,
+        "machine": {"cores": 2},
+        "versions": {"jax": "0"},
+    }
+
+
+def all_found(study: Study) -> dict:
+    """Every run of a study: the second rate is the better one, diloco is a little worse."""
+    found = {}
+    for _ in range(2):
+        for cell in study.cells(found):
+            value = 0.9 - 0.01 * (cell.row.method == "diloco") + 0.02 * (cell.learning_rate > 0.04) + 0.001 * cell.seed
+            found.setdefault(cell.name, result(cell, value, sent=100.0 / (cell.row.every or 1)))
+    return found
+
+
+def test_every_study_names_what_there_is() -> None:
+    for study in STUDIES.values():
+        assert study.task in TASKS
+        for row in study.rows:
+            assert row.method in RECIPES
+        for workers in study.workers:
+            assert TASKS[study.task].settings.batch % workers == 0
+
+
+def test_methods_are_tuned_and_then_run_with_a_seed_each_before_the_next_seed() -> None:
+    tuning = list(STUDY.cells({}))
+    assert [(cell.row.method, cell.learning_rate, cell.tuning) for cell in tuning] == [
+        ("dense-bf16", 0.025, True),
+        ("dense-bf16", 0.05, True),
+        ("diloco", 0.025, True),
+        ("diloco", 0.05, True),
+    ]
+    found = {cell.name: result(cell, cell.learning_rate) for cell in tuning}
+    after = [cell for cell in STUDY.cells(found) if not cell.tuning]
+    assert [(str(cell.row), cell.seed) for cell in after] == [
+        (row, seed) for seed in (0, 1) for row in ("dense-bf16", "diloco-every-4", "diloco-every-8")
+    ]
+    assert {cell.learning_rate for cell in after} == {0.05}
+    # A method that is not tuned yet waits.
+    del found[tuning[-1].name]
+    assert {cell.row.method for cell in STUDY.cells(found) if not cell.tuning} == {"dense-bf16"}
+
+
+def test_a_loss_is_better_when_it_is_lower_and_what_diverged_is_not_taken() -> None:
+    first, second = STUDY.tuning("diloco")
+    kinds = {"metric": "bits per character"}
+    found = {first.name: result(first, 2.0, **kinds), second.name: result(second, 3.0, **kinds)}
+    assert STUDY.rate("diloco", found) == first.learning_rate
+    found[first.name] = result(first, None, **kinds)
+    assert STUDY.rate("diloco", found) == second.learning_rate
+
+
+def test_the_table_has_means_spreads_and_what_is_missing() -> None:
+    found = all_found(STUDY)
+    lines = report.table(STUDY, found).splitlines()[2:]
+    assert lines[0].startswith("| dense-bf16 | 2 | 1 | 92.05 ± 0.07 | +0.00 points | 100 | 1x | 0.05 | 2 |")
+    assert lines[1].startswith("| diloco | 2 | 4 | 91.05 ± 0.07 | -1.00 points | 25 | 4x | 0.05 | 2 |")
+    del found[next(name for name in found if name.startswith("diloco-every-8") and "seed-1" in name)]
+    assert report.table(STUDY, found).splitlines()[4].endswith("| 0.05 | 1 |")
+    assert "not run" in report.table(STUDY, {})
+    assert "91.00" in report.tuning(STUDY, found) or "0.91" in report.tuning(STUDY, found)
+
+
+def test_the_page_and_its_picture(tmp_path) -> None:
+    page = tmp_path / "page.md"
+    report.write("digits-replicas", STUDY, all_found(STUDY), page)
+    text = page.read_text()
+    assert "## Tuning" in text and "10 runs" in text and "page.png" in text
+    assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SystemExit, match="nothing was run"):
+        report.write("digits-replicas", STUDY, {}, tmp_path / "none.md")
+    assert not (tmp_path / "none.md").exists()
+
+
+def test_no_time_means_no_run(tmp_path) -> None:
+    assert not run.run_all(STUDY, tmp_path / "out", tmp_path / "states", hours=0.0)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch) -> None:
+    tried = []
+
+    def process(command, *, env, **options):
+        cell = json.loads(env[run.MARK])
+        tried.append(cell["row"]["method"])
+        if cell["row"]["method"] == "diloco":
+            raise subprocess.CalledProcessError(3, command)
+        name = Cell(**{**cell, "row": Row(**cell["row"])}).name
+        pathlib.Path(command[3], f"{name}.json").write_text(json.dumps(result(None, 0.9)))
+
+    monkeypatch.setattr(subprocess, "run", process)
+    assert not run.run_all(STUDY, tmp_path, tmp_path / "states", hours=1.0)
+    assert tried.count("dense-bf16") == 4 and tried.count("diloco") == 2
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path) -> None:
+    """The result after a kill is that of a run which was left alone."""
+    pytest.importorskip("sklearn")
+    cell = Cell("digits", Row("topk-sgd", density=0.02), 2, 3, 0.05, tuning=True)
+    start = (
+        "import json, os, pathlib, sys; from benchmarks.training import cells, run;"
+        "from gradcomp_jax.experiments.tasks import TASKS; import dataclasses;"
+        "t = TASKS['digits']; TASKS['digits'] = dataclasses.replace(t, settings=dataclasses.replace(t.settings, epochs=6));"
+        "cell = cells.Cell('digits', cells.Row('topk-sgd', density=0.02), 2, 3, 0.05, tuning=True);"
+        "kill = len(sys.argv) > 3\n"
+        "class Killed(run.Epochs):\n"
+        "    def finished_epoch(self, method, seed, epoch, past):\n"
+        "        if kill and epoch == 2: os._exit(9)\n"
+        "run.Epochs = Killed\n"
+        "run.run_cell(cell, pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))"
+    )
+    root = pathlib.Path(__file__).parents[1]
+
+    def go(out: str, *more: str) -> int:
+        (tmp_path / out).mkdir(exist_ok=True)
+        command = [sys.executable, "-c", start, str(tmp_path / out), str(tmp_path / f"{out}-state"), *more]
+        return subprocess.run(command, cwd=root, check=False).returncode
+
+    assert go("killed", "kill") == 9
+    assert not list((tmp_path / "killed").iterdir())
+    assert go("killed") == 0 and go("whole") == 0
+    one, other = (json.loads((tmp_path / out / f"{cell.name}.json").read_text()) for out in ("killed", "whole"))
+    for name in ("evaluation", "loss_of_ten_steps", "wire", "settings"):
+        np.testing.assert_equal(one[name], other[name])
+    assert len(one["evaluation"]) == 3
