@@ -13,8 +13,9 @@ from jax import lax
 
 _every = lax.platform_dependent
 
-EVERY = ("tests/kernels/test_platforms.py", "tests/collectives/")
-"""Tests that trace all platforms' expressions, beside those for TPU and GPU and, but for the README's line, conformance."""
+EVERY = ("tests/kernels/test_platforms.py", "tests/collectives/", "tests/planning/test_traffic.py")
+"""Tests that trace all platforms' expressions, as users do, beside those for TPU and GPU and, but for the README's line,
+conformance."""
 
 
 def _cpu(*operands: Any, default: Callable[..., Any] | None = None, **platforms: Callable[..., Any]) -> Any:

@@ -4,13 +4,16 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.planning.validate import NEAR, Held
+from benchmarks.planning.validate import NEAR, Held, gain_of
 from benchmarks.sweep.bounds import CLEAR, choose
 from benchmarks.sweep.links import as_read, delay_name, rate_name
 from gradcomp_jax._markdown import table
 
 MEDIAN, WORST, RIGHT = 0.15, 0.35, 0.95
 """What is asked of the errors of predicted steps, and of the fraction of right verdicts."""
+
+GAINS = 1.2
+"""Below which a verdict is close, so that the error of what a method gains decides it."""
 
 
 def checks(held: Sequence[Held]) -> list[tuple[str, bool, str]]:
@@ -20,6 +23,9 @@ def checks(held: Sequence[Held]) -> list[tuple[str, bool, str]]:
     right = sum(one.right for one in held)
     near = sum(one.slower <= NEAR for one in held)
     middle = statistics.median(off)
+    gains = [
+        abs(gain_of(one.predicted) / gain_of(one.measured) - 1) for one in held if gain_of(one.measured) < GAINS
+    ] or [0.0]
     over = sum(e > WORST for e in off)
     return [
         (f"median error of a step at most {100 * MEDIAN:.0f}%", middle <= MEDIAN, f"{100 * middle:.1f}% of {len(off)}"),
@@ -32,6 +38,11 @@ def checks(held: Sequence[Held]) -> list[tuple[str, bool, str]]:
             f"verdict right in at least {100 * RIGHT:.0f}% of the cells",
             right >= RIGHT * len(held),
             f"{right} of {len(held)}",
+        ),
+        (
+            f"median error of what a method gains at most {100 * (CLEAR - 1):.0f}% where it is below {GAINS}x",
+            statistics.median(gains) <= CLEAR - 1,
+            f"{100 * statistics.median(gains):.1f}% of {len(gains)}",
         ),
         (
             f"plan's choice at most {100 * (NEAR - 1):.0f}% slower than the fastest in as many",
@@ -54,7 +65,8 @@ def markdown(results: Mapping[str, Any], calibrated: Sequence[Held], by_formula:
     lines += [
         "### Verdicts",
         "",
-        f"A method is worth it from {CLEAR}x the better dense one.",
+        f"A method is worth it from {CLEAR}x the better dense one; within that, either way, the plan says tie. A tie is right"
+        f" where the better dense one and the best method were measured within {100 * (NEAR - 1):.0f}% of each other.",
         "",
         *_verdicts(calibrated),
         "",
@@ -89,10 +101,18 @@ def _by_link(held: Sequence[Held]) -> list[str]:
 
 def _verdicts(held: Sequence[Held]) -> list[str]:
     rows = [
-        (one.key, one.choice, choose(one.measured), f"{one.slower:.2f}", "right" if one.right else "**wrong**")
+        (
+            one.key,
+            "tie" if one.tie else one.choice,
+            choose(one.measured),
+            f"{gain_of(one.measured):.2f}",
+            f"{one.slower:.2f}",
+            "right" if one.right else "**wrong**",
+        )
         for one in held
     ]
-    return table(("cell", "plan", "measured", "plan's choice / fastest", ""), rows, align="lllrl")
+    heads = ("cell", "plan", "measured", "dense / best method", "plan's choice / fastest", "")
+    return table(heads, rows, align="lllrrl")
 
 
 def _fits(links: Sequence[Mapping[str, Any]]) -> list[str]:

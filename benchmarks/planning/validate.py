@@ -15,6 +15,7 @@ from benchmarks.sweep.links import as_read
 from benchmarks.sweep.methods import BASELINES, METHODS, transformation
 from benchmarks.sweep.tasks import TASKS
 from gradcomp_jax.planning import Calibration, Device, Link, Workload, traffic
+from gradcomp_jax.planning.predict import is_tie
 
 NEAR = 1.1
 """How much slower than the fastest method a choice may be and still be right."""
@@ -45,8 +46,18 @@ class Held:
         return choose(self.predicted)
 
     @property
+    def tie(self) -> bool:
+        """Whether it says that dense and the best method take the same."""
+        return is_tie(self.predicted, BASELINES)
+
+    @property
     def right(self) -> bool:
-        """Whether it says rightly to compress or not to, and chooses the best method or one close to it."""
+        """Whether it says rightly to compress or not to, and chooses the best method or one close to it.
+
+        Of a tie, whether the two are that close.
+        """
+        if self.tie:
+            return 1 / NEAR < gain_of(self.measured) < NEAR
         agreed = (self.choice in BASELINES) == (choose(self.measured) in BASELINES)
         return agreed and self.slower <= NEAR
 
@@ -54,6 +65,12 @@ class Held:
     def slower(self) -> float:
         """What the choice takes over what the fastest method does."""
         return self.measured[self.choice] / min(self.measured.values())
+
+
+def gain_of(steps: Mapping[str, float]) -> float:
+    """Returns what the better dense one takes over what the fastest method does."""
+    dense = min(step for name, step in steps.items() if name in BASELINES)
+    return dense / min(step for name, step in steps.items() if name not in BASELINES)
 
 
 def held_out(cells: Sequence[Mapping[str, Any]], links: Sequence[Mapping[str, Any]], *, formulas: bool) -> list[Held]:

@@ -66,8 +66,9 @@ def sentence(found: Outlook) -> str:
     closest, rate = max(found.break_even.items(), key=lambda item: item[1])
     faster = f"below {units.show_rate(rate)} {command_name(closest)} is faster"
     below = faster if rate else "and no method is faster at any rate"
-    if gain > 1:
-        return f"Do not compress: {there}, and {best} is only {gain:.2f}x as fast (worth it from {CLEAR:g}x)."
+    if verdict.tie:
+        margin = f"{gain:.2f}x as fast, less of a difference than a plan can tell (worth it from {CLEAR:g}x)"
+        return f"Do not compress: {there}, and {best} is {margin}: a tie."
     return f"Do not compress: {there}, the fastest method {units.show_seconds(fastest.step)} ({best}); {below}."
 
 

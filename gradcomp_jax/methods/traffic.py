@@ -103,6 +103,9 @@ def traffic_of(
 
 def _collectives(jaxpr: Any, sizes: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], CollectiveTraffic]]:
     """The axes and the collectives of a traced program, one by one."""
+    platform = {
+        out for equation in jaxpr.eqns if equation.primitive.name == "platform_index" for out in equation.outvars
+    }
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
         if name in _KINDS:
@@ -117,7 +120,24 @@ def _collectives(jaxpr: Any, sizes: Mapping[str, int]) -> Iterator[tuple[tuple[s
         found = [c for body in bodies if hasattr(body, "eqns") for c in _collectives(body, sizes)]
         if found and name == "while" and not _at_most_once(params):
             raise ValueError("a loop communicates, and the program does not tell how often it runs")
+        if name == "cond" and equation.invars[0] in platform:
+            found = _combined(found)
         yield from found * (params["length"] if name == "scan" else 1)
+
+
+def _combined(
+    found: list[tuple[tuple[str, ...], CollectiveTraffic]],
+) -> list[tuple[tuple[str, ...], CollectiveTraffic]]:
+    """All-reduces over the same axes as one: where they stand apart for accelerators, their compilers combine them."""
+    sums: dict[tuple[str, ...], CollectiveTraffic] = {}
+    others = []
+    for names, one in found:
+        if one.kind == "all-reduce":
+            before = sums.get(names, CollectiveTraffic(one.kind, 1, 0, 0))
+            sums[names] = one._replace(launches=1, sent=before.sent + one.sent, operand=before.operand + one.operand)
+        else:
+            others.append((names, one))
+    return [*others, *sums.items()]
 
 
 def _at_most_once(loop: Mapping[str, Any]) -> bool:

@@ -19,7 +19,8 @@ TrafficOf = Callable[[str, Sequence[tuple[int, ...]], int], Traffic]
 
 BASELINES = ("dense", "dense_bf16")
 CLEAR = 1.05
-"""How much faster than the better dense baseline a method must be before it is worth what it does to the gradient."""
+"""How much faster than the better dense baseline a method must be before it is worth what it does to the gradient; also the
+difference that a plan can tell: see :attr:`Verdict.tie`."""
 
 FORMULAS_OFF = 0.263
 """Median error of a step that is predicted without a calibration, over the measured steps that ``benchmarks/planner.py`` holds
@@ -86,6 +87,24 @@ class Verdict:
     gain: float
     ranking: tuple[Prediction, ...]
     skipped: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def tie(self) -> bool:
+        """Returns whether the fastest method and the better dense one differ by less than a plan can tell."""
+        return is_tie({p.method: p.step for p in self.ranking}, BASELINES)
+
+
+def is_tie(steps: Mapping[str, float], baselines: Iterable[str]) -> bool:
+    """Returns whether the fastest method and the fastest baseline are within :data:`CLEAR` of each other.
+
+    Args:
+        steps: seconds of a step by method.
+        baselines: which of them are dense.
+    """
+    dense = set(baselines)
+    plain = min((step for name, step in steps.items() if name in dense), default=0.0)
+    best = min((step for name, step in steps.items() if name not in dense), default=0.0)
+    return best > 0 and 1 / CLEAR < plain / best < CLEAR
 
 
 def predict(

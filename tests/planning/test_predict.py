@@ -71,6 +71,19 @@ def test_do_not_compress_where_the_link_is_fast() -> None:
     assert list(verdict.ranking) == sorted(verdict.ranking, key=lambda p: p.step)
 
 
+def test_a_difference_that_a_plan_cannot_tell_is_a_tie() -> None:
+    """Where dense goes over into compressed, the rates are in order: compress, a tie on both sides of equal, do not."""
+    even = break_even(WORK, gc.Cluster(4, LINK), "dgc", device=SLOW)
+
+    def verdict(rate: float):
+        return should_compress(WORK, gc.Cluster(4, gc.Link(rate, LINK.latency)), methods=["dgc"], device=SLOW)
+
+    seen = [verdict(even * factor) for factor in (0.3, 0.98, 1.02, 10.0)]
+    assert [v.compress for v in seen] == [True, False, False, False]
+    assert [v.tie for v in seen] == [False, True, True, False]
+    assert all(v.method.startswith("dense") for v in seen[1:])
+
+
 @pytest.mark.parametrize("method", ["terngrad", "dgc", "powersgd", "block_quantized"])
 def test_break_even_is_where_both_are_as_fast(method: str) -> None:
     rate = break_even(WORK, gc.Cluster(8, LINK), method, device=SLOW)
