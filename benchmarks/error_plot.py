@@ -23,6 +23,8 @@ _STYLES: dict[str, tuple[str, str, bool]] = {
     "integers, max, stochastic": (_BLUE, "o", False),
     "integers, l2, nearest": (_SKY, "v", True),
     "integers, l2, stochastic": (_SKY, "v", False),
+    "powers of two, nearest": (_PURPLE, ">", True),
+    "powers of two, stochastic": (_PURPLE, ">", False),
     "ternary": (_ORANGE, "^", False),
     "rotated, unbiased": (_RED, "D", False),
     "rotated, biased": (_RED, "D", True),

@@ -112,6 +112,15 @@ CODES: list[Code] = [
         for bits, fraction in sorted(FRACTION_BITS.items())
     ),
     *integers(),
+    *(
+        fixed(
+            f"powers of two, {how}",
+            f"block_quantized, e3m0, {how}",
+            compressors.block_quantized(bits=4, format="e3m0", stochastic=how == "stochastic"),
+            ordered=False,
+        )
+        for how in ("nearest", "stochastic")
+    ),
     *ternaries(),
     *(fixed("sign", f"sign, {s}", compressors.sign(s), ordered=False) for s in ("l1", "means")),
     *(

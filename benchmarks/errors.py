@@ -140,6 +140,7 @@ def conclusions(table: Table) -> list[str]:
     )
     one, two, four = (f"rotated, {b} bits, unbiased" for b in (1, 2, 4))
     top, integers = "topk, 0.01, bfloat16", "block_quantized, 4 bits, {}, stochastic"
+    nearest, e3m0 = "block_quantized, 4 bits, max, nearest", "block_quantized, e3m0, nearest"
     return [
         f"**For few bits, rotate.** On Gaussian input TernGrad's code (`{ternary}`) has an error of {error(ternary)} at "
         f"{bits(ternary)} bits, where `rotated` has {error(one)} at {bits(one)} and {error(two)} at {bits(two)}. The error of "
@@ -154,6 +155,9 @@ def conclusions(table: Table) -> list[str]:
         f"deviations bounds it ({error(ternary)} and {error(ternary, 'Student t')}) and costs a bias. For integers the largest "
         f"magnitude is the better norm: {error(integers.format('max'))} against {error(integers.format('l2'))} for the l2 norm "
         "at 4 bits, stochastic. Of 256 entries that norm is 16 times their root mean square, so most integers are 0.",
+        f"**Powers of two for heavy tails.** Of the same 4 bits, `{e3m0}` has an error of {error(e3m0)} on Gaussian and "
+        f"{error(e3m0, 'Student t')} on heavy-tailed input, integers {error(nearest)} and {error(nearest, 'Student t')}: their "
+        "steps are right for what is near the largest, those of the powers for what is far below it.",
         f"**Selections are poor in one step.** The largest hundredth (`{top}`) leaves {error(top)} of Gaussian, "
         f"{error(top, 'Student t')} of heavy-tailed and {error(top, 'gradients')} of the gradients' squared length behind. "
         "They live from error feedback, which sends the rest in later steps. What it makes of any code here is no part "

@@ -31,6 +31,7 @@ from gradcomp_jax.replicas import consolidate as consolidate
 from gradcomp_jax.replicas import delayed_average as delayed_average
 from gradcomp_jax.replicas import diloco as diloco
 from gradcomp_jax.replicas import elastic_average as elastic_average
+from gradcomp_jax.replicas import fragments as fragments
 from gradcomp_jax.replicas import gossip as gossip
 from gradcomp_jax.replicas import local_sgd as local_sgd
 from gradcomp_jax.replicas import mean_wire_bytes as mean_wire_bytes

@@ -6,7 +6,9 @@ import pytest
 
 import gradcomp_jax as gc
 from benchmarks.compiled import model
+from benchmarks.compiled.programs import DATA, Topology, outer_steps
 from gradcomp_jax.methods.registry import METHODS
+from tests.dependencies import waits_for
 
 QUICK = ("dense", "dgc", "terngrad", "block_quantized")
 """Methods whose programs for the smallest topology, and between slices or nodes, are compiled in the quick suite."""
@@ -56,3 +58,12 @@ def floats(report: gc.WireReport, *axes: str) -> int:
     """The largest operand of floating-point numbers that crosses one of the axes."""
     between = [row for row in report.rows if row.axis is None or set(row.axis) & set(axes)]
     return max((row.operand_bytes for row in between if row.dtype in FLOATS), default=0)
+
+
+def exchanges_wait(topology: Topology, delay: int) -> list[bool]:
+    """For each fragment of Streaming DiLoCo in E3M0 whether its exchange waits for the batch of the step that it is in."""
+    method = gc.block_quantized(axis_name=DATA, bits=4, format="e3m0")
+    outer = gc.diloco(method, axis_name=DATA, parts=4, delay=delay, mix=0.5)
+    text = outer_steps(outer, topology).as_text()
+    # The tensors of the batch are the last arguments; the loss and a count are a few bytes.
+    return waits_for(text, range(-len(model.few_leaves()), 0), least_bytes=100)

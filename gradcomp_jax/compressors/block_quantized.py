@@ -1,4 +1,4 @@
-"""Block-scaled integers of 8, 4 or 2 bits: a float32 scale for each block and packed values."""
+"""Block-scaled integers of 8, 4 or 2 bits, or floating point of 4: a float32 scale for each block and packed values."""
 
 import dataclasses
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import Compressor, RowInfo
-from gradcomp_jax.kernels.quantize import NORMS, Norm
+from gradcomp_jax.kernels.quantize import NORMS, Format, Norm, check_format
 from gradcomp_jax.kernels.random import GENERATORS, Generator
 
 
@@ -25,6 +25,7 @@ class BlockQuantized(Compressor):
     stochastic: bool
     norm: Norm
     generator: Generator
+    format: Format = "int"
 
     @property
     def unbiased(self) -> bool:
@@ -38,35 +39,47 @@ class BlockQuantized(Compressor):
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[QuantizedPayload, PyTree]:
         """Scales each row by its norm and rounds."""
         key, norm = info.need("key") if self.stochastic else None, self.statistic_of(rows, info)
-        words, scale = kernels.quantize(rows, self.bits, key, largest=norm, generator=self.generator)
+        words, scale = kernels.quantize(
+            rows, self.bits, key, largest=norm, format=self.format, generator=self.generator
+        )
         return QuantizedPayload(words, scale), state
 
     def decode(self, payload: QuantizedPayload, info: RowInfo = RowInfo()) -> Array:
         """Multiplies every value by its scale."""
-        return kernels.dequantize(payload.words, payload.scale, self.block, self.bits)
+        return kernels.dequantize(payload.words, payload.scale, self.block, self.bits, self.format)
 
 
 def block_quantized(
-    *, bits: int = 8, block: int = 256, stochastic: bool = False, norm: Norm = "max", generator: Generator = "hash"
+    *,
+    bits: int = 8,
+    block: int = 256,
+    stochastic: bool = False,
+    norm: Norm = "max",
+    format: Format = "int",
+    generator: Generator = "hash",
 ) -> BlockQuantized:
     r"""Integers of few bits with one float32 scale for each block: 8.125 bits a value with the defaults.
 
-    The scale is :math:`\|g\| / L`, the values are integers in [-L, L] with :math:`L = 2^{bits-1} - 1`: 127, 7 or 1.
+    The scale is :math:`\|g\| / L`, the values are integers in [-L, L] with :math:`L = 2^{bits-1} - 1`: 127, 7 or 1. With
+    ``e3m0`` they are zero and plus or minus 1, 2, 4, ..., 64, and L is 64: a float of a sign and three bits of exponent.
 
     Args:
         bits: 8, 4 or 2. Two bits hold {-1, 0, 1}; :func:`~gradcomp_jax.compressors.ternary` packs that in 1.6.
         block: entries that share a scale.
         stochastic: unbiased rounding, for use without a residual; to the nearest value otherwise.
         norm: ``max``, the largest magnitude, or ``l2``, with which most values of a block are small integers or zero.
+        format: ``int``, or, with ``bits=4``, ``e3m0``.
         generator: ``hash`` or ``threefry``.
 
     Raises:
-        ValueError: for another width or norm, and for a block below 1.
+        ValueError: for another width, norm or format, and for a block below 1.
 
     References:
-        Alistarh et al., 2017, QSGD, https://arxiv.org/abs/1610.02132; Wang et al., 2023, ZeRO++, https://arxiv.org/abs/2306.10209.
+        Alistarh et al., 2017, QSGD, https://arxiv.org/abs/1610.02132; Wang et al., 2023, ZeRO++,
+        https://arxiv.org/abs/2306.10209; Douillard et al., 2025, Streaming DiLoCo, https://arxiv.org/abs/2501.18512 (e3m0).
     """
     _checks.one_of("bits", bits, kernels.WIDTHS)
     _checks.one_of("norm", norm, NORMS)
     _checks.one_of("generator", generator, GENERATORS)
-    return BlockQuantized(_checks.positive_int("block", block), bits, stochastic, norm, generator)
+    check_format(format, bits)
+    return BlockQuantized(_checks.positive_int("block", block), bits, stochastic, norm, generator, format)

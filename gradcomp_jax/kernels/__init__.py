@@ -23,6 +23,8 @@ from gradcomp_jax.kernels.dealt_selection import take_dealt as take_dealt
 from gradcomp_jax.kernels.dealt_selection import top_of_dealt as top_of_dealt
 from gradcomp_jax.kernels.fixed_point import from_fixed as from_fixed
 from gradcomp_jax.kernels.fixed_point import to_fixed as to_fixed
+from gradcomp_jax.kernels.float4 import from_e3m0 as from_e3m0
+from gradcomp_jax.kernels.float4 import to_e3m0 as to_e3m0
 from gradcomp_jax.kernels.float8 import from_float8 as from_float8
 from gradcomp_jax.kernels.float8 import to_float8 as to_float8
 from gradcomp_jax.kernels.hadamard import hadamard as hadamard

@@ -1,4 +1,4 @@
-"""Block-scaled integers: one float32 scale for each row, values rounded to a symmetric grid of 8, 4 or 2 bits; signs."""
+"""Block-scaled numbers: one float32 scale for each row, values rounded to a symmetric grid of 8, 4 or 2 bits; signs."""
 
 from typing import Literal
 
@@ -7,6 +7,7 @@ from jax import lax
 
 from gradcomp_jax import _checks
 from gradcomp_jax._typing import Array
+from gradcomp_jax.kernels.float4 import from_e3m0, to_e3m0
 from gradcomp_jax.kernels.packing import pack_bits, packed_length, plane_starts, unpack_bits
 from gradcomp_jax.kernels.random import Generator, rounded, uniform, uniform_planes
 from gradcomp_jax.kernels.reductions import largest_of_rows, norm_of_rows
@@ -17,10 +18,13 @@ WIDTHS = (8, 4, 2)
 Norm = Literal["max", "l2"]
 NORMS: tuple[Norm, ...] = ("max", "l2")
 
+Format = Literal["int", "e3m0"]
+FORMATS: tuple[Format, ...] = ("int", "e3m0")
 
-def levels(bits: int) -> int:
-    """Returns the largest integer of a width: 127, 7 or 1. Zero is on the grid, and negation does not leave it."""
-    return 2 ** (bits - 1) - 1
+
+def levels(bits: int, format: Format = "int") -> int:
+    """Returns the largest number of a grid, 127, 7 or 1; 64 of e3m0. Zero is on it, and negation does not leave it."""
+    return 2 ** (bits - 1) - 1 if format == "int" else 64
 
 
 def quantize(
@@ -29,6 +33,7 @@ def quantize(
     key: Array | None = None,
     *,
     norm: Norm = "max",
+    format: Format = "int",
     largest: Array | None = None,
     generator: Generator = "hash",
 ) -> tuple[Array, Array]:
@@ -40,6 +45,7 @@ def quantize(
         key: rounds stochastically (unbiased) with this key; to the nearest value without.
         norm: what the largest integer stands for: ``max``, the row's largest magnitude, or ``l2``, its L2 norm, which no
             entry exceeds either: with a key most integers are then small or zero.
+        format: ``int``, or, of 4 bits, ``e3m0``: zero, and plus or minus 1, 2, 4, ..., 64.
         largest: float32 ``[rows]``, the rows' norms, of whichever kind, where they are known.
         generator: ``hash`` or ``threefry``.
 
@@ -48,7 +54,7 @@ def quantize(
         :func:`~gradcomp_jax.kernels.packing.pack_digits`; float32 ``[rows, 1]``. A row of zeros has scale 0.
 
     Raises:
-        ValueError: for another width or norm.
+        ValueError: for another width, norm or format, and for e3m0 with another width than 4.
 
     References:
         Alistarh et al., 2017, QSGD, https://arxiv.org/abs/1610.02132, section 3.1.
@@ -56,11 +62,12 @@ def quantize(
     if bits not in WIDTHS:
         raise ValueError(f"bits must be 8, 4 or 2, got {bits}")
     _checks.one_of("norm", norm, NORMS)
+    check_format(format, bits)
     n, block = rows.shape
     width = packed_length(block, 2**bits, 8)
     if n == 0:
         return jnp.zeros((0, width), jnp.int8 if bits == 8 else jnp.uint8), jnp.zeros((0, 1), jnp.float32)
-    top = levels(bits)
+    top = levels(bits, format)
     if largest is None:
         largest = largest_of_rows(rows) if norm == "max" else norm_of_rows(rows)
     scale = largest[:, None] * jnp.float32(1 / top)
@@ -70,7 +77,8 @@ def quantize(
     divisor = jnp.where(usable, scale, 1.0)
 
     def code(part: Array, drawn: Array | None) -> Array:
-        return jnp.clip(rounded(jnp.where(usable, part / divisor, 0.0), drawn), -top, top)
+        scaled = jnp.where(usable, part / divisor, 0.0)
+        return to_e3m0(scaled, drawn) if format == "e3m0" else jnp.clip(rounded(scaled, drawn), -top, top)
 
     sent = jnp.where(usable, scale, 0.0)
     if bits == 8:
@@ -81,7 +89,8 @@ def quantize(
     total = jnp.zeros((n, width), jnp.int32)
     for place, (start, drawn) in enumerate(zip(starts, draws, strict=True)):
         part = lax.slice_in_dim(rows, start, start + width, axis=1)
-        total = total | ((code(part, drawn).astype(jnp.int32) + top) << (bits * place))
+        digit = code(part, drawn).astype(jnp.int32) + (top if format == "int" else 0)
+        total = total | (digit << (bits * place))
     return total.astype(jnp.uint8), sent
 
 
@@ -98,11 +107,19 @@ def _plane_draws(
     return list(uniform_planes(key, n, block, starts, width))
 
 
-def dequantize(words: Array, scale: Array, block: int, bits: int = 8) -> Array:
+def dequantize(words: Array, scale: Array, block: int, bits: int = 8, format: Format = "int") -> Array:
     """Inverts :func:`quantize` up to rounding: float32 ``[rows, block]``."""
     if bits == 8:
         return words.astype(jnp.float32) * scale
-    return (unpack_bits(words, block, bits).astype(jnp.int32) - levels(bits)).astype(jnp.float32) * scale
+    digits = unpack_bits(words, block, bits).astype(jnp.int32)
+    return (from_e3m0(digits) if format == "e3m0" else (digits - levels(bits)).astype(jnp.float32)) * scale
+
+
+def check_format(format: Format, bits: int) -> None:
+    """Raises ``ValueError`` for another format than there are, and for one of another width."""
+    _checks.one_of("format", format, FORMATS)
+    if format == "e3m0" and bits != 4:
+        raise ValueError(f"format='e3m0' is of 4 bits: pass bits=4, got {bits}")
 
 
 def pack_signs(rows: Array) -> Array:

@@ -1,6 +1,6 @@
 """Block-quantized averaging in two phases (Wang et al., 2023)."""
 
-from typing import Any
+from typing import Any, Literal
 
 import optax
 
@@ -16,6 +16,7 @@ def block_quantized(
     axis_name: AxisName | None,
     bits: int = 8,
     block: int = 256,
+    format: Literal["int", "e3m0"] = "int",
     error_feedback: bool = True,
     collective: collectives.Collective | str = "two_phase",
     memory_dtype: Any = "float32",
@@ -33,6 +34,7 @@ def block_quantized(
         axis_name: the axis to average over, or ``None`` for one worker.
         bits: 8, 4 or 2.
         block: entries that share a float32 scale.
+        format: ``int``; with 4 bits also ``e3m0``: a sign and zero or one of seven powers of two.
         error_feedback: keep what rounding takes; without, nothing is kept and nothing is stored.
         collective: see :func:`gradcomp_jax.exchange`.
         memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
@@ -44,6 +46,6 @@ def block_quantized(
     References:
         Wang et al., 2023, ZeRO++, https://arxiv.org/abs/2306.10209, section 3.3 (qgZ).
     """
-    code = compressors.block_quantized(bits=bits, block=block)
+    code = compressors.block_quantized(bits=bits, block=block, format=format)
     kept = feedback(error_feedback, memory_dtype)
     return averaged(code, axis_name=axis_name, memory=kept, collective=collective, mask=mask)

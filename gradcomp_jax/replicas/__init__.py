@@ -16,6 +16,7 @@ from gradcomp_jax.replicas.diloco import diloco as diloco
 from gradcomp_jax.replicas.diloco import sparse_loco as sparse_loco
 from gradcomp_jax.replicas.elastic import ElasticState as ElasticState
 from gradcomp_jax.replicas.elastic import elastic_average as elastic_average
+from gradcomp_jax.replicas.fragments import fragments as fragments
 from gradcomp_jax.replicas.gossip import GossipState as GossipState
 from gradcomp_jax.replicas.gossip import gossip as gossip
 from gradcomp_jax.replicas.nonfinite import ReplicaState as ReplicaState

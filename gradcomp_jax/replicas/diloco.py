@@ -7,6 +7,7 @@ import optax
 from gradcomp_jax._typing import AxisName
 from gradcomp_jax.compressors import topk
 from gradcomp_jax.memory import residual
+from gradcomp_jax.replicas.fragments import Parts
 from gradcomp_jax.replicas.outer import outer_average
 from gradcomp_jax.transforms.exchange import exchange
 
@@ -18,7 +19,7 @@ def diloco(
     every: int = 100,
     learning_rate: Any = 0.7,
     momentum: float = 0.9,
-    parts: int = 1,
+    parts: Parts = 1,
     delay: int = 0,
     mix: float = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -30,7 +31,7 @@ def diloco(
         every: inner steps from one outer step to the next.
         learning_rate: the outer one; a schedule counts outer steps.
         momentum: the outer one.
-        parts: of the tree, with outer steps at different times (streaming).
+        parts: of the tree, with outer steps at different times (streaming): how many, or :func:`gradcomp_jax.fragments`.
         delay: steps from a part's turn to the arrival of its mean, see :func:`outer_average`; the paper's streaming has 5.
         mix: a replica's own share of what it goes on from when a mean arrives; the paper's streaming has 0.5.
 
@@ -50,7 +51,7 @@ def sparse_loco(
     chunk: int = 4096,
     decay: float = 0.95,
     learning_rate: Any = 1.0,
-    parts: int = 1,
+    parts: Parts = 1,
     delay: int = 0,
     mix: float = 0.0,
     collective: Any = "all_gather",
@@ -68,7 +69,7 @@ def sparse_loco(
         chunk: entries of a chunk, at most 65,536.
         decay: of the residual.
         learning_rate: the outer one.
-        parts: of the tree, with outer steps at different times.
+        parts: of the tree, with outer steps at different times: how many, or :func:`gradcomp_jax.fragments`.
         delay: steps from a part's turn to the arrival of its mean, see :func:`outer_average`.
         mix: a replica's own share of what it goes on from when a mean arrives.
         collective: how payloads cross; the paper gathers them.

@@ -13,6 +13,7 @@ from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import advance, each_nth
+from gradcomp_jax.replicas.fragments import Parts, members_of
 from gradcomp_jax.transforms.counters import count_on
 
 
@@ -23,7 +24,7 @@ class OuterState(nonfinite.ReplicaState):
 
     Attributes:
         centre: where the replicas were when they were last together, float32, equal on every worker.
-        outer: for each part of the tree, state of the outer optimizer.
+        outer: for each part of the tree, the one whose turn ends the period first, state of the outer optimizer.
         method: for each part of the tree, state of the exchange.
         flying: for each part of the tree, how far this replica had come when its turn was, ``PerDevice`` float32
             ``[1, *shape]`` and zeros once it has arrived; ``()`` without a delay.
@@ -49,7 +50,7 @@ def outer_average(
     *,
     axis_name: AxisName | None,
     every: int,
-    parts: int = 1,
+    parts: Parts = 1,
     delay: int = 0,
     mix: float = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -65,8 +66,9 @@ def outer_average(
     outer gradient. Goes after the inner optimizer, whose state is each replica's own: ``optax.chain(optax.adamw(1e-3),
     gc.outer_average(gc.dense(axis_name="data"), optax.sgd(0.7, 0.9, nesterov=True), axis_name="data", every=100))``.
 
-    With ``parts`` the tree is cut into that many parts of about equal size, and each has its turn once in ``every`` steps:
-    as many bytes, spread over the period (streaming).
+    With ``parts`` the tree is cut into that many parts of about equal size, or into the layers that
+    :func:`gradcomp_jax.fragments` says, and each has its turn once in ``every`` steps: as many bytes, spread over the period
+    (streaming). Turns depend on the number of the step alone, which is the same on all workers.
 
     With ``delay`` :math:`\tau` a part's :math:`c - x_i` is taken at its turn, and its mean arrives :math:`\tau` steps later,
     while the replicas go on: the exchange needs nothing of the step that it is in. Each replica then keeps a share ``mix``
@@ -83,7 +85,8 @@ def outer_average(
         optimizer: the outer one; it sees :math:`\Delta` as its gradient and :math:`c` as its parameters.
         axis_name: the method's axis.
         every: steps :math:`H` from one outer step to the next.
-        parts: of the tree; at most ``every``.
+        parts: of the tree, at most ``every``: how many, or a function of the parameters that returns the number of each
+            leaf's part, from 0 on, in the order of their turns.
         delay: steps :math:`\tau` from a part's turn to the arrival of its mean, fewer than ``every``.
         mix: :math:`\alpha`, a replica's own share of what it goes on from, in [0, 1).
 
@@ -96,9 +99,8 @@ def outer_average(
         DiLoCo, https://arxiv.org/abs/2501.18512, sections 2.2 and 2.3.
     """
     _checks.positive_int("every", every)
-    _checks.positive_int("parts", parts)
-    if parts > every:
-        raise ValueError(f"parts must be at most every={every}, so that each has a step of its own, got {parts}")
+    if not callable(parts):
+        _at_most(every, _checks.positive_int("parts", parts))
     if _checks.non_negative_int("delay", delay) >= every:
         raise ValueError(
             f"delay must be below every={every}, so that a part has arrived before its next turn, got {delay}"
@@ -109,7 +111,9 @@ def outer_average(
 
     def init(params: PyTree) -> OuterState:
         centre = _compat.invarying(nonfinite.or_zeros(params)[0], axis_name)
-        pieces = [only(centre, members) for members in cut(centre, parts)]
+        divided = members_of(parts, centre)
+        _at_most(every, len(divided))
+        pieces = [only(centre, members) for members in divided]
         return OuterState(
             jnp.zeros((), jnp.int32),
             nonfinite.counter(axis_name),
@@ -157,9 +161,10 @@ def outer_average(
             # What has landed is gone: and a compiler sees that the exchange is of what the loop changes, and leaves it there.
             return jax.tree.map(jnp.zeros_like, flying), *outer_step(come, centre, outer_state, inner)
 
-        for j, members in enumerate(cut(params, parts)):
+        divided = members_of(parts, params)
+        for j, members in enumerate(divided):
             moved, centre, here = (only(tree, members) for tree in (own, state.centre, params))
-            offset = offset_of(j, parts, every)
+            offset = offset_of(j, len(divided), every)
             now = each_nth(state.step, every, offset)
             if delay:
                 # No part of the exchange reads this step's update.
@@ -181,31 +186,14 @@ def outer_average(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def _at_most(every: int, parts: int) -> None:
+    if parts > every:
+        raise ValueError(f"parts must be at most every={every}, so that each has a step of its own, got {parts}")
+
+
 def offset_of(part: int, parts: int, every: int) -> int:
     """Returns by how many steps a part's turn comes before that of the first."""
     return part * every // parts
-
-
-def cut(tree: PyTree, parts: int) -> list[list[int]]:
-    """Returns the leaves' numbers in parts of about equal size, in the order of the tree, and in each at least one.
-
-    Raises:
-        ValueError: if there are fewer leaves than parts.
-    """
-    sizes = [jnp.size(leaf) for leaf in jax.tree.leaves(tree)]
-    if len(sizes) < parts and parts > 1:
-        raise ValueError(f"a tree of {len(sizes)} tensors cannot be cut into parts={parts}: give at most {len(sizes)}")
-    total, seen = sum(sizes), 0
-    result: list[list[int]] = [[] for _ in range(parts)]
-    for i, size in enumerate(sizes):
-        # By where its middle lies, but so that the leaves that are left can still fill the parts that are.
-        middle = int((seen + size / 2) * parts / max(total, 1))
-        begun = next((j for j in reversed(range(parts)) if result[j]), 0)
-        least = parts - (len(sizes) - i)
-        first = begun if not result[begun] else begun + 1
-        result[max(min(middle, first, parts - 1), least, begun)].append(i)
-        seen += size
-    return result
 
 
 def only(tree: PyTree, members: Sequence[int]) -> PyTree:

@@ -41,6 +41,8 @@ NEW = {
     "union": Case(Union(13, 3), 3 * (1 + 4)),
     "union-wide": Case(Union(257, 3), 3 * (2 + 4)),
     "union-whole": Case(Union(13, 11), 13 * 4),
+    "e3m0": Case(quantized(bits=4, block=13, format="e3m0"), 7 + 4),
+    "e3m0-stochastic": Case(quantized(bits=4, block=13, format="e3m0", stochastic=True), 7 + 4),
     "l2-8": Case(quantized(block=13, norm="l2", stochastic=True), 13 + 4),
     "l2-4": Case(quantized(bits=4, block=13, norm="l2", stochastic=True), 7 + 4),
     "l2-2": Case(quantized(bits=2, block=13, norm="l2", stochastic=True), 4 + 4),
@@ -147,7 +149,18 @@ def test_a_constant_comes_back(name: str, value: float) -> None:
 
 
 CONTRACTIONS = (
-    *("sign-means", "sign-l1", "random-k", "random-k-f32", "rotated-2", "rotated-4", "e4m3", "e5m2", "low-rank"),
+    *(
+        "sign-means",
+        "sign-l1",
+        "random-k",
+        "random-k-f32",
+        "rotated-2",
+        "rotated-4",
+        "e3m0",
+        "e4m3",
+        "e5m2",
+        "low-rank",
+    ),
     *("frequencies", "frequencies-int8", "union", "union-wide", "union-whole", "int8", "int4", "topk-1", "topk-3-int8"),
 )
 
@@ -187,6 +200,7 @@ COORDINATES = {
     "e4m3": lambda block: compressors.float8("e4m3", block=block),
     "int8": lambda block: quantized(block=block),
     "int4": lambda block: quantized(bits=4, block=block),
+    "e3m0": lambda block: quantized(bits=4, block=block, format="e3m0"),
     "int8-l2": lambda block: quantized(block=block, norm="l2"),
 }
 

@@ -338,6 +338,8 @@ REFUSED = [
     ),
     (lambda: compressors.topk(jnp.float32(0.1)), TypeError, "density must be a Python number.*static_args"),
     (lambda: compressors.block_quantized(bits=3), ValueError, "bits must be one of 8, 4, 2, got 3"),
+    (lambda: compressors.block_quantized(format="e3m0"), ValueError, "format='e3m0' is of 4 bits: pass bits=4, got 8"),
+    (lambda: compressors.block_quantized(format="e2m1"), ValueError, "format must be one of 'int', 'e3m0', got 'e2m1'"),
     (lambda: compressors.block_quantized(block=-1), ValueError, "block must be an integer of at least 1, got -1"),
     (lambda: compressors.block_quantized(block=True), ValueError, "block must be an integer of at least 1, got True"),
     (

@@ -183,6 +183,11 @@ METHODS: dict[str, Case] = {
         "residual",
         (quantized(bits=4, block=50), "two_phase"),
     ),
+    "e3m0-put-back": Case(
+        lambda axis: gc.exchange(quantized(bits=4, block=50, format="e3m0"), axis_name=axis, collective="two_phase"),
+        "residual",
+        (quantized(bits=4, block=50, format="e3m0"), "two_phase"),
+    ),
     "int8-server": Case(
         lambda axis: gc.exchange(quantized(), axis_name=axis, collective=two_phase("server"), dense_compressor=BF16[0]),
         "residual",

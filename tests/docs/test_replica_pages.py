@@ -1,5 +1,8 @@
 """The pages on methods whose replicas differ: there, in one form, with examples that run and names that exist."""
 
+import inspect
+import re
+from fractions import Fraction
 from pathlib import Path
 
 import jax
@@ -11,7 +14,7 @@ from tests.docs.test_method_pages import check_headings, check_names_and_links, 
 
 FOLDER = Path(__file__).parents[2] / "docs" / "replicas"
 PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "index")
-SHARED = {"diloco": {"diloco", "sparse_loco", "outer_average"}}
+SHARED = {"diloco": {"diloco", "sparse_loco", "outer_average", "fragments"}}
 """What has its page together with something else."""
 
 
@@ -46,6 +49,15 @@ def test_the_example_runs(page: str) -> None:
 @pytest.mark.parametrize("page", [*PAGES, "index"])
 def test_names_and_links_lead_somewhere(page: str) -> None:
     check_names_and_links(text_of(page), FOLDER)
+
+
+def test_sparse_loco_s_defaults_are_those_on_the_page() -> None:
+    """What a model of 72B parameters was trained with."""
+    (sentence,) = re.findall(r"was trained with: (.*?)no outer momentum", text_of("diloco"), re.DOTALL)
+    stated = {name: float(Fraction(value)) for name, value in re.findall(r"`(\w+)=([\d./]+)`", sentence)}
+    defaults = {name: p.default for name, p in inspect.signature(gc.sparse_loco).parameters.items()}
+    assert stated.keys() == {"every", "density", "chunk", "decay", "learning_rate"}
+    assert stated == {name: defaults[name] for name in stated}
 
 
 def test_what_a_chunk_of_sparse_loco_costs() -> None:

@@ -1,4 +1,4 @@
-"""Replicas on GPU: their steps between two exchanges change the state in place and send nothing."""
+"""Replicas on GPU: steps between two exchanges change the state in place and send nothing, and a late one waits for nothing."""
 
 import pytest
 
@@ -7,6 +7,7 @@ from benchmarks import gpu_programs as gpu
 from benchmarks.compiled import model
 from benchmarks.compiled.programs import DATA, outer_steps
 from gradcomp_jax.audit.hlo import parse_module
+from tests.compiled_programs import exchanges_wait
 
 from .programs import needs_compiler
 
@@ -39,3 +40,9 @@ def test_local_steps_copy_nothing_and_send_nothing(method: str) -> None:
     # What is on its way, one row of each worker's, goes through two loops: into the one and out of the other.
     assert [i for i in copied if i.shapes[0].dims[0] != 1] == []
     assert not copied or "late" in method
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", (0, 5))
+def test_an_exchange_that_arrives_late_waits_for_nothing_of_its_step(delay: int) -> None:
+    assert exchanges_wait(gpu.LARGE, delay) == [delay == 0] * 4

@@ -6,7 +6,7 @@ import pytest
 import gradcomp_jax as gc
 
 from .replay.averaging import Averaging
-from .replay.quantizer_codes import FixedPoint, Float8, Integers, MeanMagnitude, Means, Rotated, Vote
+from .replay.quantizer_codes import FixedPoint, Float8, Integers, MeanMagnitude, Means, PowersOfTwo, Rotated, Vote
 from .replay.quantizer_runs import AXIS, N, nothing_is_lost, replay, wide
 
 SHAPES = {"bias": (7,), "kernel": (3, 3, 4, 5), "matrix": (36, 11), "other": (30, 7)}
@@ -97,6 +97,13 @@ def test_block_quantized(bits: int, collective) -> None:
     """What the downlink's rounding takes goes back to the workers, or into the owners' next mean."""
     how = {"remainder": "server"} if collective is SERVER else {"collective": collective}
     replay(gc.block_quantized(bits=bits, block=64, collective=collective, **COMMON), keeping(Integers(bits), **how))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collective", ["two_phase", "all_gather"])
+def test_block_quantized_to_powers_of_two(collective: str) -> None:
+    method = gc.block_quantized(bits=4, format="e3m0", block=64, collective=collective, **COMMON)
+    replay(method, keeping(PowersOfTwo(), collective=collective))
 
 
 def test_block_quantized_without_residual() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 import gradcomp_jax as gc
 from gradcomp_jax.replicas.delayed import slots_of
+from gradcomp_jax.replicas.fragments import cut
 from gradcomp_jax.replicas.gossip import permutations
-from gradcomp_jax.replicas.outer import cut
 from tests.replicas.problem import AXIS, N, batch, loss, mesh_of, params, replicas
 
 

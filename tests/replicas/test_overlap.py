@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import gradcomp_jax as gc
-from gradcomp_jax.audit.hlo import parse_module
+from tests.dependencies import waits_for
 from tests.replicas.problem import AXIS, N, batch, loss, mesh_of, params
 
 
@@ -17,42 +17,13 @@ def methods():
     }
 
 
-COLLECTIVES = ("all-reduce", "all-to-all", "all-gather", "collective-permute", "reduce-scatter")
-
-
-def needs_batch(program: str, parameters: set[int]) -> list[bool]:
-    """For each collective, or loop with some in it, whether it needs, by any way, one of these parameters."""
-    module = parse_module(program)
-    reached: set[str] = set()
-    found = []
-
-    def communicates(one) -> bool:
-        if one.opcode == "while":
-            body = module.computation(one.attributes["body"].lstrip("%"))
-            return any(communicates(inside) for inside in body.instructions.values())
-        return one.opcode.removesuffix("-start") in COLLECTIVES
-
-    for one in module.entry.instructions.values():
-        if one.opcode == "parameter":
-            needs = int(one.operands_text) in parameters
-        else:
-            needs = any(name in reached for name in one.operand_names)
-        if needs:
-            reached.add(one.name)
-        if communicates(one):
-            found.append(needs)
-    return found
-
-
 def needed(tx: optax.GradientTransformation) -> list[bool]:
     """For each collective of the train step whether it needs this step's batch."""
     mesh = mesh_of()
     state = gc.init_state(params(), tx, mesh, replicas=True)
     compiled = gc.make_train_step(loss, tx, mesh, mean_metrics=False).lower(state, batch(0)).compile()
     count = len(jax.tree.leaves(state))
-    found = needs_batch(compiled.as_text(), {count, count + 1})
-    assert found, "no collective was found"
-    return found
+    return waits_for(compiled.as_text(), {count, count + 1})
 
 
 @pytest.mark.parametrize("name", ("dense", "dgc"))

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import gradcomp_jax as gc
-from gradcomp_jax.replicas.outer import cut
+from gradcomp_jax.replicas.fragments import cut
 from tests.training.problem import mesh_of, on
 
 N = 8

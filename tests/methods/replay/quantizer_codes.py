@@ -92,6 +92,23 @@ class Integers:
 
 
 @dataclasses.dataclass(frozen=True)
+class PowersOfTwo:
+    """E3M0: to the nearest of zero and seven powers of two of each sign, of which the largest is the row's largest."""
+
+    draws: ClassVar[None] = None
+
+    def __call__(self, x: np.ndarray, valid: np.ndarray, drawn: None) -> Result:
+        top = np.abs(x).max(axis=1, keepdims=True)
+        levels = np.asarray([0.0, *(2.0**-e for e in reversed(range(7)))])
+
+        def decide(v: np.ndarray) -> np.ndarray:
+            nearest = np.abs(np.abs(v / or_one(top))[..., None] - levels).argmin(axis=-1)
+            return np.sign(v) * levels[nearest]
+
+        return decide(x) * top, clear(decide, x)
+
+
+@dataclasses.dataclass(frozen=True)
 class FixedPoint:
     """Gupta et al., section 3: stochastic rounding to one grid, saturating. Exact in float32, so nothing is unclear."""
 
