@@ -75,5 +75,6 @@ from gradcomp_jax.transforms import reset_nonfinite as reset_nonfinite
 from gradcomp_jax.transforms import running_sum as running_sum
 from gradcomp_jax.transforms import set_to_zero as set_to_zero
 from gradcomp_jax.transforms import warm_up as warm_up
+from gradcomp_jax.transforms import weighted as weighted
 
 __version__ = "0.1.0"
