@@ -1,7 +1,7 @@
 """Who takes part in an exchange: a weight for each worker, 0 for one that is absent.
 
-The weight goes around the exchange. A worker that is absent gives it a gradient of zeros and a memory of zeros, and whatever the
-code, its payload decodes to zeros. What the exchange leaves in that memory is added to the one that was put aside.
+The weight goes around the exchange. A worker that is absent gives it a gradient of zeros and a memory of zeros, and whatever
+the code, its payload decodes to zeros. What the exchange leaves in that memory is added to the one that was put aside.
 """
 
 import dataclasses
@@ -143,14 +143,16 @@ def one_number(weight: Any, axis_name: AxisName | None) -> Array:
     return _compat.varying(weight.reshape(()).astype(jnp.float32), axis_name)
 
 
-def refuse_weight(extra: Mapping[str, Any], name: str, remedy: str) -> None:
-    """Refuses a weight that nobody would read.
+def refuse_weight(extra: Mapping[str, Any], name: str, reason: str) -> None:
+    """Refuses a weight where replicas meet as equals.
 
     Raises:
         ValueError: if there is one among the extra arguments.
     """
     if extra.get("weight") is not None:
-        raise ValueError(f"{name} does not read weight=, and all workers would count alike: {remedy}")
+        raise ValueError(
+            f"{name} takes no weight=: {reason}; leave it out, or use gradcomp_jax.outer_average, which takes one"
+        )
 
 
 def _is_exchange(node: object) -> bool:
