@@ -43,7 +43,7 @@ def test_momentum_correction_with_weights_is_its_recursion() -> None:
         kept = exchange_state(state).memory[0][0]
         new_u, new_v = (np.asarray(k.value, np.float64).reshape(WORKERS, -1) for k in (kept.velocity, kept.accumulated))
         sent = (new_v == 0) & here[:, None]
-        assert (sent.sum(axis=1) == np.where(here, 4 * 8, 0)).all()
+        assert (sent.sum(axis=1) == np.where(here, 4 * code.k, 0)).all()
         update = np.asarray(updates["w"]).reshape(WORKERS, -1)
         np.testing.assert_allclose(update[0], np.where(sent, v, 0).sum(axis=0) / WORKERS, rtol=2e-6, atol=2e-6)
         u[sent], v[sent] = 0, 0
@@ -54,7 +54,7 @@ def test_momentum_correction_with_weights_is_its_recursion() -> None:
 def loss(params: Any, batch: Any) -> Any:
     """The mean over the examples that are no padding: NaN where there are none."""
     error = jnp.square(batch["x"] @ params["w"] - batch["y"]).sum(axis=1)
-    return jnp.sum(jnp.where(batch["real"], error, 0.0)) / jnp.sum(batch["real"])
+    return jnp.sum(jnp.where(batch["real"], error, 0.0)) / jnp.sum(batch["real"], dtype=jnp.float32)
 
 
 def padded_batch(examples: tuple[int, ...] = (4, 0, 1, 3, 4, 2, 0, 4)) -> tuple[Any, Any]:
@@ -82,7 +82,7 @@ def test_weights_by_examples_train_as_the_union_of_all_batches(check_vma: bool) 
     tx = optax.chain(gc.weighted(gc.dense(axis_name=AXIS), axis_name=AXIS), optax.sgd(0.1))
 
     def with_seen(p: Any, b: Any, model_state: Any) -> Any:
-        rows = jnp.where(b["real"][:, None], b["x"], 0.0).sum(axis=0) / jnp.sum(b["real"])
+        rows = jnp.where(b["real"][:, None], b["x"], 0.0).sum(axis=0) / jnp.sum(b["real"], dtype=jnp.float32)
         return loss(p, b), ({"twice": 2 * loss(p, b)}, {"mean": rows, "steps": model_state["steps"] + 1})
 
     begun = {"mean": np.zeros(6, np.float32), "steps": np.zeros((), np.int32)}
@@ -110,7 +110,7 @@ def test_workers_own_metrics_and_model_states_stay_their_own() -> None:
     mesh, params = mesh_of(AxisType.Auto), {"w": np.zeros((6, 3), np.float32)}
     tx = optax.chain(gc.weighted(gc.dense(axis_name=AXIS), axis_name=AXIS), optax.sgd(0.1))
     found = []
-    for weight in (None, lambda b: b["y"].shape[0] + jax.lax.axis_index(AXIS)):
+    for weight in (None, lambda b: jax.lax.axis_index(AXIS) + 1):
         state = gc.init_state(params, tx, mesh, model_state={"m": np.zeros(6, np.float32)}, own_model_state=True)
         own = gc.make_train_step(
             lambda p, b, model_state: (loss(p, b), {"m": b["x"].mean(axis=0)}),
