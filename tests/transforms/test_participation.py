@@ -32,6 +32,7 @@ def test_momentum_correction_with_weights_is_its_recursion() -> None:
     world, params, rng = on_one_device(tx), {"w": np.zeros((8, 32), np.float32)}, np.random.default_rng(0)
     state = world.init(params)
     u, v = np.zeros((2, WORKERS, 256))
+    rows = gc.kernels.dealt_rows(256, 64, gc.kernels.periods_of((8, 32)))
     for weights in ([1] * 8, [3, 0, 1, 2, 5, 0, 1, 4], [0, 1, 0, 1, 0, 0, 0, 6], [2] * 8):
         weights, g = np.asarray(weights, np.float64), rng.normal(size=(WORKERS, 256)).astype(np.float32)
         here = weights > 0
@@ -43,7 +44,7 @@ def test_momentum_correction_with_weights_is_its_recursion() -> None:
         kept = exchange_state(state).memory[0][0]
         new_u, new_v = (np.asarray(k.value, np.float64).reshape(WORKERS, -1) for k in (kept.velocity, kept.accumulated))
         sent = (new_v == 0) & here[:, None]
-        assert (sent.sum(axis=1) == np.where(here, 4 * code.k, 0)).all()
+        assert (sent.sum(axis=1) == np.where(here, rows * code.k, 0)).all()
         update = np.asarray(updates["w"]).reshape(WORKERS, -1)
         np.testing.assert_allclose(update[0], np.where(sent, v, 0).sum(axis=0) / WORKERS, rtol=2e-6, atol=2e-6)
         u[sent], v[sent] = 0, 0
