@@ -135,6 +135,7 @@ def test_an_absent_worker_keeps_its_memory(method: str, env: str) -> None:
         assert b.any() == a.any() or comes_back
 
 
+@pytest.mark.slow
 @each_method
 def test_equal_weights_are_the_method(method: str, env: str) -> None:
     _, world = weighing(method, env)
