@@ -48,8 +48,9 @@ def weighted(
     decay is added on every worker, so its mean is whole. A vote (:func:`gradcomp_jax.sign_sgd`) has no weight but 0. What 1-bit
     Adam sends is made of the momentum, which all workers know: an absent one sends it too.
 
-    State: the method's. Wire: the method's, and one float32 in an all-reduce before it. A method with a memory needs one more
-    copy of it while it runs. Inside :func:`gradcomp_jax.hierarchical` the weights of a worker's devices are added up.
+    State: the method's. Wire: the method's, and one float32 in an all-reduce before it. Memories are put aside while it runs,
+    which takes up to two more copies of them. Inside :func:`gradcomp_jax.hierarchical` the weights of a worker's devices are
+    added up.
 
     Example::
 

@@ -264,6 +264,57 @@ def traced(tx: Any, weight: Any) -> None:
     jax.make_jaxpr(lambda g, s, w: tx.update(g, s, g, weight=w), axis_env=[(AXIS, WORKERS)])(params, state, weight)
 
 
+def sums_of_scalars(jaxpr: Any) -> int:
+    """How many sums of one number a traced program has, in all its branches and loops."""
+    count = 0
+    for equation in jaxpr.eqns:
+        count += equation.primitive.name.startswith("psum") and any(v.aval.size == 1 for v in equation.invars)
+        bodies = [b for p in equation.params.values() for b in (p if isinstance(p, (tuple, list)) else [p])]
+        count += sum(sums_of_scalars(b) for b in (getattr(b, "jaxpr", b) for b in bodies) if hasattr(b, "eqns"))
+    return count
+
+
+def selecting() -> Any:
+    return gc.weighted(gc.topk_sgd(axis_name=AXIS, density=0.1), axis_name=AXIS)
+
+
+AROUND = {
+    "a chain": lambda: optax.chain(gc.local_clip(1.0, axis_name=AXIS), selecting(), optax.sgd(0.1)),
+    "buckets outside": lambda: gc.bucketed(selecting(), bucket_bytes=1024),
+    "buckets inside": lambda: gc.weighted(
+        gc.bucketed(gc.topk_sgd(axis_name=AXIS, density=0.1), bucket_bytes=1024), axis_name=AXIS
+    ),
+    "rates": lambda: gc.rate_weighted(selecting(), lambda step: 0.1 / (1.0 + step.astype(jnp.float32))),
+    "a loss scale": lambda: gc.dynamic_loss_scale(selecting()),
+    "master weights": lambda: gc.master_weights(selecting()),
+    "a mask": lambda: optax.masked(selecting(), {"w": True, "v": False}),
+    "partitions": lambda: optax.multi_transform(
+        {"a": selecting(), "b": gc.weighted(gc.dense(axis_name=AXIS), axis_name=AXIS)}, {"w": "a", "v": "b"}
+    ),
+    "accumulation": lambda: gc.accumulate(selecting(), axis_name=AXIS, every=2),
+    "a delay": lambda: gc.delayed_average(selecting(), axis_name=AXIS, delay=2, compensate=False),
+    "densities that move": lambda: gc.weighted(
+        gc.density_schedule((0.1, 0.2), lambda step: 0.1 + 0.0 * step.astype(jnp.float32), axis_name=AXIS),
+        axis_name=AXIS,
+    ),
+    "a policy": lambda: gc.weighted(
+        gc.exchange(gc.by_path("w", gc.compressors.topk(0.1), otherwise="dense"), axis_name=AXIS), axis_name=AXIS
+    ),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_what_goes_around_hands_the_weight_on(around: str) -> None:
+    """One scalar more is summed for each weighted exchange, and nobody refuses it."""
+    tx, params = AROUND[around](), {"w": np.zeros((64, 32), np.float32), "v": np.zeros((48, 8), np.float32)}
+    state = jax.make_jaxpr(tx.init, axis_env=[(AXIS, WORKERS)], return_shape=True)(params)[1]
+    counts = []
+    for given in ({}, {"weight": np.float32(2)}):
+        run = jax.make_jaxpr(lambda g, s, extra: tx.update(g, s, g, **extra), axis_env=[(AXIS, WORKERS)])
+        counts.append(sums_of_scalars(run(params, state, given).jaxpr))
+    assert counts[1] - counts[0] == (2 if around == "partitions" else 1)
+
+
 def test_what_cannot_be_weighted_is_refused() -> None:
     dense = gc.dense(axis_name=AXIS)
     weighted = gc.weighted(dense, axis_name=AXIS)
