@@ -24,7 +24,7 @@ from gradcomp_jax.transforms.step_keys import StepKeys
 
 
 def weighted(
-    method: optax.GradientTransformation, *, axis_name: AxisName | None
+    method: optax.GradientTransformation, *, axis_name: AxisName | None, keep_absent: bool = True
 ) -> optax.GradientTransformationExtraArgs:
     r"""Averages with a weight for each worker: ``update(gradient, state, params, weight=...)``.
 
@@ -60,6 +60,9 @@ def weighted(
     Args:
         method: a method or :func:`gradcomp_jax.exchange`, or a chain with one in it.
         axis_name: its axis; ``None`` for one worker.
+        keep_absent: whether the memory of an absent worker stays as it was. Without, it decays and is sent from as that of a
+            worker whose gradient is zero: the law holds as well, the mean has old values of that worker in it, and no memory is
+            put aside. Where no weight is ever 0 that saves the copies.
 
     Raises:
         ValueError: from ``init``, if there is no exchange inside, or one of several devices a worker, or a method whose
@@ -87,8 +90,11 @@ def weighted(
         within = context_of(extra).inner_axis_name
         share = share_of(psum([one_number(weight, axis_name)], within)[0], axis_name)
         mine = jax.tree.map(lambda g: share.of(g) if jnp.issubdtype(g.dtype, jnp.floating) else g, updates)
+        context = with_context(extra, weighted=True)
+        if not keep_absent:
+            return inside.update(mine, state, params, **context)
         emptied = jax.tree.map(lambda node: _emptied(node, share.absent), state, is_leaf=_is_exchange)
-        moved, after = inside.update(mine, emptied, params, **with_context(extra, weighted=True))
+        moved, after = inside.update(mine, emptied, params, **context)
 
         def back(before: Any, now: Any) -> Any:
             if not _is_exchange(before):

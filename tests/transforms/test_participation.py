@@ -196,6 +196,59 @@ def test_narrow_memories_of_absent_workers(dtype: str, collective: str) -> None:
 
 
 @slow
+def test_an_absent_worker_may_go_on_sending_from_its_memory() -> None:
+    """As one whose gradient is zero: the law holds, its residual gets smaller, and no memory is put aside."""
+
+    def both(**options: Any) -> Any:
+        tx = gc.topk_sgd(axis_name=AXIS, density=1 / 16, block=64, mask=True, collective="all_gather", dtype="float32")
+        return environment("vmap", carried(gc.weighted(tx, axis_name=AXIS, **options)))
+
+    params, rng = {"w": np.zeros((16, 64), np.float32)}, np.random.default_rng(0)
+    first, second = rng.normal(size=(2, WORKERS, 16, 64)).astype(np.float32)
+    weights = np.asarray([3, 0, 1, 2, 5, 0, 1, 4])
+    second[weights == 0] = np.nan
+    left = {}
+    for keep in (True, False):
+        world = both(keep_absent=keep)
+        _, old = world.update(with_weights({"w": first}, [1] * 8), world.init(params), params)
+        updates, new = world.update(with_weights({"w": second}, weights), old, params)
+        before, after = (
+            np.asarray(exchange_state(s).memory[0][0].value, np.float64).reshape(WORKERS, -1) for s in (old, new)
+        )
+        seen = before.mean(axis=0) + np.average(np.nan_to_num(second.reshape(WORKERS, -1)), axis=0, weights=weights)
+        sent = np.asarray(updates["w"][0], np.float64).reshape(-1) + after.mean(axis=0)
+        np.testing.assert_allclose(sent, seen, atol=1e-5, rtol=0)
+        left[keep] = np.linalg.norm(after[1]) / np.linalg.norm(before[1])
+    assert left[True] == 1 and left[False] < 0.95
+
+
+@slow
+def test_only_what_keeps_the_memory_of_absent_workers_puts_it_aside() -> None:
+    mesh, params = mesh_of(AxisType.Auto), {"w": np.zeros((512, 1024), np.float32)}
+    made = gc.dgc(axis_name=AXIS, density=0.001)
+    held = {}
+    for name, tx in {
+        "plain": made,
+        "kept": gc.weighted(made, axis_name=AXIS),
+        "sent": gc.weighted(made, axis_name=AXIS, keep_absent=False),
+    }.items():
+        state, specs = gc.init_opt_state(params, tx, mesh)
+        names = () if name == "plain" else ("weight",)
+
+        def update(stacked: Any, state: Any, weight: Any, tx: Any = tx, names: Any = names) -> Any:
+            updates, state = tx.update({"w": stacked["w"][0]}, state, None, **dict.fromkeys(names, weight))
+            return state, updates
+
+        split = jax.P(AXIS)
+        mapped = jax.shard_map(update, mesh=mesh, in_specs=(split, specs, split), out_specs=(specs, jax.P()))
+        gradient = {"w": jax.ShapeDtypeStruct((WORKERS, 512, 1024), jnp.float32)}
+        compiled = jax.jit(mapped, donate_argnums=1).lower(gradient, state, np.ones(WORKERS)).compile()
+        held[name] = compiled.memory_analysis().temp_size_in_bytes / (4 * 512 * 1024)
+    # In gradients: a velocity and an accumulator are two, and two copies of them four.
+    assert held["sent"] < held["plain"] + 0.5 and held["plain"] + 1 < held["kept"] < held["plain"] + 4.5
+
+
+@slow
 def test_inside_a_hierarchy_the_weights_of_a_workers_devices_add_up() -> None:
     mesh = jax.make_mesh((4, 2), ("slices", "chips"), axis_types=(AxisType.Auto,) * 2)
     axes = ("slices", "chips")
