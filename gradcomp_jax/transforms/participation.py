@@ -38,15 +38,15 @@ def weighted(
     estimate of it stays in the mean as it was. The update arrives at every worker, absent ones too. An absent worker still
     runs the program: one whose process has ended is a change of their number (:func:`gradcomp_jax.resize_workers`).
 
-    Law, in every step: the mean of all memories, with what owners hold, plus the update is the mean of the memories before plus
-    the weighted mean gradient.
+    Law: the method's, of the weighted gradient. Of residuals, in every step, the mean of all of them, with what owners hold,
+    plus the update is the mean of those before plus the weighted mean gradient.
 
     Where all weights are 0, or one of them is negative, a NaN or an infinity, all workers skip the exchange, as they do for a
     bad gradient: the update is zero, memories stay, and ``skipped`` goes up.
 
-    What is inside the method (clipping, weight decay, a fixed range) sees the weighted gradient, as an absent worker's zeros: a
-    decay is added on every worker, so its mean is whole. A vote (:func:`gradcomp_jax.sign_sgd`) has no weight but 0. What 1-bit
-    Adam sends is made of the momentum, which all workers know: an absent one sends it too.
+    What is inside the method (clipping, weight decay, a fixed range) sees the weighted gradient, which is zero on an absent
+    worker. A decay inside is added on every worker, absent or not, so its mean is whole. A vote (:func:`gradcomp_jax.sign_sgd`)
+    has no weight but 0. 1-bit Adam sends a momentum that all workers know, so an absent one sends it too.
 
     State: the method's. Wire: the method's, and one float32 in an all-reduce before it. Memories are put aside while it runs,
     which takes up to two more copies of them. Inside :func:`gradcomp_jax.hierarchical` the weights of a worker's devices are
