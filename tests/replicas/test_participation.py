@@ -68,6 +68,19 @@ def test_an_outer_step_is_of_those_who_are_there() -> None:
 
 
 @pytest.mark.parametrize("delay", (0, 1))
+def test_between_outer_steps_no_weight_is_sent(delay: int) -> None:
+    sent = {}
+    for method in (gc.dense(axis_name=AXIS), dense()):
+        tx = optax.chain(optax.sgd(RATE), gc.diloco(method, axis_name=AXIS, every=EVERY, delay=delay))
+        state, weight = gc.init_state(params(), tx, mesh_of(), replicas=True), (lambda b: b["weight"]) if sent else None
+        step = gc.make_train_step(weighed_loss, tx, mesh_of(), weight=weight, mean_metrics=False)
+        compiled = step.lower(state, weighed_batch(0, [1.0] * N)).compile()
+        assert gc.wire_bytes(compiled, branch="min").sent == 0
+        sent[weight is not None] = gc.wire_bytes(compiled, branch=-1).sent
+    assert sent[True] - sent[False] == 4 * 2 * (N - 1) // N
+
+
+@pytest.mark.parametrize("delay", (0, 1))
 def test_without_anybody_there_is_no_outer_step_and_nothing_is_lost(delay: int) -> None:
     tx = optax.chain(optax.sgd(RATE), gc.diloco(dense(), axis_name=AXIS, every=EVERY, delay=delay))
     state = gc.init_state(params(), tx, mesh_of(), replicas=True)
