@@ -16,6 +16,7 @@ from gradcomp_jax import planning as planning
 from gradcomp_jax import replicas as replicas
 from gradcomp_jax.audit import WireReport as WireReport
 from gradcomp_jax.audit import wire_bytes as wire_bytes
+from gradcomp_jax.distributed import check_equal_start as check_equal_start
 from gradcomp_jax.methods import factored_dot as factored_dot
 from gradcomp_jax.methods.every_method import *  # noqa: F403
 from gradcomp_jax.per_device import PerDevice as PerDevice
@@ -76,5 +77,6 @@ from gradcomp_jax.transforms import reset_nonfinite as reset_nonfinite
 from gradcomp_jax.transforms import running_sum as running_sum
 from gradcomp_jax.transforms import set_to_zero as set_to_zero
 from gradcomp_jax.transforms import warm_up as warm_up
+from gradcomp_jax.transforms import weighted as weighted
 
 __version__ = "0.1.0"

@@ -7,5 +7,6 @@ from gradcomp_jax.distributed.cluster import find_place as find_place
 from gradcomp_jax.distributed.cluster import join as join
 from gradcomp_jax.distributed.digests import digest as digest
 from gradcomp_jax.distributed.exit_notice import FAILED as FAILED
+from gradcomp_jax.distributed.start import check_equal_start as check_equal_start
 from gradcomp_jax.distributed.verifier import Verifier as Verifier
 from gradcomp_jax.distributed.watchdog import Watchdog as Watchdog

@@ -13,6 +13,7 @@ from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import advance
 from gradcomp_jax.transforms.context import with_context
 from gradcomp_jax.transforms.counters import count_on
+from gradcomp_jax.transforms.participation import refuse_weight
 
 
 @jax.tree_util.register_dataclass
@@ -86,6 +87,7 @@ def elastic_average(
 
     def update(updates: PyTree, state: ElasticState, params: PyTree | None = None, **extra: Any) -> Any:
         nonfinite.need_replicas(params, axis_name, "elastic_average")
+        refuse_weight(extra, "elastic_average", "what the centre gets is taken from the replicas, from each as much")
         band = beta / (_compat.axis_size(axis_name) or 1) if alpha is None else alpha
         own, ok = nonfinite.steady(updates, params)
 

@@ -14,6 +14,7 @@ from gradcomp_jax.compressors import Compressor, RowInfo, dense
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import advance, each_nth, one_of
 from gradcomp_jax.transforms.counters import count_on
+from gradcomp_jax.transforms.participation import refuse_weight
 from gradcomp_jax.transforms.step_keys import StepKeys
 
 Graph = Literal["hypercube", "exponential"]
@@ -82,6 +83,7 @@ def gossip(
 
     def update(updates: PyTree, state: GossipState, params: PyTree | None = None, **extra: Any) -> Any:
         nonfinite.need_replicas(params, axis_name, "gossip")
+        refuse_weight(extra, "gossip", "two workers meet half way")
         turns = permutations(graph, _compat.axis_size(axis_name) or 1)
         own, ok = nonfinite.steady(updates, params)
 

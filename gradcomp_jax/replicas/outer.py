@@ -15,6 +15,7 @@ from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import advance, each_nth
 from gradcomp_jax.replicas.fragments import Parts, members_of
 from gradcomp_jax.transforms.counters import count_on
+from gradcomp_jax.transforms.skipping import keep_if, took_place
 
 
 @jax.tree_util.register_dataclass
@@ -77,6 +78,11 @@ def outer_average(
     Replicas differ: build the state with ``gc.init_state(..., replicas=True)``. State: :class:`OuterState`. Wire: the
     method's, once for each part in ``every`` steps. An update that is not finite is left out: the replica stays where it is.
 
+    Replicas may count differently in an outer step, and some be missing: :func:`gradcomp_jax.weighted` around the method, and
+    ``update(..., weight=...)``, which is read in the step in which a mean is exchanged. A replica of weight 0 goes on from
+    :math:`c` as all do, and what it has come since is in no mean. Where all weights are 0 there is no outer step: replicas go
+    on, and what they come is part of the next.
+
     A replica arrives at :math:`c` as its parameters plus an update, so up to one rounding of each parameter, and exactly where
     no parameter has more than doubled or halved since the last time.
 
@@ -133,18 +139,24 @@ def outer_average(
         own, ok = nonfinite.steady(updates, params)
         (own_leaves, treedef), centre_leaves = jax.tree.flatten(own), jax.tree.leaves(state.centre)
         outers, methods, flying = list(state.outer), list(state.method), list(state.flying)
+        weighed = extra.get("weight") is not None
 
         def come(own: PyTree, centre: PyTree, here: PyTree) -> PyTree:
             return jax.tree.map(lambda c, p, u: c - (p.astype(jnp.float32) + u), centre, here, own)
 
         def outer_step(come: PyTree, centre: PyTree, outer_state: Any, inner: Any) -> tuple:
-            mean, inner = exchange.update(come, inner, None, **extra)
-            step, outer_state = outer.update(mean, outer_state, centre)
-            return jax.tree.map(jnp.add, centre, step), outer_state, inner
+            mean, after = exchange.update(come, inner, None, **extra)
+            step, moved = outer.update(mean, outer_state, centre)
+            there = jax.tree.map(jnp.add, centre, step)
+            if not weighed:
+                return there, moved, after
+            return *keep_if(took_place(inner, after), (there, moved), (centre, outer_state)), after
 
         def together(own: PyTree, centre: PyTree, outer_state: Any, inner: Any, here: PyTree) -> tuple:
-            centre, *inside = outer_step(come(own, centre, here), centre, outer_state, inner)
-            return *goes_on(own, centre, here), centre, *inside
+            centre, outer_state, after = outer_step(come(own, centre, here), centre, outer_state, inner)
+            moved = goes_on(own, centre, here)
+            moved = keep_if(took_place(inner, after), moved, (own,)) if weighed else moved
+            return *moved, centre, outer_state, after
 
         def goes_on(own: PyTree, centre: PyTree, here: PyTree) -> tuple[PyTree]:
             def to(c: Array, p: Array, u: Array) -> Array:
@@ -171,6 +183,7 @@ def outer_average(
                 arrived = each_nth(state.step, every, offset - delay) & (state.step >= every - 1 - offset + delay)
                 sent = (flying[j], centre, outers[j], methods[j])
                 flying[j], centre, outers[j], methods[j] = advance(arrived, lands, sent)
+                arrived = arrived & took_place(sent[-1], methods[j]) if weighed else arrived
                 (moved,) = advance(arrived, goes_on, (moved,), centre, here)
                 (flying[j],) = advance(now, departs, (flying[j],), moved, centre, here)
             else:

@@ -26,7 +26,7 @@ from gradcomp_jax.training.state import (
     state_specs,
     with_parts,
 )
-from gradcomp_jax.transforms import ExchangeState, loss_scale, skipped
+from gradcomp_jax.transforms import ExchangeState, loss_scale, participation, skipped
 from gradcomp_jax.transforms.bucketed import forward_order
 from gradcomp_jax.transforms.context import with_context
 from gradcomp_jax.transforms.counters import count_on
@@ -47,6 +47,7 @@ def make_train_step(
     param_specs: PyTree | None = None,
     mean_metrics: bool = True,
     diagnostics: bool = False,
+    weight: Callable[[PyTree], Any] | None = None,
 ) -> Any:
     """Compiles ``step(state, batch) -> (state, metrics)``: local gradients, exchange, update.
 
@@ -75,6 +76,10 @@ def make_train_step(
             latency as much as the exchange. Otherwise they are the workers' own, ``[N]``, split along the axis.
         diagnostics: whether ``metrics`` has :func:`gradcomp_jax.diagnostics` of the new state too, for an all-reduce of two
             numbers.
+        weight: ``weight(batch) -> number``, what a worker counts for with its part of the batch, such as the examples in it
+            that are no padding; 0 for a worker that is absent. :func:`gradcomp_jax.weighted` in ``tx`` reads it. Means of the
+            loss, of ``aux`` and of a model state's floats are then weighted too, and what an absent worker has is not looked
+            at; in a step without anybody the loss is NaN.
 
     Returns:
         A jitted function. ``state`` is a :class:`TrainState`, or one with ``replace`` such as flax's, from :func:`init_state`;
@@ -109,10 +114,19 @@ def make_train_step(
         given = {name: value for name, value in given.items() if value is not None}
         params = _whole(state.params, param_specs, names)
         (_, seen), gradient = value_and_grad(params, batch, scale=loss_scale(state.opt_state), given=given)
+        extra, share = {}, None
+        if weight is not None:
+            extra["weight"] = participation.one_number(weight(batch), axis_name)
+            share = participation.share_of(extra["weight"], axis_name)
         # Read only if the exchange asks for it: it costs another trace of the loss.
-        order = with_context({}, forward_order=lambda: forward_order(functools.partial(loss, **given), params, batch))
+        extra = with_context(
+            extra, forward_order=lambda: forward_order(functools.partial(loss, **given), params, batch)
+        )
         with refusals.branches_explained():
-            updates, opt_state = update_with_extra(gradient, state.opt_state, state.params, **order)
+            updates, opt_state = update_with_extra(gradient, state.opt_state, state.params, **extra)
+        if share is not None:
+            own = {"model_state"} if _is_own(model_state) else set()
+            seen = _weighed(seen, share, but=own if mean_metrics else {"loss", "aux", *own})
         if replicas:
             opt_state = restored(opt_state, state.opt_state, (ExchangeState, *MARKED))
             seen["dropped"] = dropped(opt_state)
@@ -165,6 +179,20 @@ def _observed(
     return (found if scale is None else found * scale.astype(found.dtype)), {"loss": found, **seen}
 
 
+def _weighed(seen: dict[str, Any], share: participation.Share, *, but: set[str]) -> dict[str, Any]:
+    """What a worker has seen, such that means over the workers are weighted; integers, and what stays its own, as they are."""
+
+    def of(x: Any) -> Any:
+        return share.of(x) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x
+
+    return {name: value if name in but else jax.tree.map(of, value) for name, value in seen.items()}
+
+
+def _is_own(model_state: PyTree) -> bool:
+    """Whether each worker has a model state of its own."""
+    return bool(per_device.nodes_of(model_state, per_device.is_lifted))
+
+
 def _last_of(found: Any, has_aux: bool) -> tuple[Any, Any]:
     """Takes the model state off what a loss returns."""
     try:
@@ -187,7 +215,7 @@ def _key_of(key: Any, step: Any, axis_name: AxisName) -> Any:
 
 def _model_state(old: PyTree, new: PyTree, axis_name: AxisName) -> PyTree:
     """The model state after a step: the workers' mean, or each worker's own; the old one in place of one that is not finite."""
-    own = bool(per_device.nodes_of(old, per_device.is_lifted))
+    own = _is_own(old)
     before = per_device.lower(old)
     after = new if own else mean_of_workers(new, axis_name)
     ok = jnp.stack([jnp.array(True), *(jnp.isfinite(x).all() for x in jax.tree.leaves(after))]).all()

@@ -33,6 +33,8 @@ def unreduced(
     batch, with respect to ``jax.reshard(params, jax.P(reduced={"data"}))``: they are then arrays of the type
     ``unreduced={"data"}``. Gradients of several micro-batches may be added up before one update.
 
+    With ``weight=`` (see :func:`gradcomp_jax.weighted`) ``update`` takes the weights of all workers: ``[N]``.
+
     State: that of ``tx``, per-device state split along the axis. Wire: that of ``tx``.
 
     Args:
@@ -56,6 +58,8 @@ def unreduced(
     def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, PyTree]:
         _refuse_inside(axis_name)
         refusals.refuse_unmapped(state, mesh, axis_name)
+        # Split over the workers; all else that is given goes to each of them.
+        weights = {"weight": extra.pop("weight")} if extra.get("weight") is not None else {}
         by_worker = jax.tree_util.tree_map_with_path(
             lambda path, leaf: _spec(path, leaf, axis_name), updates, is_leaf=is_per_device
         )
@@ -67,10 +71,10 @@ def unreduced(
             # Its part of the gradient of a mean over all workers' batches is 1/N of the gradient of its own.
             return _compat.own_part(gradient, axis_name) * lax.axis_size(axis_name)
 
-        def one_worker(updates: PyTree, state: PyTree, params: PyTree | None) -> tuple[PyTree, PyTree]:
+        def one_worker(updates: PyTree, state: PyTree, params: PyTree | None, weights: Any) -> tuple[PyTree, PyTree]:
             own_gradients = jax.tree.map(own, updates, is_leaf=is_per_device)
             with refusals.branches_explained():
-                moved, new = update_with_extra(own_gradients, state, params, **extra)
+                moved, new = update_with_extra(own_gradients, state, params, **weights, **extra)
             refusals.refuse_updates(moved, own_gradients if params is None else params, axis_name)
             return moved, new
 
@@ -78,10 +82,10 @@ def unreduced(
             one_worker,
             mesh=mesh,
             axis_names=set(names),
-            in_specs=(by_worker, specs, everywhere),
+            in_specs=(by_worker, specs, everywhere, PartitionSpec(axis_name)),
             out_specs=(everywhere, specs),
         )
-        return mapped(updates, state, params)
+        return mapped(updates, state, params, weights)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

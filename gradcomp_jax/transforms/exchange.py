@@ -26,7 +26,7 @@ from gradcomp_jax.transforms.masks import Mask
 from gradcomp_jax.transforms.memory_ratio import ratio_of
 from gradcomp_jax.transforms.outbound import all_finite, outbound
 from gradcomp_jax.transforms.policies import Policy
-from gradcomp_jax.transforms.refusals import refuse_other_layout, refuse_sharded_twice, refuse_shared
+from gradcomp_jax.transforms.refusals import refuse_around, refuse_other_layout, refuse_shared
 from gradcomp_jax.transforms.step_keys import StepKeys
 from gradcomp_jax.transforms.transport import Transported, transport
 
@@ -148,7 +148,7 @@ def exchange(
     ) -> tuple[PyTree, ExchangeState]:
         context, workers = context_of(extra), _bound(axis_name)
         layout = rules.layout(updates, axis_name, workers.count)
-        refuse_sharded_twice(rules, context)
+        refuse_around(rules, layout, extra)
         refuse_reduced(updates, axis_name, layout.averaged)
         leaves, treedef = jax.tree.flatten(updates)
         if not leaves:

@@ -1,5 +1,6 @@
 """Refuses what an exchange cannot do, with the remedy."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ from gradcomp_jax import collectives as co
 from gradcomp_jax._typing import AxisName
 from gradcomp_jax.memory import narrow
 from gradcomp_jax.per_device import is_per_device, nodes_of
-from gradcomp_jax.transforms.context import Context
+from gradcomp_jax.transforms.context import context_of
 from gradcomp_jax.transforms.layout import Group, Layout, Segment
 from gradcomp_jax.transforms.layout_rules import LayoutRules
 
@@ -77,12 +78,24 @@ def refuse_other_rows(group: Group, segment: Segment, payload: Any) -> None:
             )
 
 
-def refuse_sharded_twice(rules: LayoutRules, context: Context) -> None:
-    """Refuses a reduce-scatter inside a hierarchy.
+def refuse_around(rules: LayoutRules, layout: Layout, extra: Mapping[str, Any]) -> None:
+    """Refuses what is around an exchange and does not go with it.
 
     Raises:
-        ValueError: always then.
+        ValueError: for a reduce-scatter inside a hierarchy; for a weight that nobody has read, or one of gradients that are the
+            workers' mean already.
     """
+    context = context_of(extra)
+    if extra.get("weight") is not None:
+        raise ValueError(
+            "an exchange by itself does not read weight=, and all workers would count alike: put"
+            " gradcomp_jax.weighted(method, axis_name=...) around the method"
+        )
+    if context.weighted and layout.averaged:
+        raise ValueError(
+            "a weight is for gradients of single workers, and some tensors of this policy come as the workers' mean"
+            " ('averaged', as of gradcomp_jax.factored_dot): leave weighted out, or compress them"
+        )
     if context.inner_axis_name is not None and isinstance(rules.collective, co.ReduceScatter):
         raise ValueError(
             "a reduce-scatter is for parameters that lie along the exchange's own axis; for those along the inner one give"

@@ -1,0 +1,219 @@
+"""Who takes part in an exchange: a weight for each worker, 0 for one that is absent.
+
+The weight goes around the exchange. A worker that is absent gives it a gradient of zeros and a memory of zeros, and whatever
+the code, its payload decodes to zeros. What the exchange leaves in that memory is added to the one that was put aside.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradcomp_jax import _compat, kernels
+from gradcomp_jax._typing import Array, AxisName, PyTree
+from gradcomp_jax.collectives import psum
+from gradcomp_jax.memory import narrow
+from gradcomp_jax.per_device import PerDevice, is_per_device, nodes_within
+from gradcomp_jax.transforms.context import context_of, with_context
+from gradcomp_jax.transforms.exchange import ExchangeState
+from gradcomp_jax.transforms.local import refuse_reduced
+from gradcomp_jax.transforms.step_keys import StepKeys
+
+
+def weighted(
+    method: optax.GradientTransformation, *, axis_name: AxisName | None, keep_absent: bool = True
+) -> optax.GradientTransformationExtraArgs:
+    r"""Averages with a weight for each worker: ``update(gradient, state, params, weight=...)``.
+
+    With the weights :math:`w_i \ge 0` of N workers, the method is given :math:`N w_i g^i / \sum_j w_j`, whose mean over the
+    workers is the weighted mean of the :math:`g^i`. The weight is the number of examples that a worker has seen, say, and 0 for
+    a worker that is absent. Without ``weight=`` all workers count alike, and this is the method.
+
+    **Absent workers.** Where :math:`w_i = 0` the worker's gradient is not looked at; it may be NaN. Its payload decodes to
+    zeros, and its memory stays as it was, bit by bit: neither decayed nor sent, until the worker is back. It still owns its
+    rows in two phases, and what the collective or the range of float16 gives back to it is added to its memory. EF21's
+    estimate of it stays in the mean as it was. The update arrives at every worker, absent ones too. An absent worker still
+    runs the program: one whose process has ended is a change of their number (:func:`gradcomp_jax.resize_workers`).
+
+    Law: the method's, of the weighted gradient. Of residuals, in every step, the mean of all of them, with what owners hold,
+    plus the update is the mean of those before plus the weighted mean gradient.
+
+    Where all weights are 0, or one of them is negative, a NaN or an infinity, all workers skip the exchange, as they do for a
+    bad gradient: the update is zero, memories stay, and ``skipped`` goes up.
+
+    What is inside the method (clipping, weight decay, a fixed range) sees the weighted gradient, which is zero on an absent
+    worker. A decay inside is added on every worker, absent or not, so its mean is whole. A vote (:func:`gradcomp_jax.sign_sgd`)
+    has no weight but 0. 1-bit Adam sends a momentum that all workers know, so an absent one sends it too.
+
+    State: the method's. Wire: the method's, and one float32 in an all-reduce before it. Memories are put aside while it runs,
+    which takes up to two more copies of them. Inside :func:`gradcomp_jax.hierarchical` the weights of a worker's devices are
+    added up.
+
+    Example::
+
+        tx = optax.chain(gc.weighted(gc.dgc(axis_name="data"), axis_name="data"), optax.sgd(0.1))
+        updates, state = tx.update(gradient, state, params, weight=examples)
+
+    Args:
+        method: a method or :func:`gradcomp_jax.exchange`, or a chain with one in it.
+        axis_name: its axis; ``None`` for one worker.
+        keep_absent: whether the memory of an absent worker stays as it was. Without, it decays and is sent from as that of a
+            worker whose gradient is zero: the law holds as well, the mean has old values of that worker in it, and no memory is
+            put aside. Where no weight is ever 0 that saves the copies.
+
+    Raises:
+        ValueError: from ``init``, if there is no exchange inside, or one of several devices a worker, or a method whose
+            replicas differ: it goes inside those. When traced, for a weight that is not one number on each worker, and
+            gradients that are already reduced.
+
+    References:
+        McMahan et al., 2017, https://arxiv.org/abs/1602.05629, algorithm 1 (weights). Li and Li, 2023, Fed-EF,
+        https://arxiv.org/abs/2211.14292 (residuals of absent workers stay); Fatkhullin et al., 2021,
+        https://arxiv.org/abs/2110.03294, EF21-PP (so do estimates).
+    """
+    inside = optax.with_extra_args_support(method)
+
+    def init(params: PyTree) -> Any:
+        state = inside.init(params)
+        _check(state)
+        return state
+
+    def update(
+        updates: PyTree, state: Any, params: PyTree | None = None, *, weight: Any = None, **extra: Any
+    ) -> tuple[PyTree, Any]:
+        if weight is None:
+            return inside.update(updates, state, params, **extra)
+        refuse_reduced(updates, axis_name)
+        within = context_of(extra).inner_axis_name
+        share = share_of(psum([one_number(weight, axis_name)], within)[0], axis_name)
+        mine = jax.tree.map(lambda g: share.of(g) if jnp.issubdtype(g.dtype, jnp.floating) else g, updates)
+        context = with_context(extra, weighted=True)
+        if not keep_absent:
+            return inside.update(mine, state, params, **context)
+        emptied = jax.tree.map(lambda node: _emptied(node, share.absent), state, is_leaf=_is_exchange)
+        moved, after = inside.update(mine, emptied, params, **context)
+
+        def back(before: Any, now: Any) -> Any:
+            if not _is_exchange(before):
+                return now
+            worker = _compat.axis_index(axis_name)
+            return now._replace(memory=_back(before, now, share.absent, StepKeys.of(0, before.step, worker, within)))
+
+        return moved, jax.tree.map(back, state, after, is_leaf=_is_exchange)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+class Share(NamedTuple):
+    """What a worker has of a weighted mean.
+
+    Attributes:
+        factor: float32 scalar, N times the weight over the sum of all; NaN where there is no mean.
+        absent: boolean scalar, whether others take part and this worker does not.
+    """
+
+    factor: Array
+    absent: Array
+
+    def of(self, x: Array) -> Array:
+        """Returns a worker's value such that the mean over all workers is the weighted mean, in the value's dtype."""
+        return jnp.where(self.absent, 0.0, x.astype(jnp.float32) * self.factor).astype(x.dtype)
+
+
+def share_of(weight: Array, axis_name: AxisName | None) -> Share:
+    """Returns the share of a worker with this weight, a float32 scalar; one scalar is summed over the axis."""
+    count = _compat.axis_size(axis_name) or 1
+    (total,) = psum([weight], axis_name)
+    there = (total > 0) & jnp.isfinite(total)
+    # The product first: the sum of equal weights has the same rounding or none, and the factor is 1.
+    factor = jnp.where(there & (weight >= 0), weight * count / total, jnp.nan)
+    return Share(factor, there & (weight == 0))
+
+
+def one_number(weight: Any, axis_name: AxisName | None) -> Array:
+    """Returns a worker's weight as a float32 scalar.
+
+    Raises:
+        ValueError: for anything but one real number.
+    """
+    weight = jnp.asarray(weight)
+    if weight.size != 1 or not (
+        jnp.issubdtype(weight.dtype, jnp.floating) or jnp.issubdtype(weight.dtype, jnp.integer)
+    ):
+        raise ValueError(
+            f"weight must be one number on each worker, such as the examples that it has seen, got"
+            f" {weight.dtype}{list(weight.shape)}; inside jax.shard_map split the workers' weights over the axis"
+        )
+    return _compat.varying(weight.reshape(()).astype(jnp.float32), axis_name)
+
+
+def refuse_weight(extra: Mapping[str, Any], name: str, reason: str) -> None:
+    """Refuses a weight where replicas meet as equals.
+
+    Raises:
+        ValueError: if there is one among the extra arguments.
+    """
+    if extra.get("weight") is not None:
+        raise ValueError(
+            f"{name} takes no weight=: {reason}; leave it out, or use gradcomp_jax.outer_average, which takes one"
+        )
+
+
+def _is_exchange(node: object) -> bool:
+    return isinstance(node, ExchangeState)
+
+
+def _check(state: Any) -> None:
+    if nodes_within(state, lambda node: hasattr(node, "staleness")):
+        raise ValueError(
+            "weighted goes around an exchange, and here it is around a method that decides when there is one: put it inside,"
+            " such as gc.diloco(gc.weighted(gc.dense(axis_name=...), axis_name=...), axis_name=...)"
+        )
+    if any(node.shards > 1 for node in nodes_within(state, is_per_device)):
+        raise ValueError(
+            "a worker that is several devices is absent as a whole: put weighted inside, such as"
+            " gc.hierarchical(gc.weighted(method, axis_name=...), axis_name=..., inner_axis_name=...)"
+        )
+    if not nodes_within(state, _is_exchange):
+        raise ValueError("there is no exchange in this transformation: put a gradcomp_jax.exchange or a method inside")
+
+
+def _emptied(node: Any, absent: Array) -> Any:
+    """An exchange's state with memories of zeros where a worker is absent; everything else as it is."""
+    if not _is_exchange(node):
+        return node
+    return node._replace(memory=jax.tree.map(lambda x: kernels.chosen(absent, jnp.zeros_like(x), x), node.memory))
+
+
+def _back(before: ExchangeState, after: ExchangeState, absent: Array, keys: StepKeys) -> tuple:
+    """The memories after an exchange; of a worker that was absent those before it, plus what it was given meanwhile."""
+
+    def is_kept(node: object) -> bool:
+        return is_per_device(node) or narrow.is_narrow(node)
+
+    kept, treedef = jax.tree.flatten(before.memory, is_leaf=is_kept)
+    new = jax.tree.leaves(after.memory, is_leaf=is_kept)
+    pairs = zip(kept, new, keys.of_leaves(keys.own, range(len(kept))), strict=True)
+    return jax.tree.unflatten(treedef, [_joined(*pair, absent) for pair in pairs])
+
+
+def _joined(before: Any, given: Any, key: Array, absent: Array) -> Any:
+    """Of an absent worker the sum of two memories as they are kept: the first one, bit by bit, where the other is zero."""
+    old, new = (jax.tree.map(lambda p: p.value, node, is_leaf=is_per_device) for node in (before, given))
+    values = narrow.values_of(old)
+    if values.dtype == jnp.float32:
+        both = jnp.where(new == 0, old, old + new)
+    else:
+        total, dtype = narrow.opened(old) + narrow.opened(new), str(values.dtype)
+        rounded = narrow.closed(total, dtype, narrow.scales(total, dtype), key)
+        nothing = ~jnp.any(narrow.opened(new) != 0)
+        both = jax.tree.map(lambda a, b: kernels.chosen(nothing, a, b), old, rounded)
+    result = jax.tree.map(lambda a, b: kernels.chosen(absent, a, b), both, new)
+    return jax.tree.map(_marked, before, result, is_leaf=is_per_device)
+
+
+def _marked(mark: PerDevice, value: Array) -> PerDevice:
+    return dataclasses.replace(mark, value=value)

@@ -1,0 +1,402 @@
+"""Weights against NumPy and against the union of batches, where they may stand, what they cost, and what is refused."""
+
+import functools
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType
+
+import gradcomp_jax as gc
+from gradcomp_jax.memory import narrow
+from tests.conformance.environments import AXIS, WORKERS, environment, exchange_state, mesh_of, vmapped_init
+from tests.conformance.test_participation import carried, with_weights
+
+slow = pytest.mark.slow
+
+
+def on_one_device(tx: Any) -> Any:
+    return environment("vmap", carried(gc.weighted(tx, axis_name=AXIS)))
+
+
+@slow
+def test_momentum_correction_with_weights_is_its_recursion() -> None:
+    """u = m u + N w g / W and v = v + u on those who are there; what is sent leaves both; an absent worker keeps both."""
+    code = gc.compressors.topk(1 / 8, block=64, dtype=jnp.float32)
+    tx = gc.exchange(
+        code, axis_name=AXIS, memory=gc.memory.momentum_correction(0.9), collective="all_gather", mask=True
+    )
+    world, params, rng = on_one_device(tx), {"w": np.zeros((8, 32), np.float32)}, np.random.default_rng(0)
+    state = world.init(params)
+    u, v = np.zeros((2, WORKERS, 256))
+    rows = gc.kernels.dealt_rows(256, 64, gc.kernels.periods_of((8, 32)))
+    for weights in ([1] * 8, [3, 0, 1, 2, 5, 0, 1, 4], [0, 1, 0, 1, 0, 0, 0, 6], [2] * 8):
+        weights, g = np.asarray(weights, np.float64), rng.normal(size=(WORKERS, 256)).astype(np.float32)
+        here = weights > 0
+        g[~here] = np.inf
+        updates, state = world.update(with_weights({"w": g.reshape(WORKERS, 8, 32)}, weights), state, params)
+        share = WORKERS * weights[here] / weights.sum()
+        u[here] = 0.9 * u[here] + share[:, None] * g[here]
+        v[here] += u[here]
+        kept = exchange_state(state).memory[0][0]
+        new_u, new_v = (np.asarray(k.value, np.float64).reshape(WORKERS, -1) for k in (kept.velocity, kept.accumulated))
+        sent = (new_v == 0) & here[:, None]
+        assert (sent.sum(axis=1) == np.where(here, rows * code.k, 0)).all()
+        update = np.asarray(updates["w"]).reshape(WORKERS, -1)
+        np.testing.assert_allclose(update[0], np.where(sent, v, 0).sum(axis=0) / WORKERS, rtol=2e-6, atol=2e-6)
+        u[sent], v[sent] = 0, 0
+        np.testing.assert_allclose(new_u, u, rtol=2e-6, atol=2e-6)
+        np.testing.assert_allclose(new_v, v, rtol=2e-6, atol=2e-6)
+
+
+def loss(params: Any, batch: Any) -> Any:
+    """The mean over the examples that are no padding: NaN where there are none."""
+    error = jnp.square(batch["x"] @ params["w"] - batch["y"]).sum(axis=1)
+    return jnp.sum(jnp.where(batch["real"], error, 0.0)) / jnp.sum(batch["real"], dtype=jnp.float32)
+
+
+def padded_batch(examples: tuple[int, ...] = (4, 0, 1, 3, 4, 2, 0, 4)) -> tuple[Any, Any]:
+    """Four places on each worker, of which some are padding with NaNs in it; and the examples by themselves."""
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(WORKERS, 4, 6)).astype(np.float32)
+    y = rng.normal(size=(WORKERS, 4, 3)).astype(np.float32)
+    real = np.arange(4) < np.asarray(examples)[:, None]
+    union = {"x": x[real], "y": y[real], "real": np.ones(real.sum(), bool)}
+    y = np.where(real[..., None] | real.any(axis=1)[:, None, None], y, np.nan)
+    flat = {"x": x.reshape(-1, 6), "y": y.reshape(-1, 3).astype(np.float32), "real": real.reshape(-1)}
+    return flat, union
+
+
+def examples_of(batch: Any) -> Any:
+    return jnp.sum(batch["real"])
+
+
+@slow
+@pytest.mark.parametrize("check_vma", (True, False))
+def test_weights_by_examples_train_as_the_union_of_all_batches(check_vma: bool) -> None:
+    batch, union = padded_batch()
+    params = {"w": np.random.default_rng(1).normal(size=(6, 3)).astype(np.float32)}
+    mesh = mesh_of(AxisType.Auto)
+    tx = optax.chain(gc.weighted(gc.dense(axis_name=AXIS), axis_name=AXIS), optax.sgd(0.1))
+
+    def with_seen(p: Any, b: Any, model_state: Any) -> Any:
+        rows = jnp.where(b["real"][:, None], b["x"], 0.0).sum(axis=0) / jnp.sum(b["real"], dtype=jnp.float32)
+        return loss(p, b), ({"twice": 2 * loss(p, b)}, {"mean": rows, "steps": model_state["steps"] + 1})
+
+    begun = {"mean": np.zeros(6, np.float32), "steps": np.zeros((), np.int32)}
+    state = gc.init_state(params, tx, mesh, model_state=begun)
+    step = gc.make_train_step(with_seen, tx, mesh, has_aux=True, weight=examples_of, check_vma=check_vma, donate=False)
+    new, metrics = step(state, batch)
+    value, wanted = jax.value_and_grad(loss)(params, union)
+    np.testing.assert_allclose(metrics["loss"], value, rtol=1e-6)
+    np.testing.assert_allclose(metrics["aux"]["twice"], 2 * value, rtol=1e-6)
+    np.testing.assert_allclose(new.params["w"], params["w"] - 0.1 * wanted["w"], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(new.model_state["mean"], union["x"].mean(axis=0), rtol=1e-6, atol=1e-6)
+    assert int(new.model_state["steps"]) == 1
+    # Nobody: nothing moves but the count.
+    nobody, _ = padded_batch((0,) * WORKERS)
+    after, metrics = step(new, nobody)
+    chex.assert_trees_all_equal(after.params, new.params)
+    chex.assert_trees_all_equal(after.model_state["mean"], new.model_state["mean"])
+    assert float(metrics["skipped"]) == 1 and np.isnan(float(metrics["loss"]))
+
+
+@slow
+def test_workers_own_metrics_and_model_states_stay_their_own() -> None:
+    batch, _ = padded_batch((4,) * WORKERS)
+    batch["real"] = batch["real"].copy()
+    mesh, params = mesh_of(AxisType.Auto), {"w": np.zeros((6, 3), np.float32)}
+    tx = optax.chain(gc.weighted(gc.dense(axis_name=AXIS), axis_name=AXIS), optax.sgd(0.1))
+    found = []
+    for weight in (None, lambda b: jax.lax.axis_index(AXIS) + 1):
+        state = gc.init_state(params, tx, mesh, model_state={"m": np.zeros(6, np.float32)}, own_model_state=True)
+        own = gc.make_train_step(
+            lambda p, b, model_state: (loss(p, b), {"m": b["x"].mean(axis=0)}),
+            tx,
+            mesh,
+            weight=weight,
+            mean_metrics=False,
+        )
+        new, metrics = own(state, batch)
+        found.append((np.asarray(metrics["loss"]), np.asarray(new.model_state["m"].value), new.params["w"]))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+    assert not np.allclose(found[0][2], found[1][2])
+
+
+@slow
+@pytest.mark.parametrize("method", ("terngrad", "qsgd", "eden"))
+def test_unbiased_codes_have_the_mean_of_those_present(method: str) -> None:
+    """Within five standard errors of it, entry by entry, over 400 steps with other draws."""
+    make = {"terngrad": {"clip": None}, "qsgd": {"bits": 4}, "eden": {}}[method]
+    tx = gc.weighted(getattr(gc, method)(axis_name=AXIS, mask=True, **make), axis_name=AXIS)
+    rng, steps = np.random.default_rng(4), 400
+    gradient = {"w": jnp.asarray(rng.normal(size=(WORKERS, 8, 32)), jnp.float32)}
+    weights = jnp.asarray([3, 0, 1, 2, 5, 0, 1, 4], jnp.float32)
+    params = {"w": jnp.zeros((8, 32))}
+    state = vmapped_init(tx, params)
+    axes = gc.state_axes(state)
+
+    @functools.partial(jax.vmap, in_axes=(0, 0, axes), out_axes=(None, axes), axis_name=AXIS)
+    def one(g: Any, w: Any, s: Any) -> Any:
+        updates, s = tx.update(g, s, params, weight=w)
+        return updates["w"], s
+
+    def turn(s: Any, _: Any) -> Any:
+        update, s = one(gradient, weights, s)
+        return s, update
+
+    _, updates = jax.jit(lambda s: jax.lax.scan(turn, s, length=steps))(state)
+    updates = np.asarray(updates, np.float64)
+    want = np.average(np.asarray(gradient["w"], np.float64), axis=0, weights=np.asarray(weights))
+    error = updates.std(axis=0) / steps**0.5
+    assert error.max() > 1e-3
+    # Of 256 entries the largest of normal errors lies beyond five sigma once in 7,000 runs; the draws are fixed.
+    assert (np.abs(updates.mean(axis=0) - want) <= 5 * error + 1e-6).all()
+
+
+@slow
+@pytest.mark.parametrize("dtype", ("bfloat16", "int8", "float8_e4m3fn"))
+@pytest.mark.parametrize("collective", ("all_gather", "two_phase"))
+def test_narrow_memories_of_absent_workers(dtype: str, collective: str) -> None:
+    """Bit by bit where nothing comes back, and otherwise off by one step of the grid."""
+    code = gc.compressors.block_quantized(bits=4, block=64)
+    tx = gc.exchange(code, axis_name=AXIS, memory=gc.memory.residual(dtype=dtype), collective=collective, mask=True)
+    world, params, rng = on_one_device(tx), {"w": np.zeros((16, 64), np.float32)}, np.random.default_rng(0)
+
+    def opened(state: Any) -> np.ndarray:
+        kept = jax.tree.map(
+            lambda p: p.value, exchange_state(state).memory[0][0], is_leaf=lambda n: isinstance(n, gc.PerDevice)
+        )
+        return np.asarray(jax.vmap(narrow.opened)(kept), np.float64)
+
+    state, weights = world.init(params), np.asarray([3, 0, 1, 2, 5, 0, 1, 4])
+    _, old = world.update(
+        with_weights({"w": rng.normal(size=(WORKERS, 16, 64)).astype(np.float32)}, [1] * 8), state, params
+    )
+    g = rng.normal(size=(WORKERS, 16, 64)).astype(np.float32)
+    updates, new = world.update(with_weights({"w": g}, weights), old, params)
+    before, after = opened(old), opened(new)
+    assert before[1].any()
+    if collective == "all_gather":
+        absent = weights == 0
+        for a, b in zip(jax.tree.leaves(old.memory), jax.tree.leaves(new.memory), strict=True):
+            assert np.asarray(a)[absent].tobytes() == np.asarray(b)[absent].tobytes()
+    else:
+        assert (before[1] != after[1]).any()
+    seen = before.mean(axis=0) + np.average(g, axis=0, weights=weights)
+    sent = np.asarray(updates["w"][0], np.float64) + after.mean(axis=0)
+    grid = {"bfloat16": 2.0**-7, "int8": 1 / 127, "float8_e4m3fn": 2.0**-3}[dtype] * np.abs(after).max()
+    # An owner that was absent is rounded twice.
+    np.testing.assert_allclose(sent, seen, atol=2 * grid, rtol=0)
+
+
+@slow
+def test_an_absent_worker_may_go_on_sending_from_its_memory() -> None:
+    """As one whose gradient is zero: the law holds, its residual gets smaller, and no memory is put aside."""
+
+    def both(**options: Any) -> Any:
+        tx = gc.topk_sgd(axis_name=AXIS, density=1 / 16, block=64, mask=True, collective="all_gather", dtype="float32")
+        return environment("vmap", carried(gc.weighted(tx, axis_name=AXIS, **options)))
+
+    params, rng = {"w": np.zeros((16, 64), np.float32)}, np.random.default_rng(0)
+    first, second = rng.normal(size=(2, WORKERS, 16, 64)).astype(np.float32)
+    weights = np.asarray([3, 0, 1, 2, 5, 0, 1, 4])
+    second[weights == 0] = np.nan
+    left = {}
+    for keep in (True, False):
+        world = both(keep_absent=keep)
+        _, old = world.update(with_weights({"w": first}, [1] * 8), world.init(params), params)
+        updates, new = world.update(with_weights({"w": second}, weights), old, params)
+        before, after = (
+            np.asarray(exchange_state(s).memory[0][0].value, np.float64).reshape(WORKERS, -1) for s in (old, new)
+        )
+        seen = before.mean(axis=0) + np.average(np.nan_to_num(second.reshape(WORKERS, -1)), axis=0, weights=weights)
+        sent = np.asarray(updates["w"][0], np.float64).reshape(-1) + after.mean(axis=0)
+        np.testing.assert_allclose(sent, seen, atol=1e-5, rtol=0)
+        left[keep] = np.linalg.norm(after[1]) / np.linalg.norm(before[1])
+    assert left[True] == 1 and left[False] < 0.95
+
+
+@slow
+def test_only_what_keeps_the_memory_of_absent_workers_puts_it_aside() -> None:
+    mesh, params = mesh_of(AxisType.Auto), {"w": np.zeros((512, 1024), np.float32)}
+    made = gc.dgc(axis_name=AXIS, density=0.001)
+    held = {}
+    for name, tx in {
+        "plain": made,
+        "kept": gc.weighted(made, axis_name=AXIS),
+        "sent": gc.weighted(made, axis_name=AXIS, keep_absent=False),
+    }.items():
+        state, specs = gc.init_opt_state(params, tx, mesh)
+        names = () if name == "plain" else ("weight",)
+
+        def update(stacked: Any, state: Any, weight: Any, tx: Any = tx, names: Any = names) -> Any:
+            updates, state = tx.update({"w": stacked["w"][0]}, state, None, **dict.fromkeys(names, weight))
+            return state, updates
+
+        split = jax.P(AXIS)
+        mapped = jax.shard_map(update, mesh=mesh, in_specs=(split, specs, split), out_specs=(specs, jax.P()))
+        gradient = {"w": jax.ShapeDtypeStruct((WORKERS, 512, 1024), jnp.float32)}
+        compiled = jax.jit(mapped, donate_argnums=1).lower(gradient, state, np.ones(WORKERS)).compile()
+        held[name] = compiled.memory_analysis().temp_size_in_bytes / (4 * 512 * 1024)
+    # In gradients: a velocity and an accumulator are two, and two copies of them four.
+    assert held["sent"] < held["plain"] + 0.5 and held["plain"] + 1 < held["kept"] < held["plain"] + 4.5
+
+
+@slow
+def test_inside_a_hierarchy_the_weights_of_a_workers_devices_add_up() -> None:
+    mesh = jax.make_mesh((4, 2), ("slices", "chips"), axis_types=(AxisType.Auto,) * 2)
+    axes = ("slices", "chips")
+    inside = gc.weighted(gc.dense(axis_name="slices"), axis_name="slices")
+    tx = optax.chain(gc.hierarchical(inside, axis_name="slices", inner_axis_name="chips"), optax.sgd(1.0))
+    params = {"w": np.zeros((6, 3), np.float32)}
+    rng = np.random.default_rng(0)
+    batch = {
+        "g": rng.normal(size=(8, 6, 3)).astype(np.float32),
+        "weight": np.asarray([1, 2, 0, 0, 3, 2, 4, 0], np.float32),
+    }
+    step = gc.make_train_step(
+        lambda p, b: jnp.sum(p["w"] * b["g"][0]), tx, mesh, axis_name=axes, weight=lambda b: b["weight"]
+    )
+    new, _ = step(gc.init_state(params, tx, mesh, axis_name=axes), batch)
+    of_workers = batch["g"].reshape(4, 2, 6, 3).mean(axis=1)
+    want = np.average(of_workers, axis=0, weights=batch["weight"].reshape(4, 2).sum(axis=1))
+    np.testing.assert_allclose(new.params["w"], -want, rtol=1e-6, atol=1e-6)
+    around = gc.weighted(
+        gc.hierarchical(gc.topk_sgd(axis_name="slices", density=0.1), axis_name="slices", inner_axis_name="chips"),
+        axis_name=axes,
+    )
+    with pytest.raises(ValueError, match=r"put weighted inside, such as gc\.hierarchical"):
+        gc.init_state({"w": np.zeros((64, 64), np.float32)}, around, mesh, axis_name=axes)
+
+
+@slow
+def test_in_plain_jit_the_weights_are_an_array() -> None:
+    batch, union = padded_batch()
+    mesh, params = mesh_of(AxisType.Auto), {"w": np.random.default_rng(1).normal(size=(6, 3)).astype(np.float32)}
+    tx = gc.unreduced(optax.chain(gc.weighted(gc.dense(axis_name=AXIS), axis_name=AXIS), optax.sgd(0.1)), mesh)
+
+    @jax.jit
+    def step(params: Any, state: Any, batch: Any, weight: Any) -> Any:
+        _, gradient = gc.local_value_and_grad(loss, axis_name=AXIS, mesh=mesh)(params, batch)
+        updates, state = tx.update(gradient, state, params, weight=weight)
+        return optax.apply_updates(params, updates), state
+
+    weights = batch["real"].reshape(WORKERS, -1).sum(axis=1)
+    new, _ = step(params, tx.init(params), batch, weights)
+    wanted = jax.grad(loss)(params, union)
+    np.testing.assert_allclose(new["w"], params["w"] - 0.1 * wanted["w"], rtol=1e-6, atol=1e-6)
+
+
+@slow
+@pytest.mark.parametrize("method", ("dense", "dgc", "terngrad"))
+def test_a_weight_is_four_bytes_in_an_all_reduce(method: str) -> None:
+    params = {"w": np.zeros((64, 64), np.float32)}
+    gradient = {"w": np.zeros((WORKERS, 64, 64), np.float32)}
+    make = {"dense": gc.dense, "dgc": functools.partial(gc.dgc, density=0.01), "terngrad": gc.terngrad}[method]
+    sent = []
+    for tx, given in (
+        (make(axis_name=AXIS), gradient),
+        (carried(gc.weighted(make(axis_name=AXIS), axis_name=AXIS)), with_weights(gradient, np.ones(WORKERS))),
+    ):
+        world = environment("shard_map-auto-vma", tx)
+        sent.append(gc.wire_bytes(world.jitted.lower(given, world.init(params), params).compile()).by("kind"))
+    plain, weighted = ({kind: row.sent for kind, row in rows.items()} for rows in sent)
+    added = {kind: size - plain.get(kind, 0) for kind, size in weighted.items() if size != plain.get(kind, 0)}
+    assert added == {"all-reduce": 2 * 4 * (WORKERS - 1) // WORKERS}
+
+
+def traced(tx: Any, weight: Any) -> None:
+    params = {"w": np.zeros((64, 32), np.float32)}
+    state = jax.make_jaxpr(tx.init, axis_env=[(AXIS, WORKERS)], return_shape=True)(params)[1]
+    jax.make_jaxpr(lambda g, s, w: tx.update(g, s, g, weight=w), axis_env=[(AXIS, WORKERS)])(params, state, weight)
+
+
+def sums_of_scalars(jaxpr: Any) -> int:
+    """How many sums of one number a traced program has, in all its branches and loops."""
+    count = 0
+    for equation in jaxpr.eqns:
+        count += equation.primitive.name.startswith("psum") and any(v.aval.size == 1 for v in equation.invars)
+        bodies = [b for p in equation.params.values() for b in (p if isinstance(p, (tuple, list)) else [p])]
+        count += sum(sums_of_scalars(b) for b in (getattr(b, "jaxpr", b) for b in bodies) if hasattr(b, "eqns"))
+    return count
+
+
+def selecting() -> Any:
+    return gc.weighted(gc.topk_sgd(axis_name=AXIS, density=0.1), axis_name=AXIS)
+
+
+AROUND = {
+    "a chain": lambda: optax.chain(gc.local_clip(1.0, axis_name=AXIS), selecting(), optax.sgd(0.1)),
+    "buckets outside": lambda: gc.bucketed(selecting(), bucket_bytes=1024),
+    "buckets inside": lambda: gc.weighted(
+        gc.bucketed(gc.topk_sgd(axis_name=AXIS, density=0.1), bucket_bytes=1024), axis_name=AXIS
+    ),
+    "rates": lambda: gc.rate_weighted(selecting(), lambda step: 0.1 / (1.0 + step.astype(jnp.float32))),
+    "a loss scale": lambda: gc.dynamic_loss_scale(selecting()),
+    "master weights": lambda: gc.master_weights(selecting()),
+    "a mask": lambda: optax.masked(selecting(), {"w": True, "v": False}),
+    "partitions": lambda: optax.multi_transform(
+        {"a": selecting(), "b": gc.weighted(gc.dense(axis_name=AXIS), axis_name=AXIS)}, {"w": "a", "v": "b"}
+    ),
+    "accumulation": lambda: gc.accumulate(selecting(), axis_name=AXIS, every=2),
+    "a delay": lambda: gc.delayed_average(selecting(), axis_name=AXIS, delay=2, compensate=False),
+    "densities that move": lambda: gc.weighted(
+        gc.density_schedule((0.1, 0.2), lambda step: 0.1 + 0.0 * step.astype(jnp.float32), axis_name=AXIS),
+        axis_name=AXIS,
+    ),
+    "a policy": lambda: gc.weighted(
+        gc.exchange(gc.by_path("w", gc.compressors.topk(0.1), otherwise="dense"), axis_name=AXIS), axis_name=AXIS
+    ),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_what_goes_around_hands_the_weight_on(around: str) -> None:
+    """One scalar more is summed for each weighted exchange, and nobody refuses it."""
+    tx, params = AROUND[around](), {"w": np.zeros((64, 32), np.float32), "v": np.zeros((48, 8), np.float32)}
+    state = jax.make_jaxpr(tx.init, axis_env=[(AXIS, WORKERS)], return_shape=True)(params)[1]
+    counts = []
+    for given in ({}, {"weight": np.float32(2)}):
+        run = jax.make_jaxpr(lambda g, s, extra: tx.update(g, s, g, **extra), axis_env=[(AXIS, WORKERS)])
+        counts.append(sums_of_scalars(run(params, state, given).jaxpr))
+    assert counts[1] - counts[0] == (2 if around == "partitions" else 1)
+
+
+def test_what_cannot_be_weighted_is_refused() -> None:
+    dense = gc.dense(axis_name=AXIS)
+    weighted = gc.weighted(dense, axis_name=AXIS)
+    for good in (np.float32(2), np.int32(3), np.ones(1, np.float32), np.ones((1, 1), np.float16)):
+        traced(weighted, good)
+    for bad in (np.ones(8), np.ones(0), np.zeros((), bool), np.complex64(1)):
+        with pytest.raises(ValueError, match=r"weight must be one number on each worker.*, got"):
+            traced(weighted, bad)
+    with pytest.raises(ValueError, match=r"does not read weight=, .*: put gradcomp_jax\.weighted\(method"):
+        traced(optax.chain(dense, optax.sgd(0.1)), np.float32(1))
+    with pytest.raises(ValueError, match="there is no exchange in this transformation"):
+        traced(gc.weighted(optax.sgd(0.1), axis_name=AXIS), np.float32(1))
+    policy = gc.by_path("w", "averaged", otherwise="dense")
+    with pytest.raises(ValueError, match=r"come as the workers' mean .*: leave weighted out"):
+        traced(gc.weighted(gc.exchange(policy, axis_name=AXIS), axis_name=AXIS), np.float32(1))
+
+
+@slow
+def test_reduced_gradients_are_refused_and_one_worker_needs_no_axis() -> None:
+    mesh, params = mesh_of(AxisType.Auto), {"w": np.ones((4, 3), np.float32)}
+    tx = gc.weighted(gc.dense(axis_name=AXIS), axis_name=AXIS)
+
+    def worker(p: Any) -> Any:
+        return tx.update(jax.tree.map(jnp.ones_like, p), tx.init(p), p, weight=1.0)[0]
+
+    with pytest.raises(ValueError, match="the gradient 'w' is already reduced over 'data'"):
+        jax.jit(jax.shard_map(worker, mesh=mesh, in_specs=jax.P(), out_specs=jax.P()))(params)
+    alone = gc.weighted(gc.topk_sgd(axis_name=None, density=0.5, mask=True), axis_name=None)
+    state = alone.init(params)
+    for weight, moved in ((2.5, True), (0.0, False), (-1.0, False)):
+        updates, after = alone.update(jax.tree.map(jnp.ones_like, params), state, params, weight=weight)
+        assert bool(jnp.any(updates["w"] != 0)) == moved and int(after.skipped) == (not moved)
