@@ -44,11 +44,13 @@ def gather_params(
     been sent yet, what rounding to the dtype of ``base`` takes included. The first one may be the initial parameters.
 
     **Inside the loss.** With ``gradient`` the function can be differentiated, once for each layer as a forward pass reaches
-    it, in ``jax.checkpoint`` or not. It has the gradient of a dense all-gather, the sum of the workers' gradients (over N: their
-    mean), sent to the owners as ``gradient`` encodes it, in one all-to-all, and added up in float32. No error is kept.
+    it, in ``jax.checkpoint`` or not. Its gradient is that of a dense all-gather, the sum of the workers' gradients; divided by
+    N it is their mean. ``gradient`` encodes what goes to the owners, in one all-to-all, and they add it up in float32. No error
+    is kept.
 
-    A NaN or an infinity in a shard comes back as NaN on all workers, in every entry that shares its block. With ``base``,
-    entries that are not finite there count as zeros, so that the copy is whole again once the shard is.
+    A NaN or an infinity in a shard is seen on all workers: as NaN in every entry that shares its scale, or in its own place
+    where there is none. With ``base``, entries that are not finite there count as zeros, so that the copy is whole again once
+    the shard is.
 
     Args:
         shards: this worker's parameters, inside ``jax.shard_map``, ``jax.pmap`` or ``jax.vmap``; leaves that do not lie along
@@ -196,6 +198,10 @@ def _check(code: Compressor, key: Any) -> None:
         raise ValueError(
             f"gather_params sends payloads alone, and {type(code).__name__} has side information"
             f" ({code.side_information!r}); use gradcomp_jax.compressors.block_quantized, for instance"
+        )
+    if not any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(code.payload_spec(1))):
+        raise ValueError(
+            f"{type(code).__name__} sends integers alone, in which a NaN would not be seen; use a compressor with scales"
         )
     if code.unbiased and not code.lossless and key is None:
         raise ValueError(

@@ -100,7 +100,9 @@ def make_train_step(
     """
     check_axis(mesh, axis_name)
     if param_compressor is not None and param_specs is None:
-        raise ValueError("param_compressor is for parameters that lie along the axis of the workers: give their param_specs")
+        raise ValueError(
+            "param_compressor is for parameters that lie along the axis of the workers: give their param_specs"
+        )
     names = _specs.names_of(axis_name)
     value_and_grad = local_value_and_grad(
         functools.partial(_observed, loss, has_aux), axis_name=axis_name, has_aux=True, accumulate=accumulate
@@ -239,9 +241,7 @@ class TrainStep:
         return getattr(self._jitted, name)
 
 
-def _whole(
-    params: PyTree, param_specs: PyTree | None, names: tuple[Any, ...], compressor: Compressor | None
-) -> PyTree:
+def _whole(params: PyTree, param_specs: PyTree | None, names: tuple[Any, ...], compressor: Compressor | None) -> PyTree:
     """Parameters of which every device has a shard, gathered; the others as they are."""
     if compressor is not None:
         for name in names:

@@ -49,14 +49,14 @@ def gathered(compressor, *, check_vma=True, base=None, **options):
     """Compiles a gather of whole parameters, by ``gather(tree)`` or, with a base, ``gather(tree, base)``."""
 
     def local(shards, *base):
-        whole = gc.gather_params(shards, SPECS, axis_name="data", compressor=compressor, base=(*base, None)[0], **options)
+        whole = gc.gather_params(
+            shards, SPECS, axis_name="data", compressor=compressor, base=(*base, None)[0], **options
+        )
         return whole if check_vma else jax.tree.map(lambda x: x[None], whole)
 
     in_specs = (SPECS,) if base is None else (SPECS, P())
     out_specs = P() if check_vma else P("data")
-    return jax.jit(
-        jax.shard_map(local, mesh=mesh_of(N), in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
-    )
+    return jax.jit(jax.shard_map(local, mesh=mesh_of(N), in_specs=in_specs, out_specs=out_specs, check_vma=check_vma))
 
 
 def test_every_worker_decodes_the_same_bits() -> None:
@@ -99,9 +99,7 @@ def test_differences_are_error_feedback(dtype: str) -> None:
     for step in range(8):
         if step < 3:
             tree = {k: (v + 0.1 * rng.standard_normal(v.shape)).astype(v.dtype) for k, v in tree.items()}
-        sent = {
-            k: rounded(np.asarray(tree[k], np.float32) - np.asarray(base[k], np.float32), k, 4) for k in COMPRESSED
-        }
+        sent = {k: rounded(np.asarray(tree[k], np.float32) - np.asarray(base[k], np.float32), k, 4) for k in COMPRESSED}
         base = gather(tree, base)
         for name in COMPRESSED:
             assert base[name].dtype == dtype
@@ -315,6 +313,8 @@ def test_misuse_is_refused() -> None:
         trace(int_of(4, stochastic=True))
     with pytest.raises(ValueError, match="has side information"):
         trace(gc.compressors.rotated(4))
+    with pytest.raises(ValueError, match="sends integers alone"):
+        trace(gc.compressors.fixed_point(), key=0)
     with pytest.raises(ValueError, match="the other parameters would be zeros: give base="):
         trace(gc.compressors.topk(0.1))
     with pytest.raises(ValueError, match=r"base has 'matrix' of shape \(40, 6\), and its 4 shards are \(40, 6\) each"):
@@ -324,9 +324,7 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(ValueError, match="gather outside of the loss"):
         jax.eval_shape(
             jax.shard_map(
-                jax.grad(
-                    lambda w: jnp.sum(gc.gather_params(w, P("data"), axis_name="data", compressor=int_of(4)))
-                ),
+                jax.grad(lambda w: jnp.sum(gc.gather_params(w, P("data"), axis_name="data", compressor=int_of(4)))),
                 mesh=mesh_of(N),
                 in_specs=P("data"),
                 out_specs=P("data"),
