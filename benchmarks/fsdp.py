@@ -13,6 +13,7 @@ import os
 import shlex
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import optax  # noqa: E402
-from jax.sharding import NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
 import gradcomp_jax as gc  # noqa: E402
@@ -68,34 +68,24 @@ class Run:
     def __init__(self, params: Any, loss: Any, batch: Any, compressor: Any, differences: bool, exchange: Any) -> None:
         self.mesh = jax.make_mesh((WORKERS,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
         self.specs = jax.tree.map(lambda p: P(AXIS) if p.ndim > 1 else P(), params)
-        self.differences = differences
-        tx = self.tx = optax.chain(exchange(collective=gc.collectives.ReduceScatter(self.specs)), optax.adam(1e-3))
-
-        def local(state: gc.TrainState, base: Any, batch: Any) -> Any:
-            whole = gc.gather_params(state.params, self.specs, axis_name=AXIS, compressor=compressor, base=base)
-            value, gradient = gc.local_value_and_grad(loss, axis_name=AXIS)(whole, batch)
-            updates, opt_state = tx.update(gradient, state.opt_state, state.params)
-            new = state._replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state)
-            return new, whole if differences else None, jax.lax.pmean(value, AXIS)
-
+        self.tx = optax.chain(exchange(collective=gc.collectives.ReduceScatter(self.specs)), optax.adam(1e-3))
+        self.copy = "float32" if differences else None
         self.start(params)
-        specs = gc.state_specs(self.state, axis_name=AXIS, param_specs=self.specs)
-        mapped = jax.shard_map(local, mesh=self.mesh, in_specs=(specs, P(), P(AXIS)), out_specs=(specs, P(), P()))
-        self.compiled = jax.jit(mapped).lower(self.state, self.base, self._placed(batch)).compile()
+        step = gc.make_train_step(loss, self.tx, self.mesh, param_specs=self.specs, param_compressor=compressor)
+        self.compiled = step.lower(self.state, self._placed(batch)).compile()
         self.sent = gc.wire_bytes(self.compiled).sent
 
     def start(self, params: Any) -> None:
-        """Begins anew: the first whole copy is what all workers start from."""
-        self.state = gc.init_state(params, self.tx, self.mesh, param_specs=self.specs)
-        self.base = jax.device_put(params, NamedSharding(self.mesh, P())) if self.differences else None
+        """Begins anew."""
+        self.state = gc.init_state(params, self.tx, self.mesh, param_specs=self.specs, param_copy=self.copy)
 
     def step(self, batch: Any) -> float:
-        self.state, self.base, loss = self.compiled(self.state, self.base, self._placed(batch))
+        self.state, metrics = self.compiled(self.state, self._placed(batch))
         # One step at a time: XLA's collectives between CPU devices starve when many are in flight.
-        return float(loss)
+        return float(metrics["loss"])
 
     def _placed(self, batch: Any) -> Any:
-        return jax.device_put(batch, NamedSharding(self.mesh, P(AXIS)))
+        return jax.device_put(batch, gc.data_sharding(self.mesh))
 
 
 def train(run: Run, problem: Problem, data: Any, seed: int) -> tuple[float, float, float]:
@@ -110,6 +100,12 @@ def train(run: Run, problem: Problem, data: Any, seed: int) -> tuple[float, floa
         float(problem.loss(params, (data.test_x, data.test_y))),
         100 * problem.evaluate(params),
     )
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Mean and standard deviation."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.fmean(values):.{digits}f} ± {deviation:.{digits}f}"
 
 
 def show(page: Path | None, name: str, header: Any, cells: Any, said: str) -> None:
@@ -161,14 +157,16 @@ def show_losses(options: argparse.Namespace) -> None:
         run = Run(params, problem.loss, batch, *way)
         found[names] = run.sent, [train(run, problem, data, seed) for seed in range(options.seeds)]
         print(names, found[names], file=sys.stderr, flush=True)
-    cells, dense_sent = [], found["bfloat16", "bfloat16"][0]
+    cells, dense_sent, exact = [], found["bfloat16", "bfloat16"][0], found["float32", "float32"][1]
     for names, (sent, runs) in found.items():
-        shown = []
-        for of, digits in zip(zip(*runs, strict=True), (4, 4, 2), strict=True):
-            spread = statistics.stdev(of) if len(of) > 1 else 0.0
-            shown.append(f"{statistics.fmean(of):.{digits}f} ± {spread:.{digits}f}")
+        # Seed by seed: the same start and the same batches.
+        more = [tuple(x - y for x, y in zip(run, same, strict=True)) for run, same in zip(runs, exact, strict=True)]
+        columns = zip(*runs, strict=True), zip(*more, strict=True)
+        (loss, test, right), (more_loss, more_test, _) = (list(of) for of in columns)
+        shown = (spread(loss, 4), spread(more_loss, 4), spread(test, 4), spread(more_test, 4), spread(right, 2))
         cells.append((*names, f"{sent:,}", f"{sent / dense_sent:.3f}", *shown))
-    header = ("parameters", "gradients", "bytes/step", "of bfloat16", "loss, last epoch", "test loss", "test %")
+    against = "more than float32"
+    header = ("parameters", "gradients", "bytes/step", "of bfloat16", "loss", against, "test loss", against, "test %")
     steps = options.epochs * problem.steps_per_epoch(settings)
     said = (
         f"{options.data}, {steps:,} steps of {WORKERS} x 8 examples, blocks of {BLOCK}, mean and standard deviation of"

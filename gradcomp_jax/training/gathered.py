@@ -1,5 +1,6 @@
 """Whole parameters of their shards, in few bits: the all-gather of FSDP."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,7 +73,7 @@ def gather_params(
 
     References:
         Wang et al., 2023, ZeRO++, https://arxiv.org/abs/2306.10209, section 3.1 (qwZ: blocks of int8); Jia et al., 2024,
-        SDP4Bit, https://arxiv.org/abs/2410.15526, section 3.1 (differences in 4 bits).
+        SDP4Bit, https://arxiv.org/abs/2410.15526 (qWD: differences in 4 bits).
     """
     workers = _compat.axis_size(axis_name)
     if workers is None:
@@ -93,13 +94,13 @@ def gather_params(
     along = [i for i, dim in enumerate(dims) if dim is not None]
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), shards)
     masked = by_leaf(gains(compressor, dense()) if mask is None else mask, shapes)
-    wanted = [masked[i] and jnp.issubdtype(leaves[i].dtype, jnp.floating) for i in along]
-    bases = [None] * len(along)
+    wanted = [masked[i] and _has_gradient(leaves[i]) for i in along]
+    bases: list[Any] = [None] * len(along)
     if base is not None:
-        every = treedef.flatten_up_to(base)
+        every = _by_leaf(base, shards)
         bases = [every[i] for i in along]
-        for i, whole in zip(along, bases, strict=True):
-            _check_base(path_name(named[i][0]), leaves[i].shape, dims[i], workers, jnp.shape(whole))
+        for i in along:
+            _check_base(path_name(named[i][0]), leaves[i].shape, dims[i], workers, jnp.shape(every[i]))
     rules = _Rules([dims[i] for i in along], wanted, axis_name, workers, compressor, gradient)
     if isinstance(key, int):
         key = jax.random.key(key)
@@ -125,8 +126,12 @@ class _Rules:
 
     def gather(self, leaves: list[Array], bases: list[Any], key: Any) -> list[Array]:
         """Returns the whole tensors, with a gradient that goes straight through."""
+        like = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
         gathered = jax.custom_vjp(self._gathered)
-        gathered.defvjp(lambda *args: (self._gathered(*args), (args[0], key)), self._backward)
+        gathered.defvjp(
+            lambda leaves, bases, key: (self._gathered(leaves, bases, key), key),
+            functools.partial(self._backward, like),
+        )
         return gathered(leaves, bases, key)
 
     def _gathered(self, leaves: list[Array], bases: list[Any], key: Any) -> list[Array]:
@@ -154,22 +159,21 @@ class _Rules:
             result.append(kernels.narrowed(value, dtype))
         return result if self.gradient is None else _compat.varying(result, self.axis_name)
 
-    def _backward(self, kept: Any, gradients: list[Array]) -> tuple[list[Any], None, None]:
-        leaves, key = kept
+    def _backward(self, like: list[Any], key: Any, gradients: list[Array]) -> tuple[list[Any], None, None]:
         if self.gradient is None:
             raise ValueError(
                 "gather_params is differentiated: gather outside of the loss, and take the gradient with respect to the whole"
                 " parameters; or give gradient=, the compressor of what goes back to the owners"
             )
-        result: list[Any] = [None] * len(leaves)  # as JAX has it of integers
-        floats = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+        result: list[Any] = [None] * len(like)  # zeros, to JAX
+        floats = [i for i, leaf in enumerate(like) if _has_gradient(leaf)]
         codes = {i: self.gradient if self.wanted[i] else dense() for i in floats}
         shards = {i: Shards(self.workers, self.dims[i]) for i in floats}
-        payloads = [self._encode(codes[i], shards[i].flat(gradients[i]), len(leaves) + i, key) for i in floats]
+        payloads = [self._encode(codes[i], shards[i].flat(gradients[i]), len(like) + i, key) for i in floats]
         flat, treedef = jax.tree.flatten(payloads)
         came = jax.tree.unflatten(treedef, fused.all_to_all(flat, self.axis_name))
         for i, payload in zip(floats, came, strict=True):
-            own = kernels.from_rows(codes[i].reduce(payload), (leaves[i].size,), leaves[i].dtype)
+            own = kernels.from_rows(codes[i].reduce(payload), (like[i].size,), like[i].dtype)
             result[i] = shards[i].unflat(own, gradients[i].shape)
         return result, None, None
 
@@ -186,6 +190,10 @@ class _Rules:
         info = info._replace(statistic=code.statistic(rows, info))
         payload, _ = code.encode(rows, (), info)
         return jax.tree.map(lambda a: a.reshape(count, -1, *a.shape[1:]), payload)
+
+
+def _has_gradient(leaf: Any) -> bool:
+    return leaf.size > 0 and jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
 def _finite(whole: Array) -> Array:
@@ -208,6 +216,16 @@ def _check(code: Compressor, key: Any) -> None:
             f"{type(code).__name__} rounds at random: give key=, another in each step, or a compressor that rounds to the"
             " nearest value"
         )
+
+
+def _by_leaf(base: PyTree, shards: PyTree) -> list[Any]:
+    """What a base has for each leaf of the shards; anything for those that are whole already."""
+    found: list[Any] = []
+    try:
+        jax.tree.map(lambda _, part: found.append(part), shards, base)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"base must be whole parameters, in a tree such as that of the shards: {error}") from error
+    return found
 
 
 def _check_base(path: str, shard: tuple[int, ...], dim: Any, workers: int, whole: tuple[int, ...]) -> None:

@@ -21,12 +21,15 @@ class TrainState(NamedTuple):
         params: the parameters.
         opt_state: the optimizer's state, with what exchanges keep.
         model_state: what the model itself changes, such as the statistics of batch normalisation; ``()`` without.
+        param_copy: whole copies of the parameters that lie along the axis, equal on all workers, where these are gathered as
+            differences; ``()`` without.
     """
 
     step: Array
     params: PyTree
     opt_state: PyTree
     model_state: PyTree = ()
+    param_copy: PyTree = ()
 
 
 def with_parts(state: Any, **changes: Any) -> Any:

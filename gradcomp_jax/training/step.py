@@ -75,7 +75,7 @@ def make_train_step(
             (:func:`gradcomp_jax.hierarchical`, :func:`gradcomp_jax.collectives.ReduceScatter`). Axes of the mesh that are not
             ``axis_name`` are left to the compiler; with parameters along one of them see :func:`gradcomp_jax.model_parallel`.
         param_compressor: what parameters along the axis of the workers are gathered in, by :func:`gather_params`; as they are
-            by default.
+            by default. Of a state with a ``param_copy`` (:func:`init_state`) it sends the differences from that.
         mean_metrics: whether ``metrics`` are means over the workers, which costs an all-reduce of a few bytes: on links of long
             latency as much as the exchange. Otherwise they are the workers' own, ``[N]``, split along the axis.
         diagnostics: whether ``metrics`` has :func:`gradcomp_jax.diagnostics` of the new state too, for an all-reduce of two
@@ -117,7 +117,7 @@ def make_train_step(
             state = per_device.lower(state)
         given = {"rngs": _key_of(key, state.step, axis_name), "model_state": per_device.lower(model_state)}
         given = {name: value for name, value in given.items() if value is not None}
-        params = _whole(state.params, param_specs, names, param_compressor)
+        params, copies = _whole(state, param_specs, names, param_compressor)
         (_, seen), gradient = value_and_grad(params, batch, scale=loss_scale(state.opt_state), given=given)
         # Read only if the exchange asks for it: it costs another trace of the loss.
         order = with_context({}, forward_order=lambda: forward_order(functools.partial(loss, **given), params, batch))
@@ -130,6 +130,8 @@ def make_train_step(
             refusals.refuse_updates(updates, state.params, axis_name)
         params = optax.apply_updates(state.params, updates)
         new = with_parts(state, step=count_on(state.step), params=params, opt_state=opt_state)
+        if copies is not None:
+            new = with_parts(new, param_copy=copies)
         new = lift_replicas(new) if replicas else new
         if field:
             new = with_parts(new, **{field: _model_state(model_state, seen.pop("model_state"), axis_name)})
@@ -241,16 +243,26 @@ class TrainStep:
         return getattr(self._jitted, name)
 
 
-def _whole(params: PyTree, param_specs: PyTree | None, names: tuple[Any, ...], compressor: Compressor | None) -> PyTree:
-    """Parameters of which every device has a shard, gathered; the others as they are."""
+def _whole(
+    state: Any, param_specs: PyTree | None, names: tuple[Any, ...], compressor: Compressor | None
+) -> tuple[PyTree, PyTree | None]:
+    """Parameters of which every device has a shard, gathered, the others as they are; and the new copies, if there are any."""
+    params, copies = state.params, getattr(state, "param_copy", ())
+    copies = None if isinstance(copies, tuple) and not copies else copies
     if compressor is not None:
         for name in names:
-            params = gather_params(params, param_specs, axis_name=name, compressor=compressor)
-        return params
+            params = gather_params(params, param_specs, axis_name=name, compressor=compressor, base=copies)
+        if copies is not None:
+            copies = jax.tree.map(lambda p, copy: copy if isinstance(copy, tuple) else p, params, copies)
+        return jax.tree.map(lambda whole, own: whole.astype(own.dtype), params, state.params), copies
+    if copies is not None:
+        raise ValueError(
+            "the state has a param_copy, and parameters are not gathered as differences: give param_compressor"
+        )
     leaves, treedef = jax.tree.flatten(params)
     for i, spec in enumerate(_specs.by_leaf(param_specs, params)):
         for name in names:
             dim = _specs.sharded_dim(spec, name)
             if dim is not None:
                 leaves[i] = lax.all_gather(leaves[i], name, axis=dim, tiled=True)
-    return jax.tree.unflatten(treedef, leaves)
+    return jax.tree.unflatten(treedef, leaves), None

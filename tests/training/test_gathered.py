@@ -295,6 +295,48 @@ def test_the_gradient_is_taken_at_what_was_gathered_and_moves_the_shards() -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_train_step_with_differences(dtype: str, tmp_path) -> None:
+    """Against NumPy; and from a checkpoint, with another number of workers for the rest, the copy is what it was."""
+    rng, specs = np.random.default_rng(6), {"matrix": P(None, "data"), "bias": P()}
+    tree = {"matrix": rng.standard_normal((40, 24)).astype(np.float32), "bias": np.zeros(24, np.float32)}
+    tx = optax.chain(gc.dense(axis_name="data", collective=ReduceScatter(specs)), optax.sgd(0.5))
+
+    def start(workers):
+        return gc.init_state(tree, tx, mesh_of(workers), param_specs=specs, param_copy=dtype)
+
+    state = start(N)
+    assert state.param_copy["bias"] == ()
+    step = gc.make_train_step(
+        lambda p, b: jnp.mean((b[0] @ p["matrix"] + p["bias"] - b[1]) ** 2),
+        tx,
+        mesh_of(N),
+        param_specs=specs,
+        param_compressor=int_of(4),
+    )
+    for _ in range(4):
+        x, y = rng.standard_normal((16, 40)).astype(np.float32), rng.standard_normal((16, 24)).astype(np.float32)
+        b, w = (np.asarray(state.params[name]) for name in ("bias", "matrix"))
+        copy = np.asarray(state.param_copy["matrix"], np.float32)
+        state, metrics = step(state, jax.device_put((x, y), gc.data_sharding(mesh_of(N))))
+        copy = (copy + rounded(w - copy, "matrix", 4)).astype(dtype)
+        tolerance = {"atol": 1e-5} if dtype == "float32" else {"rtol": 2**-7}
+        assert state.param_copy["matrix"].dtype == dtype and state.params["matrix"].dtype == np.float32
+        np.testing.assert_allclose(state.param_copy["matrix"].astype(np.float32), copy.astype(np.float32), **tolerance)
+        apart = x @ np.asarray(state.param_copy["matrix"], np.float32) + b - y
+        np.testing.assert_allclose(metrics["loss"], np.mean(apart**2), rtol=1e-4)
+        np.testing.assert_allclose(state.params["matrix"], w - x.T @ apart / apart.size, atol=1e-5)
+    assert step._cache_size() == 1
+    dense = gc.make_train_step(lambda p, b: jnp.sum(p["matrix"]), tx, mesh_of(N), param_specs=specs)
+    with pytest.raises(ValueError, match="not gathered as differences: give param_compressor"):
+        dense.trace(state, x)
+    gc.save_checkpoint(tmp_path / "saved", state)
+    restored = gc.restore_checkpoint(tmp_path / "saved", start(2))
+    np.testing.assert_array_equal(restored.param_copy["matrix"], state.param_copy["matrix"])
+    np.testing.assert_array_equal(restored.params["matrix"], state.params["matrix"])
+
+
+@pytest.mark.slow
 def test_random_rounding_is_another_in_each_step() -> None:
     code, tree = int_of(4, stochastic=True), params()
     first, again, other = (np.asarray(gathered(code, key=seed)(tree)["matrix"]) for seed in (1, 1, 2))
@@ -319,6 +361,8 @@ def test_misuse_is_refused() -> None:
         trace(gc.compressors.topk(0.1))
     with pytest.raises(ValueError, match=r"base has 'matrix' of shape \(40, 6\), and its 4 shards are \(40, 6\) each"):
         trace(int_of(4), base=tree | {"matrix": tree["matrix"][:, :6]})
+    with pytest.raises(ValueError, match="base must be whole parameters, in a tree such as that of the shards"):
+        trace(int_of(4), base={"matrix": tree["matrix"]})
     with pytest.raises(NameError, match="'data' is not bound here"):
         gc.gather_params(tree, SPECS, axis_name="data", compressor=int_of(4))
     with pytest.raises(ValueError, match="gather outside of the loss"):
@@ -333,3 +377,5 @@ def test_misuse_is_refused() -> None:
         )
     with pytest.raises(ValueError, match="give their param_specs"):
         gc.make_train_step(lambda p, b: 0.0, optax.sgd(0.1), mesh_of(N), param_compressor=int_of(4))
+    with pytest.raises(ValueError, match="give their param_specs"):
+        gc.init_state(tree, optax.sgd(0.1), mesh_of(N), param_copy="float32")
