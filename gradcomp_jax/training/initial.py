@@ -13,6 +13,7 @@ from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.training import refusals
 from gradcomp_jax.training.state import (
+    CopiedTrainState,
     TrainState,
     check_axis,
     lift_replicas,
@@ -57,7 +58,7 @@ def init_state(
             :func:`make_train_step` to gather them as differences from it in its ``param_compressor``; none by default.
 
     Returns:
-        A :class:`TrainState`, or what ``params`` was a state of.
+        A :class:`TrainState`, with the field ``param_copy`` where that is asked for; or what ``params`` was a state of.
 
     Raises:
         ValueError: if the mesh has no such axis, replicas are asked to lie along it, no parameter has an entry, or a
@@ -100,12 +101,13 @@ def init_state(
         lambda x: jax.device_put(jnp.array(x), NamedSharding(mesh, PartitionSpec())), model_state
     )
 
-    def start(params: PyTree, model_state: PyTree, copies: PyTree) -> TrainState:
+    def start(params: PyTree, model_state: PyTree, copies: PyTree) -> Any:
         if replicas:
             params = _compat.varying(params, axis_name)
         if replicas or own_model_state:
             model_state = per_device.lift(_compat.varying(model_state, axis_name))
-        state = TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), model_state, copies)
+        parts = (jnp.zeros((), jnp.int32), params, tx.init(params), model_state)
+        state = TrainState(*parts) if copies is None else CopiedTrainState(*parts, copies)
         return lift_replicas(state) if replicas else state
 
     names = _specs.names_of(axis_name)
@@ -117,7 +119,7 @@ def init_state(
     specs = state_specs(shapes, axis_name=axis_name, param_specs=None if replicas else in_specs)
     mapped = jax.shard_map(start, in_specs=args_specs, out_specs=specs, **mapping)
 
-    def place(*args: PyTree) -> TrainState:
+    def place(*args: PyTree) -> Any:
         state = mapped(*args)
         if param_specs is None or AxisType.Explicit in mesh.axis_types:
             return state
@@ -160,9 +162,9 @@ def init_opt_state(
 
 
 def _copies(params: PyTree, places: Any, mesh: Mesh, axis_name: AxisName, dtype: Any) -> PyTree:
-    """Whole copies of the parameters that lie along the axis, ``()`` in the place of the others; ``()`` where none are kept."""
+    """Whole copies of the parameters that lie along the axis, ``()`` in the place of the others; ``None`` for no copies."""
     if dtype is None:
-        return ()
+        return None
     leaves, treedef = jax.tree.flatten(params)
     names = _specs.names_of(axis_name)
     along = [any(_specs.sharded_dim(s, n) is not None for n in names) for s in places]

@@ -21,15 +21,32 @@ class TrainState(NamedTuple):
         params: the parameters.
         opt_state: the optimizer's state, with what exchanges keep.
         model_state: what the model itself changes, such as the statistics of batch normalisation; ``()`` without.
-        param_copy: whole copies of the parameters that lie along the axis, equal on all workers, where these are gathered as
-            differences; ``()`` without.
     """
 
     step: Array
     params: PyTree
     opt_state: PyTree
     model_state: PyTree = ()
-    param_copy: PyTree = ()
+
+
+class CopiedTrainState(NamedTuple):
+    """A :class:`TrainState` whose parameters are gathered as differences.
+
+    A type of its own, so that checkpoints of all others stay what they are.
+
+    Attributes:
+        step: as there.
+        params: as there.
+        opt_state: as there.
+        model_state: as there.
+        param_copy: whole copies of the parameters that lie along the axis, equal on all workers; ``()`` for each of the others.
+    """
+
+    step: Array
+    params: PyTree
+    opt_state: PyTree
+    model_state: PyTree
+    param_copy: PyTree
 
 
 def with_parts(state: Any, **changes: Any) -> Any:

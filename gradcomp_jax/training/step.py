@@ -247,8 +247,7 @@ def _whole(
     state: Any, param_specs: PyTree | None, names: tuple[Any, ...], compressor: Compressor | None
 ) -> tuple[PyTree, PyTree | None]:
     """Parameters of which every device has a shard, gathered, the others as they are; and the new copies, if there are any."""
-    params, copies = state.params, getattr(state, "param_copy", ())
-    copies = None if isinstance(copies, tuple) and not copies else copies
+    params, copies = state.params, getattr(state, "param_copy", None)
     if compressor is not None:
         for name in names:
             params = gather_params(params, param_specs, axis_name=name, compressor=compressor, base=copies)
