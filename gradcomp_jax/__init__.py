@@ -44,6 +44,7 @@ from gradcomp_jax.training import TrainState as TrainState
 from gradcomp_jax.training import checkpoint_metadata as checkpoint_metadata
 from gradcomp_jax.training import data_sharding as data_sharding
 from gradcomp_jax.training import diagnostics as diagnostics
+from gradcomp_jax.training import gather_params as gather_params
 from gradcomp_jax.training import init_opt_state as init_opt_state
 from gradcomp_jax.training import init_state as init_state
 from gradcomp_jax.training import local_value_and_grad as local_value_and_grad

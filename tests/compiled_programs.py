@@ -2,7 +2,11 @@
 
 import math
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import gradcomp_jax as gc
 from benchmarks.compiled import model
@@ -67,3 +71,25 @@ def exchanges_wait(topology: Topology, delay: int) -> list[bool]:
     text = outer_steps(outer, topology).as_text()
     # The tensors of the batch are the last arguments; the loss and a count are a few bytes.
     return waits_for(text, range(-len(model.few_leaves()), 0), least_bytes=100)
+
+
+def check_gathered_parameters(mesh: jax.sharding.Mesh) -> None:
+    """Parameters along a mesh's last axis cross in one all-gather of four bits and scales, and no dense copy is made."""
+    axis, shapes, block = mesh.axis_names[-1], {"up": (1024, 4096), "down": (4096, 1024)}, 2048
+    specs, values = {"up": P(axis), "down": P(None, axis)}, 2 * 1024 * 4096
+
+    def gathered(shards, base):
+        code = gc.compressors.block_quantized(bits=4, block=block)
+        return gc.gather_params(shards, specs, axis_name=axis, compressor=code, base=base)
+
+    def lying(dtype, specs):
+        return {k: jax.ShapeDtypeStruct(s, dtype, sharding=NamedSharding(mesh, specs[k])) for k, s in shapes.items()}
+
+    mapped = jax.jit(jax.shard_map(gathered, mesh=mesh, in_specs=(specs, P()), out_specs=P()), donate_argnums=1)
+    compiled = mapped.lower(lying(jnp.float32, specs), lying(jnp.bfloat16, dict.fromkeys(shapes, P()))).compile()
+    report = gc.wire_bytes(compiled)
+    (row,) = report.rows
+    workers = mesh.shape[axis]
+    assert (row.kind, row.dtype) == ("all-gather", "u8")
+    assert report.sent == (workers - 1) * values // workers // block * (block // 2 + 4)
+    assert compiled.memory_analysis().temp_size_in_bytes < values

@@ -4,6 +4,7 @@ from gradcomp_jax.training.checkpoint import restore_checkpoint as restore_check
 from gradcomp_jax.training.checkpoint import save_checkpoint as save_checkpoint
 from gradcomp_jax.training.checkpoint_record import checkpoint_metadata as checkpoint_metadata
 from gradcomp_jax.training.diagnostics import diagnostics as diagnostics
+from gradcomp_jax.training.gathered import gather_params as gather_params
 from gradcomp_jax.training.gradients import local_value_and_grad as local_value_and_grad
 from gradcomp_jax.training.initial import init_opt_state as init_opt_state
 from gradcomp_jax.training.initial import init_state as init_state

@@ -13,6 +13,7 @@ from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.training import refusals
 from gradcomp_jax.training.state import (
+    CopiedTrainState,
     TrainState,
     check_axis,
     lift_replicas,
@@ -34,6 +35,7 @@ def init_state(
     replicas: bool = False,
     model_state: PyTree = (),
     own_model_state: bool = False,
+    param_copy: Any = None,
 ) -> Any:
     """Returns a fresh train state on a mesh: parameters where their specs say, per-device state split along the axis.
 
@@ -52,14 +54,19 @@ def init_state(
         model_state: what the model itself changes, such as the statistics of batch normalisation.
         own_model_state: whether every worker keeps a model state of its own; otherwise a step averages it over the workers.
             Replicas always do.
+        param_copy: a floating dtype in which every device keeps a whole copy of the parameters that lie along the axis, for
+            :func:`make_train_step` to gather them as differences from it in its ``param_compressor``; none by default.
 
     Returns:
-        A :class:`TrainState`, or what ``params`` was a state of.
+        A :class:`TrainState`, with the field ``param_copy`` where that is asked for; or what ``params`` was a state of.
 
     Raises:
-        ValueError: if the mesh has no such axis, replicas are asked to lie along it, or no parameter has an entry.
+        ValueError: if the mesh has no such axis, replicas are asked to lie along it, no parameter has an entry, or a
+            ``param_copy`` is asked for where no parameter lies along the axis, or the state is none of ours.
     """
     if all(hasattr(params, name) for name in ("replace", "params", "opt_state")):
+        if param_copy is not None:
+            raise ValueError(f"a {type(params).__name__} has no place for param_copy: give init_state the parameters")
         field = model_field(params)
         inside = init_state(
             params.params,
@@ -84,6 +91,7 @@ def init_state(
         )
     places = _specs.by_leaf(param_specs, params)
     # A copy: the train step donates its state, and must not take the caller's parameters with it.
+    copies = _copies(params, places, mesh, axis_name, param_copy)
     leaves = [
         jax.device_put(jnp.array(p), NamedSharding(mesh, s))
         for p, s in zip(jax.tree.leaves(params), places, strict=True)
@@ -93,23 +101,26 @@ def init_state(
         lambda x: jax.device_put(jnp.array(x), NamedSharding(mesh, PartitionSpec())), model_state
     )
 
-    def start(params: PyTree, model_state: PyTree) -> TrainState:
+    def start(params: PyTree, model_state: PyTree, copies: PyTree) -> Any:
         if replicas:
             params = _compat.varying(params, axis_name)
         if replicas or own_model_state:
             model_state = per_device.lift(_compat.varying(model_state, axis_name))
-        state = TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), model_state)
+        parts = (jnp.zeros((), jnp.int32), params, tx.init(params), model_state)
+        state = TrainState(*parts) if copies is None else CopiedTrainState(*parts, copies)
         return lift_replicas(state) if replicas else state
 
     names = _specs.names_of(axis_name)
     mapping: dict[str, Any] = {"mesh": mesh, "axis_names": set(names)}
     in_specs = manual_specs(param_specs, params, axis_name)
-    shapes = _compat.local_shapes(start, params, model_state, in_specs=(in_specs, PartitionSpec()), **mapping)
+    everywhere = PartitionSpec()
+    args, args_specs = (params, model_state, copies), (in_specs, everywhere, everywhere)
+    shapes = _compat.local_shapes(start, *args, in_specs=args_specs, **mapping)
     specs = state_specs(shapes, axis_name=axis_name, param_specs=None if replicas else in_specs)
-    mapped = jax.shard_map(start, in_specs=(in_specs, PartitionSpec()), out_specs=specs, **mapping)
+    mapped = jax.shard_map(start, in_specs=args_specs, out_specs=specs, **mapping)
 
-    def place(params: PyTree, model_state: PyTree) -> TrainState:
-        state = mapped(params, model_state)
+    def place(*args: PyTree) -> Any:
+        state = mapped(*args)
         if param_specs is None or AxisType.Explicit in mesh.axis_types:
             return state
         # Zeros have no sharding of their own: moments would lie whole on every device until the first step.
@@ -117,7 +128,7 @@ def init_state(
         return jax.tree.map(_constrain, state, places, is_leaf=is_per_device)
 
     # Through the same shard_map as a train step's state, so that the first step and the second are one program.
-    state = jax.jit(place)(params, model_state)
+    state = jax.jit(place)(*args)
     refusals.warn_of_two_momenta(state.opt_state)
     return state
 
@@ -148,6 +159,24 @@ def init_opt_state(
     state = init_state(params, tx, mesh, axis_name=axis_name, param_specs=param_specs)
     manual = None if param_specs is None else manual_specs(param_specs, params, axis_name)
     return state.opt_state, state_specs(state, axis_name=axis_name, param_specs=manual).opt_state
+
+
+def _copies(params: PyTree, places: Any, mesh: Mesh, axis_name: AxisName, dtype: Any) -> PyTree:
+    """Whole copies of the parameters that lie along the axis, ``()`` in the place of the others; ``None`` for no copies."""
+    if dtype is None:
+        return None
+    leaves, treedef = jax.tree.flatten(params)
+    names = _specs.names_of(axis_name)
+    along = [any(_specs.sharded_dim(s, n) is not None for n in names) for s in places]
+    if not any(along):
+        raise ValueError("param_copy is for parameters that lie along the axis of the workers: give their param_specs")
+    everywhere = NamedSharding(mesh, PartitionSpec())
+
+    def copy(leaf: Any) -> Any:
+        kind = jnp.result_type(leaf)
+        return jax.device_put(jnp.array(leaf, dtype if jnp.issubdtype(kind, jnp.floating) else kind), everywhere)
+
+    return jax.tree.unflatten(treedef, [copy(p) if is_along else () for p, is_along in zip(leaves, along, strict=True)])
 
 
 def _constrain(leaf: Any, place: Any) -> Any:

@@ -29,6 +29,26 @@ class TrainState(NamedTuple):
     model_state: PyTree = ()
 
 
+class CopiedTrainState(NamedTuple):
+    """A :class:`TrainState` whose parameters are gathered as differences.
+
+    A type of its own, so that checkpoints of all others stay what they are.
+
+    Attributes:
+        step: as there.
+        params: as there.
+        opt_state: as there.
+        model_state: as there.
+        param_copy: whole copies of the parameters that lie along the axis, equal on all workers; ``()`` for each of the others.
+    """
+
+    step: Array
+    params: PyTree
+    opt_state: PyTree
+    model_state: PyTree
+    param_copy: PyTree
+
+
 def with_parts(state: Any, **changes: Any) -> Any:
     """Returns a :class:`TrainState`, or a state with ``replace`` such as flax's, with some parts replaced."""
     replace = getattr(state, "replace", None)

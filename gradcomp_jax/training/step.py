@@ -12,10 +12,12 @@ from jax.sharding import Mesh, PartitionSpec
 
 from gradcomp_jax import _compat, _specs, per_device
 from gradcomp_jax._typing import AxisName, PyTree
+from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.replicas import MARKED
 from gradcomp_jax.replicas.nonfinite import dropped, restored
 from gradcomp_jax.training import refusals
 from gradcomp_jax.training.diagnostics import diagnostics as diagnose
+from gradcomp_jax.training.gathered import gather_params
 from gradcomp_jax.training.gradients import local_value_and_grad, mean_of_workers
 from gradcomp_jax.training.state import (
     check_axis,
@@ -45,6 +47,7 @@ def make_train_step(
     donate: bool = True,
     check_vma: bool = True,
     param_specs: PyTree | None = None,
+    param_compressor: Compressor | None = None,
     mean_metrics: bool = True,
     diagnostics: bool = False,
     weight: Callable[[PyTree], Any] | None = None,
@@ -72,6 +75,8 @@ def make_train_step(
             the loss, and ``tx`` is given their whole gradients and returns updates of the shards
             (:func:`gradcomp_jax.hierarchical`, :func:`gradcomp_jax.collectives.ReduceScatter`). Axes of the mesh that are not
             ``axis_name`` are left to the compiler; with parameters along one of them see :func:`gradcomp_jax.model_parallel`.
+        param_compressor: what parameters along the axis of the workers are gathered in, by :func:`gather_params`; as they are
+            by default. Of a state with a ``param_copy`` (:func:`init_state`) it sends the differences from that.
         mean_metrics: whether ``metrics`` are means over the workers, which costs an all-reduce of a few bytes: on links of long
             latency as much as the exchange. Otherwise they are the workers' own, ``[N]``, split along the axis.
         diagnostics: whether ``metrics`` has :func:`gradcomp_jax.diagnostics` of the new state too, for an all-reduce of two
@@ -92,12 +97,17 @@ def make_train_step(
         skipped in 25 steps in a row are warned of once.
 
     Raises:
-        ValueError: if the mesh has no such axis; when traced, if the state was not initialised on the mesh, an Explicit mesh's
+        ValueError: if the mesh has no such axis, or for a ``param_compressor`` without ``param_specs`` or that
+            :func:`gather_params` does not take; when traced, if the state was not initialised on the mesh, an Explicit mesh's
             batch is not split, ``accumulate`` does not divide a worker's batch, or the update of a parameter has not its
             shard's shape, or differs by worker because no exchange averages its gradient; when called, if the state was
             donated before.
     """
     check_axis(mesh, axis_name)
+    if param_compressor is not None and param_specs is None:
+        raise ValueError(
+            "param_compressor is for parameters that lie along the axis of the workers: give their param_specs"
+        )
     names = _specs.names_of(axis_name)
     value_and_grad = local_value_and_grad(
         functools.partial(_observed, loss, has_aux), axis_name=axis_name, has_aux=True, accumulate=accumulate
@@ -112,7 +122,7 @@ def make_train_step(
             state = per_device.lower(state)
         given = {"rngs": _key_of(key, state.step, axis_name), "model_state": per_device.lower(model_state)}
         given = {name: value for name, value in given.items() if value is not None}
-        params = _whole(state.params, param_specs, names)
+        params, copies = _whole(state, param_specs, names, param_compressor)
         (_, seen), gradient = value_and_grad(params, batch, scale=loss_scale(state.opt_state), given=given)
         extra, share = {}, None
         if weight is not None:
@@ -134,6 +144,8 @@ def make_train_step(
             refusals.refuse_updates(updates, state.params, axis_name)
         params = optax.apply_updates(state.params, updates)
         new = with_parts(state, step=count_on(state.step), params=params, opt_state=opt_state)
+        if copies is not None:
+            new = with_parts(new, param_copy=copies)
         new = lift_replicas(new) if replicas else new
         if field:
             new = with_parts(new, **{field: _model_state(model_state, seen.pop("model_state"), axis_name)})
@@ -259,12 +271,25 @@ class TrainStep:
         return getattr(self._jitted, name)
 
 
-def _whole(params: PyTree, param_specs: PyTree | None, names: tuple[Any, ...]) -> PyTree:
-    """Parameters of which every device has a shard, gathered; the others as they are."""
+def _whole(
+    state: Any, param_specs: PyTree | None, names: tuple[Any, ...], compressor: Compressor | None
+) -> tuple[PyTree, PyTree | None]:
+    """Parameters of which every device has a shard, gathered, the others as they are; and the new copies, if there are any."""
+    params, copies = state.params, getattr(state, "param_copy", None)
+    if compressor is not None:
+        for name in names:
+            params = gather_params(params, param_specs, axis_name=name, compressor=compressor, base=copies)
+        if copies is not None:
+            copies = jax.tree.map(lambda p, copy: copy if isinstance(copy, tuple) else p, params, copies)
+        return jax.tree.map(lambda whole, own: whole.astype(own.dtype), params, state.params), copies
+    if copies is not None:
+        raise ValueError(
+            "the state has a param_copy, and parameters are not gathered as differences: give param_compressor"
+        )
     leaves, treedef = jax.tree.flatten(params)
     for i, spec in enumerate(_specs.by_leaf(param_specs, params)):
         for name in names:
             dim = _specs.sharded_dim(spec, name)
             if dim is not None:
                 leaves[i] = lax.all_gather(leaves[i], name, axis=dim, tiled=True)
-    return jax.tree.unflatten(treedef, leaves)
+    return jax.tree.unflatten(treedef, leaves), None

@@ -110,6 +110,14 @@ def test_recipes() -> None:
 
 
 @pytest.mark.slow
+def test_fsdp() -> None:
+    names, _ = run("fsdp")
+    assert float(names["value"]) < float(names["metrics"]["loss"])
+    assert names["base"]["up"].shape == (64, 512) and names["gradient"].shape == (3, 64, 64)
+    assert abs(names["gradient"]).min() > 0
+
+
+@pytest.mark.slow
 def test_coming_from() -> None:
     names, printed = run("coming_from")
     _, begun = printed

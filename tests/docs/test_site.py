@@ -16,7 +16,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md"))
 DIRECTIVE = re.compile(r"^\.\. auto(module|data):: ([\w.]+)\n((?:   :.*\n)*)", re.MULTILINE)
 TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```", re.MULTILINE | re.DOTALL)
-NEW = ("api", "when_not_to_compress", "coming_from", "debugging", "recipes")
+NEW = ("api", "when_not_to_compress", "coming_from", "debugging", "recipes", "fsdp")
 
 
 def text_of(page: str) -> str:

@@ -9,6 +9,7 @@ import gradcomp_jax as gc
 from benchmarks import tpu_programs as tpu
 from gradcomp_jax import _compat
 from gradcomp_jax.collectives.gathering import LANES, all_gather
+from tests.compiled_programs import check_gathered_parameters
 
 from .programs import ONE_SLICE, SLICED, needs_compiler
 
@@ -45,3 +46,8 @@ def test_a_plain_gather_would_not(topology: str, entries: int) -> None:
     report, workers = gathered(_compat.all_gather, topology, entries, "uint16")
     assert {row.kind for row in report.rows} == {"all-reduce"}
     assert report.sent >= 2 * (workers - 1) * entries * 2
+
+
+@pytest.mark.slow
+def test_parameters_in_four_bits() -> None:
+    check_gathered_parameters(tpu.TOPOLOGIES[ONE_SLICE[0]].mesh())
