@@ -39,8 +39,8 @@ FULL = {
     "links": LINKS,
     "strategies": tuple(GOODPUT),
     "faulty": FAULTY,
-    "seconds": 5.0,
-    "run": 16.0,
+    "seconds": 4.0,
+    "run": 14.0,
     "pause": 4.0,
 }
 QUICK = {

@@ -169,7 +169,7 @@ def make_overlapped_step(
 
     Returns:
         ``step``. ``step(state, batch)`` returns a new state and ``metrics``, each worker's own, ``[N]``; the state is donated.
-        Call ``step.wait()`` at the end.
+        Call ``step.wait()`` at the end, and, with several processes, before a save.
 
     Raises:
         ValueError: without a delay; if the mesh has no such axis; for a state without replicas.
