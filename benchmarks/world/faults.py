@@ -5,6 +5,7 @@ A process that is gone ends the others, and all are started again from the check
 
 import contextlib
 import dataclasses
+import itertools
 import pathlib
 import signal
 import tempfile
@@ -57,7 +58,10 @@ def measure(start: Start, shape: Callable[[], None], name: str, plan: Plan) -> d
     with start() as team:
         run = Run(team, name)
         shape()
-        total = max(6, round(plan.seconds / run.warm_up()))
+        run.warm_up()
+        # Enough steps that exchanges are in them as often as in a long run.
+        period = max(run.strategy.period, 4)
+        total = max(6, round(plan.seconds * period / run.stretch(period, 1)[0]))
         first = run.done
         with tempfile.TemporaryDirectory() as folder:
             # The first checkpoint of a process loads what writes it.
@@ -185,14 +189,20 @@ def tables(results: Mapping[str, Any]) -> list[str]:
         rows.append(
             (f["strategy"], f["fault"], f"{f['seconds']:.1f} s", f"{rate:,.0f}/s", f"{free / f['seconds']:.0%}")
         )
-    lines = _markdown.table(("strategy", "what happens", "run", "throughput", "of nothing"), rows, align="llr")
+    lines = _markdown.table(("strategy", "what happens", "run", "throughput", "share"), rows, align="llr")
     lines += ["", *(line for f in found for line in _said(f))]
     bin_s = found[0]["bin_s"]
     head = [f"{f['strategy']}: {f['fault']}" for f in found]
-    times = []
-    for i in range(max(len(f["steps"]) for f in found)):
-        rates = [f"{batch * f['steps'][i] / bin_s:,.0f}" if i < len(f["steps"]) else "" for f in found]
-        times.append((f"{i * bin_s:g} .. {(i + 1) * bin_s:g}", *rates))
+    rates = [
+        [f"{batch * f['steps'][i] / bin_s:,.0f}" if i < len(f["steps"]) else "" for f in found]
+        for i in range(max(len(f["steps"]) for f in found))
+    ]
+    times, start = [], 0
+    # One row for the time until all are back.
+    for row, alike in itertools.groupby(rates):
+        end = start + len(list(alike))
+        times.append((f"{start * bin_s:g} .. {end * bin_s:g}", *row))
+        start = end
     return [*lines, "", *_markdown.table(("seconds", *head), times, align="r")]
 
 
