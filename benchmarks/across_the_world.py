@@ -9,48 +9,29 @@ root on Linux; without it the workers run on this machine's loopback, unshaped.
 
 import argparse
 import contextlib
-import itertools
 import json
 import os
 import statistics
 import sys
-import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import lab
 from benchmarks.sweep import links
 from benchmarks.sweep.report import insert
-from benchmarks.sweep.team import START_S, Team
 from benchmarks.world import report
 from benchmarks.world.strategies import STRATEGIES
+from benchmarks.world.workers import Workers
 
 LINKS = ("unshaped:0ms", "100Mbit:25ms", "20Mbit:90ms", "13Mbit:180ms")
-
-
-class Workers(Team):
-    """Workers that run stretches of steps."""
-
-    program = "benchmarks.world.worker"
-    # XLA:CPU has as many threads for programs as a process has cores: with one, an exchange that waits would hold up the steps.
-    variables: ClassVar[dict[str, str]] = {"PJRT_NPROC": "4"}
-
-    def stretch(self, first: int, count: int, parts: int) -> list[float]:
-        """Seconds of each part of a stretch: so many steps, one after the other, without a pause between parts.
-
-        A part ends when the last worker has done its steps. A pause would let what is in flight arrive for nothing.
-        """
-        taken = self.order("stretch", first, count, parts, time.monotonic() + START_S)
-        ends = [max(of_all) for of_all in zip(*taken, strict=True)]
-        return [after - before for before, after in itertools.pairwise(ends)]
 
 
 def measure(team: Workers, name: str, rounds: int, seconds: float) -> list[float]:
     """Seconds of a step, in parts of whole periods of one stretch; a part before them fills what is in flight."""
     strategy = STRATEGIES[name]
-    period = max(strategy.every, strategy.delay, 1)
+    period = strategy.period
     team.order("begin", name)
     # The first steps compile, and find nothing in flight.
     first = max(2 * period, 4)

@@ -49,6 +49,7 @@ from gradcomp_jax.training import init_opt_state as init_opt_state
 from gradcomp_jax.training import init_state as init_state
 from gradcomp_jax.training import local_value_and_grad as local_value_and_grad
 from gradcomp_jax.training import lower_update as lower_update
+from gradcomp_jax.training import make_overlapped_outer_step as make_overlapped_outer_step
 from gradcomp_jax.training import make_overlapped_step as make_overlapped_step
 from gradcomp_jax.training import make_train_step as make_train_step
 from gradcomp_jax.training import resize_workers as resize_workers

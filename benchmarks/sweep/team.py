@@ -37,6 +37,7 @@ class Team:
 
     Attributes:
         facts: what worker 0 says about the model, the data, the machine and the versions.
+        processes: one for each worker, in order.
     """
 
     program = "benchmarks.sweep.worker"
@@ -45,7 +46,7 @@ class Team:
     def __init__(self, model: str, workers: int, net: lab.Network | None) -> None:
         self.workers = workers
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self._processes: list[subprocess.Popen] = []
+        self.processes: list[subprocess.Popen] = []
         coordinator = f"127.0.0.1:{_free_port()}" if net is None else net.coordinator
         environment = {**self.variables, **os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
         for index in range(workers):
@@ -53,7 +54,7 @@ class Team:
             start: Callable[..., subprocess.Popen] = subprocess.Popen
             if net is not None:
                 start = _in(net, index)
-            self._processes.append(
+            self.processes.append(
                 start(
                     argv,
                     stdin=subprocess.PIPE,
@@ -65,13 +66,13 @@ class Team:
                     env=environment,
                 )
             )
-        self.facts = self._answers()[0]
+        self.facts = self.answers()[0]
 
     def __enter__(self) -> "Team":
         return self
 
     def __exit__(self, *error: object) -> None:
-        for process in self._processes:
+        for process in self.processes:
             process.kill()
             process.wait()
         self._log.close()
@@ -92,16 +93,20 @@ class Team:
 
     def order(self, *words: Any) -> list[Any]:
         """Gives all workers an order; returns their answers."""
-        for process in self._processes:
+        self.tell(*words)
+        return self.answers()
+
+    def tell(self, *words: Any) -> None:
+        """Gives all workers an order, and waits for nothing."""
+        for process in self.processes:
             assert process.stdin is not None
             process.stdin.write(json.dumps(words) + "\n")
-        return self._answers()
 
-    def _answers(self) -> list[Any]:
+    def answers(self) -> list[Any]:
         return [self._answer(index) for index in range(self.workers)]
 
     def _answer(self, index: int) -> Any:
-        stdout = self._processes[index].stdout
+        stdout = self.processes[index].stdout
         assert stdout is not None
         line = stdout.readline()
         if not line:

@@ -10,7 +10,7 @@ import gradcomp_jax as gc
 from benchmarks.sweep.methods import AXIS
 from benchmarks.sweep.tasks import Task
 
-Exchange = Literal["dense", "int8", "dgc"]
+Exchange = Literal["dense", "bfloat16", "int8", "int4", "dgc", "sparse"]
 OUTER = optax.sgd(0.7, 0.9, nesterov=True)
 
 
@@ -23,12 +23,21 @@ class Strategy:
         delay: steps until a mean arrives; 0 for none.
         every: steps from one exchange to the next.
         outer: whether the exchange is an outer step (DiLoCo) of the replicas.
+        parts: of the tree, with outer steps at different times.
+        mix: a replica's own share of what it goes on from when a late outer step arrives.
     """
 
     exchange: Exchange
     delay: int = 0
     every: int = 1
     outer: bool = False
+    parts: int = 1
+    mix: float = 0.0
+
+    @property
+    def period(self) -> int:
+        """Steps after which everything that happens in a step has happened equally often."""
+        return max(self.every, self.delay, 1)
 
 
 def _delayed(exchange: Exchange, *steps: int) -> dict[str, Strategy]:
@@ -44,14 +53,30 @@ STRATEGIES = {
     "diloco dense, H = 20": Strategy("dense", every=20, outer=True),
     "diloco int8, H = 20": Strategy("int8", every=20, outer=True),
 }
+"""Of the first table."""
+
+GOODPUT = {
+    "dense float32": Strategy("dense"),
+    "dense bfloat16": Strategy("bfloat16"),
+    "delayed int8, t = p = 20": Strategy("int8", 20, 20),
+    "DiLoCo float32, H = 100": Strategy("dense", every=100, outer=True),
+    "streaming DiLoCo int4, H = 100": Strategy("int4", 10, 100, outer=True, parts=2, mix=0.5),
+    "SparseLoCo, H = 30": Strategy("sparse", every=30, outer=True),
+}
+"""Of the second. Outer steps are as published but for the inner optimizer, which is the task's, and for parts: two, by size.
+Streaming DiLoCo has a delay of 10 steps and a mix of one half; SparseLoCo sends one of 64 in two bits."""
+
+EVERY = {**STRATEGIES, **GOODPUT}
 
 
 def exchange(name: Exchange, task: Task) -> optax.GradientTransformationExtraArgs:
     """The link that communicates."""
     if name == "dense":
         return gc.dense(axis_name=AXIS)
-    if name == "int8":
-        return gc.block_quantized(axis_name=AXIS)
+    if name == "bfloat16":
+        return gc.dense(axis_name=AXIS, dtype="bfloat16")
+    if name in ("int8", "int4"):
+        return gc.block_quantized(axis_name=AXIS, bits=int(name.removeprefix("int")))
     return gc.dgc(axis_name=AXIS, density=0.01, momentum=task.momentum, clip_norm=task.clip_norm)
 
 
@@ -65,14 +90,25 @@ def steps_of(
     strategy: Strategy, task: Task, mesh: Any
 ) -> tuple[optax.GradientTransformation, Callable[..., Any], bool]:
     """Transformation, ``step(state, batch)`` and whether replicas differ."""
-    link, optimizer = exchange(strategy.exchange, task), own_steps(strategy, task)
+    optimizer = own_steps(strategy, task)
+    if strategy.exchange == "sparse":
+        tx = optax.chain(optimizer, gc.sparse_loco(axis_name=AXIS, every=strategy.every))
+        return tx, _one_program(task, tx, mesh), True
+    link = exchange(strategy.exchange, task)
+    late: dict[str, Any] = {"axis_name": AXIS, "delay": strategy.delay, "every": strategy.every}
+    if strategy.delay and strategy.outer:
+        streaming: dict[str, Any] = {"parts": strategy.parts, "mix": strategy.mix}
+        step = gc.make_overlapped_outer_step(task.loss, link, optimizer, OUTER, mesh, **late, **streaming)
+        return step.tx, step, True
     if strategy.delay:
-        step = gc.make_overlapped_step(
-            task.loss, link, optimizer, mesh, axis_name=AXIS, delay=strategy.delay, every=strategy.every
-        )
+        step = gc.make_overlapped_step(task.loss, link, optimizer, mesh, **late)
         return step.tx, step, True
     if strategy.outer:
         tx = optax.chain(optimizer, gc.outer_average(link, OUTER, axis_name=AXIS, every=strategy.every))
     else:
         tx = optax.chain(link, optimizer)
-    return tx, gc.make_train_step(task.loss, tx, mesh, axis_name=AXIS, mean_metrics=False), strategy.outer
+    return tx, _one_program(task, tx, mesh), strategy.outer
+
+
+def _one_program(task: Task, tx: optax.GradientTransformation, mesh: Any) -> Callable[..., Any]:
+    return gc.make_train_step(task.loss, tx, mesh, axis_name=AXIS, mean_metrics=False)

@@ -1,4 +1,4 @@
-"""Delayed averages whose exchange runs beside the steps, in a thread, where one program cannot do both at once."""
+"""Exchanges that run beside the steps, in a thread, where one program cannot do both at once: delayed averages."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -15,32 +15,54 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gradcomp_jax import _checks, _compat, _specs, per_device
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.per_device import PerDevice, is_per_device
-from gradcomp_jax.replicas import DelayedState, delayed_average
+from gradcomp_jax.replicas import MARKED, delayed_average
 from gradcomp_jax.replicas.delayed import mean_of
-from gradcomp_jax.replicas.nonfinite import dropped
+from gradcomp_jax.replicas.nonfinite import dropped, restored
 from gradcomp_jax.training.gradients import local_value_and_grad
 from gradcomp_jax.training.refusals import refuse_donated
 from gradcomp_jax.training.state import TrainState, check_axis, has_replicas, lift_replicas, state_specs
-from gradcomp_jax.transforms import skipped
+from gradcomp_jax.transforms import ExchangeState, skipped
 from gradcomp_jax.transforms.counters import NEAR_THE_END, count_on
 
 _ARRIVED = "gradcomp_arrived"
 
 
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """The link of a chain whose exchanges are late: when they depart, and where they are in its state.
+
+    Attributes:
+        place: of the link in the chain.
+        delay: steps from the one at whose end an exchange departs to the one in which it lands, at least 1.
+        every: steps from one exchange to the next that begins from the state which it leaves.
+        departs: of the number of a step and of parts: which part of the tree has its turn at the end of the step, or ``None``.
+        pick: of the link's state, the number of the step and the part: a copy of what is sent.
+        methods: of the link's state: the exchange's states, by part.
+        with_methods: the link's state with other ones.
+    """
+
+    place: int
+    delay: int
+    every: int
+    departs: Callable[[int, int], int | None]
+    pick: Callable[[Any, int, int], PyTree]
+    methods: Callable[[Any], tuple]
+    with_methods: Callable[[Any, tuple], Any]
+
+
 class OverlappedStep:
-    """``step(state, batch) -> (state, metrics)``; see :func:`make_overlapped_step`.
+    """``step(state, batch) -> (state, metrics)``; see :func:`make_overlapped_step` and :func:`make_overlapped_outer_step`.
 
     Attributes:
         tx: the transformation whose steps these are; ``gc.init_state(params, step.tx, mesh, replicas=True)`` begins.
     """
 
-    def __init__(
-        self, tx: optax.GradientTransformation, programs: Sequence[Callable[..., Any]], delay: int, every: int
-    ) -> None:
-        """Takes the programs: a step without communication, a sum out of the ring, its exchange, and no mean at all."""
+    def __init__(self, tx: optax.GradientTransformation, programs: Sequence[Callable[..., Any]], link: Link) -> None:
+        """Takes the programs: a step without communication, an exchange of what a link sends, and no mean at all."""
         self.tx = tx
-        self._local, self._pick, self._cross, self._zeros = programs
-        self._delay, self._every = delay, every
+        self._local, self._cross, self._zeros = programs
+        self._link = link
+        # One thread: exchanges run in the order of their departures, which is the same on all workers.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradcomp-exchange")
         self._flying: dict[int, Future] = {}
         self._none: PyTree | None = None
@@ -52,54 +74,64 @@ class OverlappedStep:
         refuse_donated(state)
         if not has_replicas(state):
             raise ValueError("the state has one set of parameters for all workers: init_state(..., replicas=True)")
+        link = self._link
         if state is not self._last:
             # Begun, or restored: what is on its way in this state is sent (again).
             # What went before is let end, well or not: whoever goes back to a checkpoint has been told why.
             wait(self._flying.values())
             self._flying.clear()
-            self._number = int(state.opt_state[0].step)
-            for period in range(self._landed(self._number), self._number // self._every):
-                self._send(state, period)
-        n = self._number
-        lands = self._landed(n + 1) - 1 if self._landed(n + 1) > self._landed(n) else None
+            self._number = int(state.opt_state[link.place].step)
+            for departure in range(self._number - link.delay, self._number):
+                self._send(state, departure)
+        departure = self._number - link.delay
         # The exchange's own state stays out of the step, which takes over the memory of all that it is given.
-        arrived, inner = self._nothing(state.params), state.opt_state[0].method
-        if lands is not None:
-            arrived, inner = self._flying.pop(lands).result()
-        state, metrics = self._local(_with_method(state, ()), batch, arrived)
-        state = _with_method(state, inner)
-        self._number = n + 1
-        if self._number % self._every == 0:
-            self._send(state, n // self._every)
+        arrived, methods = self._nothing(state.params), list(link.methods(state.opt_state[link.place]))
+        if (part := link.departs(departure, len(methods))) is not None:
+            means, methods[part] = self._flying[departure].result()
+            arrived = jax.tree.map(lambda m, none: none if _is_masked(m) else m, means, arrived, is_leaf=_is_masked)
+            del self._flying[departure]
+        state, metrics = self._local(self._with_methods(state, [()] * len(methods)), batch, arrived)
+        state = self._with_methods(state, methods)
+        self._send(state, self._number)
+        self._number += 1
         # A counter that has gone back is read again.
         self._last = state if self._number <= NEAR_THE_END else None
         return state, metrics
 
     def wait(self) -> None:
-        """Waits for every exchange that has begun: before processes leave, or their peers would wait for them."""
+        """Waits for every exchange that has begun.
+
+        With several processes call it before another program communicates, such as a save, and before processes leave, or
+        their peers would wait for them.
+        """
         for future in list(self._flying.values()):
             future.result()
 
-    def _landed(self, step: int) -> int:
-        """How many periods' means have arrived before a step; below zero, as one program has it, of nothing but zeros."""
-        landed = (step - self._delay) // self._every
-        return landed if self._every == 1 else max(0, landed)
-
-    def _send(self, state: TrainState, period: int) -> None:
-        delayed: DelayedState = state.opt_state[0]
-        sums = self._pick(delayed.flying, np.int32(period))
-        earlier = self._flying.get(period - 1)
+    def _send(self, state: TrainState, departure: int) -> None:
+        link = self._link
+        late = state.opt_state[link.place]
+        methods = link.methods(late)
+        part = link.departs(departure, len(methods))
+        if part is None:
+            return
+        sums, method = link.pick(late, departure, part), methods[part]
+        earlier = self._flying.get(departure - link.every)
 
         def exchange() -> Any:
-            inner = delayed.method if earlier is None else earlier.result()[1]
-            return jax.block_until_ready(self._cross(sums, inner))
+            before = method if earlier is None else earlier.result()[1]
+            return jax.block_until_ready(self._cross(sums, before))
 
-        self._flying[period] = self._thread.submit(exchange)
+        self._flying[departure] = self._thread.submit(exchange)
 
     def _nothing(self, params: PyTree) -> PyTree:
         if self._none is None:
             self._none = self._zeros(params)
         return self._none
+
+    def _with_methods(self, state: TrainState, methods: Sequence[Any]) -> TrainState:
+        links = list(state.opt_state)
+        links[self._link.place] = self._link.with_methods(links[self._link.place], tuple(methods))
+        return state._replace(opt_state=tuple(links))
 
 
 def make_overlapped_step(
@@ -138,26 +170,76 @@ def make_overlapped_step(
 
     Returns:
         ``step``. ``step(state, batch)`` returns a new state and ``metrics``, each worker's own, ``[N]``; the state is donated.
-        Call ``step.wait()`` at the end.
+        Call ``step.wait()`` at the end, and, with several processes, before a save.
 
     Raises:
         ValueError: without a delay; if the mesh has no such axis; for a state without replicas.
     """
-    check_axis(mesh, axis_name)
-    if _checks.non_negative_int("delay", delay) == 0:
-        raise ValueError("delay=0 leaves nothing to overlap: use make_train_step")
+    check_delay(delay)
     options: dict[str, Any] = {"axis_name": axis_name, "delay": delay, "every": every, "compensate": compensate}
     tx = optax.chain(delayed_average(method, **options), optimizer)
-    quiet = optax.chain(delayed_average(_arriving(method), **options), optimizer)
+    quiet = optax.chain(delayed_average(arriving(method), **options), optimizer)
+
+    def pick(flying: PyTree, period: Any) -> PyTree:
+        axes: dict[str, Any] = {"mesh": mesh, "axis_names": set(_specs.names_of(axis_name))}
+        specs = (state_specs(flying, axis_name=axis_name), PartitionSpec())
+        return jax.shard_map(_slot, in_specs=specs, out_specs=PartitionSpec(axis_name), **axes)(flying, period)
+
+    def departs(step: int, parts: int) -> int | None:
+        # With ``every=1`` one program exchanges from its first step on, at first nothing but zeros.
+        return 0 if (step + 1) % every == 0 and (step >= 0 or every == 1) else None
+
+    picked = jax.jit(pick)
+    link = Link(
+        place=0,
+        delay=delay,
+        every=every,
+        departs=departs,
+        pick=lambda late, step, _: picked(late.flying, np.int32(step // every)),
+        methods=lambda late: (late.method,),
+        with_methods=lambda late, methods: dataclasses.replace(late, method=methods[0]),
+    )
     exchange = optax.with_extra_args_support(method)
+    of_means = optax.GradientTransformation(
+        method.init, lambda s, state, _=None: exchange.update(mean_of(s, every), state)
+    )
+    return beside(loss, (tx, quiet, of_means), mesh, link, axis_name=axis_name, has_aux=has_aux)
+
+
+def beside(
+    loss: Callable[..., Any],
+    chains: tuple[optax.GradientTransformation, optax.GradientTransformation, optax.GradientTransformation],
+    mesh: Mesh,
+    link: Link,
+    *,
+    axis_name: AxisName,
+    has_aux: bool,
+) -> OverlappedStep:
+    """Returns steps of a chain with a late link.
+
+    Args:
+        loss: as for :func:`make_train_step`.
+        chains: the chain; the same with :func:`arriving` in its exchange's place; and the exchange of what the link sends.
+        mesh: of the workers.
+        link: the late one.
+        axis_name: the axis of the workers.
+        has_aux: as for :func:`make_train_step`.
+
+    Raises:
+        ValueError: if the mesh has no such axis.
+    """
+    check_axis(mesh, axis_name)
+    tx, quiet, exchange = chains
     value_and_grad = local_value_and_grad(loss, axis_name=axis_name, has_aux=has_aux)
     by_worker, everywhere = PartitionSpec(axis_name), PartitionSpec()
     mapping: dict[str, Any] = {"mesh": mesh, "axis_names": set(_specs.names_of(axis_name))}
+    with_arrived = optax.with_extra_args_support(quiet).update
 
     def local(state: TrainState, batch: PyTree, arrived: PyTree) -> tuple[TrainState, dict[str, Any]]:
         state = per_device.lower(state)
         value, gradient = value_and_grad(state.params, batch)
-        updates, opt_state = quiet.update(gradient, state.opt_state, state.params, **{_ARRIVED: arrived})
+        updates, opt_state = with_arrived(gradient, state.opt_state, state.params, **{_ARRIVED: arrived})
+        opt_state = restored(opt_state, state.opt_state, (ExchangeState, *MARKED))
         params = optax.apply_updates(state.params, updates)
         observed = {"loss": value[0], "aux": value[1]} if has_aux else {"loss": value}
         observed |= {"skipped": skipped(opt_state), "dropped": dropped(opt_state)}
@@ -169,25 +251,36 @@ def make_overlapped_step(
         mapped = jax.shard_map(local, in_specs=(specs, by_worker, everywhere), out_specs=(specs, by_worker), **mapping)
         return mapped(state, batch, arrived)
 
-    def pick(flying: PyTree, period: Any) -> PyTree:
-        specs = state_specs(flying, axis_name=axis_name)
-        return jax.shard_map(_slot, in_specs=(specs, everywhere), out_specs=by_worker, **mapping)(flying, period)
-
     def nothing(params: PyTree) -> PyTree:
         return jax.tree.map(lambda m: jnp.zeros(m.value.shape[1:], jnp.float32), params, is_leaf=is_per_device)
 
-    def cross(sums: PyTree, inner: Any) -> Any:
-        specs = state_specs((sums, inner), axis_name=axis_name)
+    def cross(sent: PyTree, inner: Any) -> Any:
+        specs = state_specs((sent, inner), axis_name=axis_name)
         mapped = jax.shard_map(
-            lambda s, i: exchange.update(mean_of(per_device.lower(s), every), i),
+            lambda s, i: exchange.update(per_device.lower(s), i),
             in_specs=specs,
             out_specs=(everywhere, specs[1]),
             **mapping,
         )
-        return mapped(sums, inner)
+        return mapped(sent, inner)
 
     zeros = jax.jit(nothing, out_shardings=NamedSharding(mesh, everywhere))
-    return OverlappedStep(tx, (jax.jit(step, donate_argnums=0), jax.jit(pick), jax.jit(cross), zeros), delay, every)
+    return OverlappedStep(tx, (jax.jit(step, donate_argnums=0), jax.jit(cross), zeros), link)
+
+
+def arriving(method: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Returns what the thread has brought, in the method's place."""
+
+    def update(updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, Any]:
+        return jax.tree.map(lambda u, a: u if _is_masked(u) else a, updates, extra[_ARRIVED], is_leaf=_is_masked), state
+
+    return optax.GradientTransformationExtraArgs(method.init, update)
+
+
+def check_delay(delay: int) -> None:
+    """Refuses none: there is nothing to overlap then."""
+    if _checks.non_negative_int("delay", delay) == 0:
+        raise ValueError("delay=0 leaves nothing to overlap: use make_train_step")
 
 
 def _slot(flying: PyTree, period: Any) -> PyTree:
@@ -199,15 +292,5 @@ def _slot(flying: PyTree, period: Any) -> PyTree:
     return jax.tree.map(one, flying, is_leaf=is_per_device)
 
 
-def _arriving(method: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Returns what the thread has brought, in the method's place."""
-
-    def update(updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, Any]:
-        return extra[_ARRIVED], state
-
-    return optax.GradientTransformationExtraArgs(method.init, update)
-
-
-def _with_method(state: TrainState, inner: Any) -> TrainState:
-    delayed, *rest = state.opt_state
-    return state._replace(opt_state=(dataclasses.replace(delayed, method=inner), *rest))
+def _is_masked(node: object) -> bool:
+    return isinstance(node, optax.MaskedNode)

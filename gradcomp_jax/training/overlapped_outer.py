@@ -1,0 +1,93 @@
+"""Outer steps whose exchange runs beside the inner ones, in a thread."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from gradcomp_jax._typing import AxisName, PyTree
+from gradcomp_jax.per_device import PerDevice, is_per_device
+from gradcomp_jax.replicas import outer_average
+from gradcomp_jax.replicas.fragments import Parts
+from gradcomp_jax.replicas.outer import offset_of
+from gradcomp_jax.training.overlapped import Link, OverlappedStep, arriving, beside, check_delay
+
+
+def make_overlapped_outer_step(
+    loss: Callable[..., Any],
+    method: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation,
+    outer: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    axis_name: AxisName = "data",
+    every: int,
+    delay: int,
+    parts: Parts = 1,
+    mix: float = 0.0,
+    has_aux: bool = False,
+) -> OverlappedStep:
+    """Steps of ``optax.chain(optimizer, gc.outer_average(method, outer, ...))`` with the exchange in a thread beside them.
+
+    It is to :func:`gradcomp_jax.outer_average`, and so to DiLoCo and SparseLoCo with a delay, what
+    :func:`make_overlapped_step` is to delayed averages. At a part's turn the thread begins to exchange how far the replicas
+    have come with it, while inner steps go on. The mean arrives exactly ``delay`` steps later, whatever the exchange takes: a
+    step waits for it if need be, and does not take it before its time. Parts are exchanged in the order of their turns, on
+    every worker the same. So results and state are those of the one program, and either goes on with the other's.
+
+    Set ``PJRT_NPROC=4`` where a process has one core, as there.
+
+    Args:
+        loss: as for :func:`make_train_step`.
+        method: an exchange that needs no parameters, such as ``gc.block_quantized(axis_name=..., bits=4)``.
+        optimizer: of each replica's own steps.
+        outer: the outer optimizer, such as ``optax.sgd(0.7, 0.9, nesterov=True)``.
+        mesh: the mesh of ``init_state``.
+        axis_name: the axis of the workers.
+        every: as for :func:`gradcomp_jax.outer_average`.
+        delay: likewise, at least 1.
+        parts: likewise.
+        mix: likewise.
+        has_aux: as for :func:`make_train_step`.
+
+    Returns:
+        ``step``, as from :func:`make_overlapped_step`: call ``step.wait()`` at the end.
+
+    Raises:
+        ValueError: without a delay; if the mesh has no such axis; for a state without replicas; and as
+            :func:`gradcomp_jax.outer_average` does.
+    """
+    check_delay(delay)
+    options: dict[str, Any] = {"axis_name": axis_name, "every": every, "parts": parts, "delay": delay, "mix": mix}
+    tx = optax.chain(optimizer, outer_average(method, outer, **options))
+    quiet = optax.chain(optimizer, outer_average(arriving(method), outer, **options))
+
+    def departs(step: int, count: int) -> int | None:
+        turns = {every - 1 - offset_of(part, count, every): part for part in range(count)}
+        return turns.get(step % every) if step >= 0 else None
+
+    copied = jax.jit(_copy)
+    link = Link(
+        # After the replica's own optimizer.
+        place=1,
+        delay=delay,
+        every=every,
+        departs=departs,
+        pick=lambda late, _, part: copied(late.flying[part]),
+        methods=lambda late: late.method,
+        with_methods=lambda late, methods: dataclasses.replace(late, method=methods),
+    )
+    return beside(loss, (tx, quiet, method), mesh, link, axis_name=axis_name, has_aux=has_aux)
+
+
+def _copy(flying: PyTree) -> PyTree:
+    """How far replicas have come, apart from the state, whose memory the next step takes."""
+
+    def one(mark: PerDevice) -> PerDevice:
+        return PerDevice(jnp.copy(mark.value), 1, lifted=True)
+
+    return jax.tree.map(one, flying, is_leaf=is_per_device)
