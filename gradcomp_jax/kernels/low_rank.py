@@ -77,6 +77,15 @@ def outer(p: Array, q: Array) -> Array:
     return on_cpu(product, added if p.shape[2] <= UNROLLED else product, p, q)
 
 
+def unit_columns(q: Array) -> Array:
+    """Returns each column at length 1, float32 ``[batch, m, r]``; a column of zeros as it is, one that is not finite as NaN."""
+    top = jnp.max(jnp.abs(q), axis=1, keepdims=True)
+    usable = ~(top < jnp.finfo(jnp.float32).tiny)
+    # In units of the largest entry no square over- or underflows.
+    scaled = jnp.where(usable, q / jnp.where(usable, top, 1.0), 0.0)
+    return scaled / jnp.where(usable, jnp.sqrt(jnp.sum(scaled * scaled, axis=1, keepdims=True)), 1.0)
+
+
 def _gram_schmidt(rest: Array) -> Array:
     """One pass over ``[batch, r, n]``: each column is taken out of all that follow as soon as it is known."""
     length = jnp.sqrt(jnp.sum(rest * rest, axis=2))
