@@ -9,7 +9,6 @@ from gradcomp_jax.compressors.fixed_point import fixed_point as fixed_point
 from gradcomp_jax.compressors.float8 import float8 as float8
 from gradcomp_jax.compressors.in_frequency import in_frequency as in_frequency
 from gradcomp_jax.compressors.low_rank import low_rank as low_rank
-from gradcomp_jax.compressors.low_rank import low_rank_direction as low_rank_direction
 from gradcomp_jax.compressors.random_k import random_k as random_k
 from gradcomp_jax.compressors.rotated import rotated as rotated
 from gradcomp_jax.compressors.sign import sign as sign

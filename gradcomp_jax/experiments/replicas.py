@@ -18,6 +18,7 @@ OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
 """Of DiLoCo; Douillard et al., 2023, https://arxiv.org/abs/2311.08105, section 3."""
 
 import os
+
 MUON = float(os.environ.get("MUON", ".1"))
 """Learning rate of Muon's matrices inside DiLoCo, as a fraction of SGD's."""
 
