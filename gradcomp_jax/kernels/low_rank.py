@@ -9,8 +9,11 @@ from gradcomp_jax._typing import Array
 from gradcomp_jax.kernels.platforms import on_cpu
 from gradcomp_jax.kernels.reductions import largest_of_rows
 
-UNROLLED = 8
-"""Columns up to which accelerators multiply one by one, and programs have a copy of the code for each."""
+UNROLLED = 16
+"""Columns up to which accelerators multiply one by one."""
+
+_IN_A_ROW = 8
+"""Columns up to which an orthogonalization has code for each, in the place of a loop."""
 
 _DEPENDENT = 1e-5
 """A column of which less than this part is new is a rounding error's direction, not the gradient's."""
@@ -89,7 +92,7 @@ def unit_columns(q: Array) -> Array:
 def _gram_schmidt(rest: Array) -> Array:
     """One pass over ``[batch, r, n]``: each column is taken out of all that follow as soon as it is known."""
     length = jnp.sqrt(jnp.sum(rest * rest, axis=2))
-    if rest.shape[1] > UNROLLED:
+    if rest.shape[1] > _IN_A_ROW:
         return lax.fori_loop(0, rest.shape[1], lambda j, rest: _take_out(j, rest, length), rest)
     done = []
     for j in range(rest.shape[1]):
