@@ -9,7 +9,7 @@ import optax
 import optax.contrib
 
 from gradcomp_jax import replicas as c
-from gradcomp_jax.experiments.registered import NO_LENGTH, Recipe, Transformation, after, warm_up_stages
+from gradcomp_jax.experiments.registered import Recipe, Transformation, after, warm_up_stages
 from gradcomp_jax.experiments.settings import Settings
 from gradcomp_jax.methods import block_quantized, dense, dgc
 from gradcomp_jax.transforms.warm_up import Stages
@@ -17,10 +17,8 @@ from gradcomp_jax.transforms.warm_up import Stages
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
 """Of DiLoCo; Douillard et al., 2023, https://arxiv.org/abs/2311.08105, section 3."""
 
-import os
-
-MUON = float(os.environ.get("MUON", ".1"))
-"""Learning rate of Muon's matrices inside DiLoCo, as a fraction of SGD's."""
+MUON = 0.05
+"""Learning rate of Muon inside DiLoCo, as a fraction of SGD's."""
 
 
 def _dense(settings: Settings) -> Transformation:
@@ -103,7 +101,8 @@ def _diloco(
 
 def _muloco(settings: Settings) -> Transformation:
     """MuLoCo; Thérien et al., 2025, https://arxiv.org/abs/2505.23725: Muon inside, and two bits with error feedback outside."""
-    muon = optax.contrib.muon(MUON * settings.learning_rate, adam_learning_rate=NO_LENGTH * settings.learning_rate)
+    # Its Adam, of all that has not two dimensions, at the same rate.
+    muon = optax.contrib.muon(MUON * settings.learning_rate)
     outer = c.diloco(_int2(settings), **_period(settings), learning_rate=OUTER_RATE, momentum=OUTER_MOMENTUM)
     return optax.chain(muon, outer)
 

@@ -26,13 +26,14 @@ def test_replay(rank: int) -> None:
         single.resume(*state_of(state))
         gradients = draw()
         updates, state = update(gradients, state)
+        updates = jax.tree.map(np.asarray, updates)
         for name in SHAPES:
             assert (updates[name] == updates[name][:1]).all()
         for oracle, tolerance in ((whole, 5e-3), (official, 5e-3), (single, 2e-5)):
             for name, want in oracle.step(gradients).items():
                 close(updates[name][0], want, tolerance, f"step {step}, {name}")
         for name, kept in zip(COMPRESSED, state_of(state)[0], strict=True):
-            kept = np.asarray(kept).reshape(single.m[name].shape)
+            kept = kept.reshape(single.m[name].shape)
             close(kept, single.m[name], 2e-5, f"momentum of {name}")
             close(kept, whole.m[name], 5e-3, f"momentum of {name}")
             close(kept.mean(axis=0), official.m[name].mean(axis=0), 5e-3, f"mean momentum of {name}")
