@@ -9,7 +9,7 @@ import optax
 import optax.contrib
 
 from gradcomp_jax import replicas as c
-from gradcomp_jax.experiments.registered import Recipe, Transformation, after, warm_up_stages
+from gradcomp_jax.experiments.registered import NO_LENGTH, Recipe, Transformation, after, warm_up_stages
 from gradcomp_jax.experiments.settings import Settings
 from gradcomp_jax.methods import block_quantized, dense, dgc
 from gradcomp_jax.transforms.warm_up import Stages
@@ -101,8 +101,8 @@ def _diloco(
 
 def _muloco(settings: Settings) -> Transformation:
     """MuLoCo; Thérien et al., 2025, https://arxiv.org/abs/2505.23725: Muon inside, and two bits with error feedback outside."""
-    # Its Adam, of all that has not two dimensions, at the same rate.
-    muon = optax.contrib.muon(MUON * settings.learning_rate)
+    # Adam has what is no matrix: vectors, and here the convolutions.
+    muon = optax.contrib.muon(MUON * settings.learning_rate, adam_learning_rate=NO_LENGTH * settings.learning_rate)
     outer = c.diloco(_int2(settings), **_period(settings), learning_rate=OUTER_RATE, momentum=OUTER_MOMENTUM)
     return optax.chain(muon, outer)
 
