@@ -102,6 +102,12 @@ def low_rank(rank: int, shape: tuple[int, int], *, seed: int = 0) -> LowRank:
     return LowRank(sides[0] * sides[1], rank, sides, seed)
 
 
+def highest_rank(shape: tuple[int, int]) -> int:
+    """Returns the highest rank at which a matrix's factors have fewer entries than the matrix, and 1 where none has."""
+    rows, columns = shape
+    return max(1, (rows * columns - 1) // (rows + columns))
+
+
 @dataclasses.dataclass(frozen=True)
 class LowRankDirection(LowRank):
     """See :func:`low_rank_direction`."""

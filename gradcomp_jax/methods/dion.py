@@ -6,7 +6,7 @@ import optax
 
 from gradcomp_jax import _checks, compressors, memory
 from gradcomp_jax._typing import AxisName
-from gradcomp_jax.compressors.low_rank import low_rank_direction
+from gradcomp_jax.compressors.low_rank import highest_rank, low_rank_direction
 from gradcomp_jax.methods.registry import register
 from gradcomp_jax.transforms import Mask, Matrix, by_matrix, on_dense
 
@@ -65,8 +65,8 @@ def dion(
     low_rank_direction(1, (1, 1), momentum=momentum)  # What it refuses, it refuses now.
 
     def code(rows: int, columns: int) -> compressors.Compressor:
-        highest = max(1, -(-rows * columns // (rows + columns)) - 1)
-        return low_rank_direction(min(rank, highest), (rows, columns), momentum=momentum, seed=seed)
+        r = min(rank, highest_rank((rows, columns)))
+        return low_rank_direction(r, (rows, columns), momentum=momentum, seed=seed)
 
     return on_dense(
         by_matrix(code, dense=compressors.dense(), matrix=matrix),
