@@ -9,7 +9,7 @@ import optax
 import optax.contrib
 
 from gradcomp_jax import replicas as c
-from gradcomp_jax.experiments.registered import NO_LENGTH, Recipe, Transformation, after, warm_up_stages
+from gradcomp_jax.experiments.registered import Recipe, Transformation, after, warm_up_stages
 from gradcomp_jax.experiments.settings import Settings
 from gradcomp_jax.methods import block_quantized, dense, dgc
 from gradcomp_jax.transforms.warm_up import Stages
@@ -17,8 +17,10 @@ from gradcomp_jax.transforms.warm_up import Stages
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
 """Of DiLoCo; Douillard et al., 2023, https://arxiv.org/abs/2311.08105, section 3."""
 
-MUON = 0.05
-"""Learning rate of Muon inside DiLoCo, as a fraction of SGD's."""
+MUON, ADAM = 0.1, 0.04
+"""Learning rates inside MuLoCo, of matrices and of all else, as fractions of SGD's."""
+MULOCO_RATE, MULOCO_MOMENTUM = 0.5, 0.8
+"""Outside of it: steps without a length, at a constant rate, want less of an outer momentum."""
 
 
 def _dense(settings: Settings) -> Transformation:
@@ -102,8 +104,8 @@ def _diloco(
 def _muloco(settings: Settings) -> Transformation:
     """MuLoCo; Thérien et al., 2025, https://arxiv.org/abs/2505.23725: Muon inside, and two bits with error feedback outside."""
     # Adam has what is no matrix: vectors, and here the convolutions.
-    muon = optax.contrib.muon(MUON * settings.learning_rate, adam_learning_rate=NO_LENGTH * settings.learning_rate)
-    outer = c.diloco(_int2(settings), **_period(settings), learning_rate=OUTER_RATE, momentum=OUTER_MOMENTUM)
+    muon = optax.contrib.muon(MUON * settings.learning_rate, adam_learning_rate=ADAM * settings.learning_rate)
+    outer = c.diloco(_int2(settings), **_period(settings), learning_rate=MULOCO_RATE, momentum=MULOCO_MOMENTUM)
     return optax.chain(muon, outer)
 
 
