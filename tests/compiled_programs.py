@@ -21,8 +21,8 @@ FLOATS = ("f32", "bf16", "f16")
 LOSS = 4
 DENSE = "dense"
 """What is dense by name: the baseline in float32."""
-LOW_RANK = "powersgd"
-"""Its payloads are float32 factors, those of all matrices in one all-reduce."""
+LOW_RANK = ("powersgd", "dion")
+"""Their payloads are float32 factors, those of all matrices in one all-reduce."""
 WIDE = ("gradient_dropping", "topk_sgd", "random_k", "ef21", "demo", "sparcml")
 """Selections of ten entries of a block or more, which take more temporaries than others."""
 

@@ -94,6 +94,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "tests/methods/test_registry.py::test_uplink_and_downlink_make_up_what_is_sent": SOME,
     "tests/methods/test_registry.py::test_what_is_called_unbiased_is": ("terngrad",),
     "tests/methods/test_replay_demo.py::test_unsigned": ("a chunk", "the longest line"),
+    "tests/methods/test_replay_dion.py::test_replay": ("4",),
     "tests/methods/test_replay_one_bit_adam.py::test_replay": ("defaults",),
     "tests/methods/test_replay_quantizers.py::test_block_quantized": ("two_phase-8", "server-2"),
     "tests/methods/test_replay_quantizers.py::test_eden_of_few_bits_loses_nothing_in_two_phases": ("1",),

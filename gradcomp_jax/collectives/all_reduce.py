@@ -46,6 +46,7 @@ class AllReduce(Collective):
     def steps(self, message: Message, workers: Workers) -> Steps:
         """Adds the payloads of all workers."""
         total = yield Send("psum", message.payload, shapes=message.shapes)
+        total = message.compressor.of_sum(total, workers.count)
         return InboundMessage(total, message.compressor, message.info.side, divisor=workers.count, added=True)
 
 

@@ -258,6 +258,10 @@ class Compressor(abc.ABC):
         """
         raise TypeError(f"{type(self).__name__} drops no entries")
 
+    def of_sum(self, total: Payload, workers: int) -> Payload:
+        """Returns N times what the update is decoded from, given the sum of N payloads: by default that sum."""
+        return total
+
     def next_state(self, state: PyTree, mean: Payload) -> PyTree:
         """Returns the state after the exchange, from the mean payload of all workers; of summable payloads only."""
         return state

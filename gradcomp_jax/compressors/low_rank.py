@@ -1,4 +1,4 @@
-"""PowerSGD's code: one step of a power iteration, started where the last one ended."""
+"""PowerSGD's code and Dion's: one step of a power iteration, started where the last one ended."""
 
 import dataclasses
 import math
@@ -100,3 +100,52 @@ def low_rank(rank: int, shape: tuple[int, int], *, seed: int = 0) -> LowRank:
     if _checks.positive_int("rank", rank) > min(sides):
         raise ValueError(f"rank must be at most {min(sides)} for a matrix of {sides[0]} x {sides[1]}, got {rank}")
     return LowRank(sides[0] * sides[1], rank, sides, seed)
+
+
+def highest_rank(shape: tuple[int, int]) -> int:
+    """Returns the highest rank at which a matrix's factors have fewer entries than the matrix, and 1 where none has."""
+    rows, columns = shape
+    return max(1, (rows * columns - 1) // (rows + columns))
+
+
+@dataclasses.dataclass(frozen=True)
+class LowRankDirection(LowRank):
+    """See :func:`low_rank_direction`."""
+
+    momentum: float
+
+    def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[LowRankPayload, PyTree]:
+        r"""Computes :math:`(1 - \mu) R`, what leaves the memory."""
+        payload, state = super().encode(rows, state, info)
+        return LowRankPayload((1 - self.momentum) * payload.right), state
+
+    def of_sum(self, total: LowRankPayload, workers: int) -> LowRankPayload:
+        """Returns the columns at length 1, by the sides of the matrix, whatever the factor that all of them have."""
+        rows, columns = self.shape
+        return LowRankPayload(kernels.unit_columns(total.right) * (workers * math.sqrt(columns / rows)))
+
+
+def low_rank_direction(rank: int, shape: tuple[int, int], *, momentum: float = 0.95, seed: int = 0) -> LowRankDirection:
+    r"""Sends a momentum at low rank, of which the update is a direction: Dion's code, for a memory without decay.
+
+    With P and :math:`R = M^T P` as :func:`low_rank` has P and Q, :math:`(1 - \mu) P R^T` of a worker's matrix counts as
+    sent, and what stays in the memory is its momentum. The update is not the mean of what was sent but
+    :math:`\sqrt{columns / rows} \, P Q^T`, in which Q is the workers' mean R with columns of length 1: singular values of
+    about 1, and no length of the gradient's. Columns in which there is nothing stay zero.
+
+    Args:
+        rank: r, at least 1.
+        shape: rows and columns of the matrix; of a dense layer inputs and outputs.
+        momentum: :math:`\mu`, in [0, 1).
+        seed: of the first Q.
+
+    Raises:
+        ValueError: for a rank below 1 or above the smaller side, an empty matrix, and a momentum outside [0, 1).
+        TypeError: for a momentum that is traced.
+
+    References:
+        Ahn et al., 2025, Dion, https://arxiv.org/abs/2504.05295, algorithm 1.
+    """
+    factor = _checks.below_one("momentum", _checks.static_number("momentum", momentum))
+    plain = low_rank(rank, shape, seed=seed)
+    return LowRankDirection(plain.block, rank, plain.shape, seed, factor)

@@ -18,9 +18,10 @@ Transformation: TypeAlias = optax.GradientTransformationExtraArgs
 NO_LENGTH = 0.02
 """Learning rate of updates that have no length (signs, Adam's direction), as a fraction of SGD's; no momentum follows them."""
 
-RATES: dict[str, float] = {"sign_sgd": 0.01, "demo": 0.04, "random_k": 0.2, "ef21": 0.2}
+RATES: dict[str, float] = {"sign_sgd": 0.01, "demo": 0.04, "random_k": 0.2, "ef21": 0.2, "dion": 0.2}
 """Learning rates, as a fraction of SGD's, of methods that do not train at it: signs, each at its own; random-k, where an entry
-waits 1 / density steps however large it is; EF21, where the whole gradient is an estimate that is as old."""
+waits 1 / density steps however large it is; EF21, where the whole gradient is an estimate that is as old; Dion's
+directions, whose entries are smaller than signs."""
 
 DENSE_FRACTION = 0.15
 """Share of a run in which a method warms up dense; Tang et al., 2021, https://arxiv.org/abs/2102.02888, section 7.1."""

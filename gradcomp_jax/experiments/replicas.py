@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import optax
+import optax.contrib
 
 from gradcomp_jax import replicas as c
 from gradcomp_jax.experiments.registered import Recipe, Transformation, after, optimizer, warm_up_stages
@@ -15,6 +16,11 @@ from gradcomp_jax.transforms.warm_up import Stages
 
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
 """Of DiLoCo; Douillard et al., 2023, https://arxiv.org/abs/2311.08105, section 3."""
+
+MUON, ADAM = 0.1, 0.04
+"""Learning rates inside MuLoCo, of matrices and of all else, as fractions of SGD's."""
+MULOCO_RATE, MULOCO_MOMENTUM = 0.5, 0.8
+"""Outside of it: steps without a length, at a constant rate, want less of an outer momentum."""
 
 
 def _dense(settings: Settings) -> Transformation:
@@ -27,6 +33,10 @@ def _int8(settings: Settings) -> Transformation:
 
 def _int4(settings: Settings) -> Transformation:
     return block_quantized(axis_name=settings.axis_name, bits=4)
+
+
+def _int2(settings: Settings) -> Transformation:
+    return block_quantized(axis_name=settings.axis_name, bits=2)
 
 
 def _delayed(
@@ -92,6 +102,14 @@ def _diloco(
     return optax.chain(_own_steps(dataclasses.replace(settings, learning_rate=rate)), outer)
 
 
+def _muloco(settings: Settings) -> Transformation:
+    """MuLoCo; Thérien et al., 2025, https://arxiv.org/abs/2505.23725: Muon inside, and two bits with error feedback outside."""
+    # Adam has what is no matrix: vectors, and here the convolutions.
+    muon = optax.contrib.muon(MUON * settings.learning_rate, adam_learning_rate=ADAM * settings.learning_rate)
+    outer = c.diloco(_int2(settings), **_period(settings), learning_rate=MULOCO_RATE, momentum=MULOCO_MOMENTUM)
+    return optax.chain(muon, outer)
+
+
 def _streaming(settings: Settings) -> Transformation:
     """Streaming DiLoCo; Douillard et al., 2025, https://arxiv.org/abs/2501.18512: late, mixed in halves, and in four bits."""
     parts, delay = min(2, settings.every), min(settings.delay, settings.every - 1)
@@ -118,6 +136,7 @@ REPLICA_RECIPES: dict[str, Recipe] = {
         "streaming-diloco": _recipe(
             _streaming, "the same in int4, two parts in turn, each --delay steps late", steps=False
         ),
+        "muloco": _recipe(_muloco, "DiLoCo with Muon inside, in two bits", steps=False),
         "sparse-loco": _recipe(
             lambda s: c.sparse_loco(**_period(s)),
             "DiLoCo, sparse in two bits, with error feedback in place of momentum",

@@ -33,6 +33,7 @@ from gradcomp_jax.kernels.hadamard import rotate_back as rotate_back
 from gradcomp_jax.kernels.low_rank import orthogonalize as orthogonalize
 from gradcomp_jax.kernels.low_rank import outer as outer
 from gradcomp_jax.kernels.low_rank import times as times
+from gradcomp_jax.kernels.low_rank import unit_columns as unit_columns
 from gradcomp_jax.kernels.narrow import NARROW as NARROW
 from gradcomp_jax.kernels.narrow import chosen as chosen
 from gradcomp_jax.kernels.narrow import from_narrow as from_narrow

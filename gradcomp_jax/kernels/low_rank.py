@@ -9,8 +9,11 @@ from gradcomp_jax._typing import Array
 from gradcomp_jax.kernels.platforms import on_cpu
 from gradcomp_jax.kernels.reductions import largest_of_rows
 
-UNROLLED = 8
+UNROLLED = 16
 """Columns up to which accelerators multiply one by one."""
+
+_IN_A_ROW = 8
+"""Columns up to which an orthogonalization has code for each, in the place of a loop."""
 
 _DEPENDENT = 1e-5
 """A column of which less than this part is new is a rounding error's direction, not the gradient's."""
@@ -24,7 +27,7 @@ def orthogonalize(p: Array) -> Array:
     the span of those before it, becomes zero, so of ``r > n`` columns at least ``r - n`` do.
 
     Args:
-        p: float32 ``[batch, n, r]``, of any magnitudes; r is unrolled.
+        p: float32 ``[batch, n, r]``, of any magnitudes.
 
     Returns:
         float32 ``[batch, n, r]``. A column that is not finite gives NaN, there and in the columns after it.
@@ -77,18 +80,45 @@ def outer(p: Array, q: Array) -> Array:
     return on_cpu(product, added if p.shape[2] <= UNROLLED else product, p, q)
 
 
+def unit_columns(q: Array) -> Array:
+    """Returns each column at length 1, float32 ``[batch, m, r]``; a column of zeros as it is, one that is not finite as NaN."""
+    top = jnp.max(jnp.abs(q), axis=1, keepdims=True)
+    usable = ~(top < jnp.finfo(jnp.float32).tiny)
+    # In units of the largest entry no square over- or underflows.
+    scaled = jnp.where(usable, q / jnp.where(usable, top, 1.0), 0.0)
+    return scaled / jnp.where(usable, jnp.sqrt(jnp.sum(scaled * scaled, axis=1, keepdims=True)), 1.0)
+
+
 def _gram_schmidt(rest: Array) -> Array:
     """One pass over ``[batch, r, n]``: each column is taken out of all that follow as soon as it is known."""
     length = jnp.sqrt(jnp.sum(rest * rest, axis=2))
+    if rest.shape[1] > _IN_A_ROW:
+        return lax.fori_loop(0, rest.shape[1], lambda j, rest: _take_out(j, rest, length), rest)
     done = []
     for j in range(rest.shape[1]):
-        column = rest[:, 0]
-        left = jnp.sqrt(jnp.sum(column * column, axis=1))
-        # A NaN is not below the bound either: it stays, and is seen.
-        keep = ~(left <= _DEPENDENT * length[:, j])[:, None]
-        column = jnp.where(keep, column / jnp.where(keep, left[:, None], 1.0), 0.0)
+        column = _normalized(rest[:, 0], length[:, j])
         done.append(column)
-        rest = rest[:, 1:]
-        along = jnp.einsum("bn,brn->br", column, rest, precision=lax.Precision.HIGHEST)
-        rest = rest - along[:, :, None] * column[:, None]
+        rest = _without(rest[:, 1:], column)
     return jnp.stack(done, axis=1)
+
+
+def _take_out(j: Array, rest: Array, length: Array) -> Array:
+    """One column normalized, and taken out of those that follow: a turn of the loop, whose program does not grow with r."""
+    column = _normalized(lax.dynamic_index_in_dim(rest, j, 1, keepdims=False), jnp.take(length, j, axis=1))
+    follows = lax.iota(jnp.int32, rest.shape[1]) > j
+    rest = jnp.where(follows[None, :, None], _without(rest, column), rest)
+    return lax.dynamic_update_index_in_dim(rest, column, j, 1)
+
+
+def _normalized(column: Array, length: Array) -> Array:
+    """What is left of each column ``[batch, n]``, at length 1; zeros of one that had ``length`` and is nearly gone."""
+    left = jnp.sqrt(jnp.sum(column * column, axis=1))
+    # A NaN is not below the bound either: it stays, and is seen.
+    keep = ~(left <= _DEPENDENT * length)[:, None]
+    return jnp.where(keep, column / jnp.where(keep, left[:, None], 1.0), 0.0)
+
+
+def _without(rest: Array, column: Array) -> Array:
+    """The columns ``[batch, r, n]`` without their parts along one of length 1."""
+    along = jnp.einsum("bn,brn->br", column, rest, precision=lax.Precision.HIGHEST)
+    return rest - along[:, :, None] * column[:, None]

@@ -16,6 +16,7 @@ from gradcomp_jax.methods.sign_sgd import sign_sgd as sign_sgd
 from gradcomp_jax.methods.ef_sign_sgd import ef_sign_sgd as ef_sign_sgd
 from gradcomp_jax.methods.one_bit_adam import one_bit_adam as one_bit_adam
 from gradcomp_jax.methods.powersgd import powersgd as powersgd
+from gradcomp_jax.methods.dion import dion as dion
 from gradcomp_jax.methods.eden import eden as eden
 from gradcomp_jax.methods.ef21 import ef21 as ef21
 from gradcomp_jax.methods.demo import demo as demo

@@ -20,6 +20,8 @@ from gradcomp_jax.transforms.model_parallel import model_parallel as model_paral
 from gradcomp_jax.transforms.moving_density import DensityState as DensityState
 from gradcomp_jax.transforms.moving_density import density_controller as density_controller
 from gradcomp_jax.transforms.moving_density import density_schedule as density_schedule
+from gradcomp_jax.transforms.on_dense import OnDenseState as OnDenseState
+from gradcomp_jax.transforms.on_dense import on_dense as on_dense
 from gradcomp_jax.transforms.participation import weighted as weighted
 from gradcomp_jax.transforms.policies import Policy as Policy
 from gradcomp_jax.transforms.policies import by_column as by_column

@@ -17,6 +17,7 @@ from gradcomp_jax.per_device import nodes_of
 from gradcomp_jax.transforms.context import with_context
 from gradcomp_jax.transforms.exchange import ExchangeState
 from gradcomp_jax.transforms.frozen_adam import FrozenAdamState
+from gradcomp_jax.transforms.on_dense import OnDenseState
 from gradcomp_jax.transforms.sums import RunningSumState
 
 
@@ -58,7 +59,7 @@ def rate_weighted(
     Raises:
         TypeError: for a rate that is no function.
         ValueError: from ``init``, for a method without a memory, EF21 (whose estimate is compared anew with every gradient) and
-            1-bit Adam (whose update does not grow with the gradient); when traced, for weight decay or clipping inside.
+            1-bit Adam and Dion (whose updates do not grow with the gradient); when traced, for weight decay or clipping inside.
 
     References:
         Karimireddy et al., 2019, https://arxiv.org/abs/1901.09847, algorithm 2; Stich et al., 2018,
@@ -97,7 +98,7 @@ def rate_weighted(
 
 
 def _check(inner: Any) -> None:
-    kinds = (ExchangeState, FrozenAdamState, RunningSumState)
+    kinds = (ExchangeState, FrozenAdamState, OnDenseState, RunningSumState)
     found = nodes_of(inner, lambda s: isinstance(s, kinds))
     if any(isinstance(s, RunningSumState) for s in found):
         raise ValueError(
@@ -107,6 +108,8 @@ def _check(inner: Any) -> None:
         raise ValueError(
             "Adam's updates do not grow with the gradient, so they cannot be divided by a rate: leave it out"
         )
+    if any(isinstance(s, OnDenseState) for s in found):
+        raise ValueError("Dion's updates are directions, which no rate can be divided from: leave it out")
     if not any(jax.tree.leaves(s.memory) for s in found if isinstance(s, ExchangeState)):
         raise ValueError(
             "nothing stays behind in this method, and a rate would change nothing: leave rate_weighted out"

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import optax
 
 import gradcomp_jax as gc
+from gradcomp_jax.compressors.low_rank import low_rank_direction
 from gradcomp_jax.methods import registry
 
-Law = Literal["mean", "unbiased", "residual", "momentum", "estimate", "vote", "adam"]
+Law = Literal["mean", "unbiased", "residual", "momentum", "estimate", "vote", "adam", "low-rank direction"]
 Code = gc.compressors.Compressor | Callable[[tuple[int, ...]], gc.compressors.Compressor]
 
 
@@ -271,6 +272,11 @@ METHODS: dict[str, Case] = {
         lambda axis: gc.powersgd(axis_name=axis, rank=2),
         "residual",
         (lambda shape: codes.low_rank(2, (math.prod(shape[:-1]), shape[-1])), "all_reduce"),
+    ),
+    "dion": Case(
+        lambda axis: gc.dion(axis_name=axis, rank=2),
+        "low-rank direction",
+        (lambda shape: low_rank_direction(2, (math.prod(shape[:-1]), shape[-1])), "all_reduce"),
     ),
     "eden": Case(
         lambda axis: gc.eden(axis_name=axis, block=256),

@@ -10,6 +10,7 @@ import pytest
 
 import gradcomp_jax as gc
 from gradcomp_jax.transforms.frozen_adam import FrozenAdamState
+from tests.methods.replay.power_iteration import low_rank_step, unit_columns
 from tests.quick import FEW, SOME, VARIANTS
 
 from .environments import (
@@ -144,6 +145,8 @@ def check_law(case: Case, world: Environment, gradient: Any, updates: Any, old: 
         check_vote(gradient32, update, case)
     elif case.law == "estimate":
         check_estimate(case, world, gradient32, update, new)
+    elif case.law == "low-rank direction":
+        check_low_rank_direction(case, world, gradient32, update, old, new)
     elif case.law == "adam":
         # What is exchanged is the momentum, and so that is what nothing may be lost of.
         before, after = (as_float32(found_in(s, FrozenAdamState).mean) for s in (old, new))
@@ -187,6 +190,29 @@ def check_estimate(case: Case, world: Environment, gradient: Any, update: Any, n
             if group == len(segments_of(case)) - 1:
                 seen = as_rows(case, gradient, leaves, kept)
                 np.testing.assert_allclose(estimates, seen, atol=4e-6 * scale, rtol=0)
+
+
+def check_low_rank_direction(case: Case, world: Environment, gradient: Any, update: Any, old: Any, new: Any) -> None:
+    """Of the mean momentum a twentieth of its part in the span of P goes, and shows the direction; others are signs."""
+    before, after = exchange_state(old), exchange_state(new)
+    for group, members in enumerate(segments_of(case)[:-1]):
+        for number, (name,) in enumerate(members):
+            kept_old, kept_new = (s.memory[group][number] for s in (before, after))
+            rows, columns = np.prod(SHAPES[name][0][:-1], dtype=int), SHAPES[name][0][-1]
+            seen, kept = (
+                x.mean(axis=0).reshape(rows, columns)
+                for x in (
+                    as_rows(case, gradient, [name], kept_new) + by_worker(kept_old, world).reshape(WORKERS, -1),
+                    by_worker(kept_new, world).reshape(WORKERS, -1).astype(np.float64),
+                )
+            )
+            p, r = low_rank_step(seen, before.compressor[group][number][0])
+            np.testing.assert_allclose(kept, seen - 0.05 * p @ r.T, atol=2e-5 * np.abs(seen).max(initial=0), rtol=0)
+            want = np.sqrt(columns / rows) * p @ unit_columns(r).T
+            tolerance = (2**-7 if name == "half" else 1e-4) * np.abs(want).max(initial=0)
+            np.testing.assert_allclose(update[name].reshape(rows, columns), want, atol=tolerance, rtol=0)
+    for name in segments_of(case)[-1][0]:
+        assert set(np.unique(update[name])) <= {-1.0, 0.0, 1.0}
 
 
 def as_rows(case: Case, leaves: Any, names: list[str], kept: Any) -> np.ndarray:

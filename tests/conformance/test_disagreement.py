@@ -67,17 +67,22 @@ def reference_of(name: str) -> optax.GradientTransformation | None:
     """The same method where nothing is encoded twice; ``None`` if it has no such collective."""
     if name.startswith("sparcml"):
         return registered("sparcml", algorithm="recursive_doubling")
-    if name in ("one_bit_adam", "powersgd"):
+    if name in ("one_bit_adam", "powersgd", "dion"):
         return None
     return CASES[name](collective="all_gather")
 
 
 @functools.cache
 def run(name: str, reference: bool = False) -> dict[str, Course]:
-    parts = [reference_of(name) if reference else CASES[name]()]
+    parts, scale = [reference_of(name) if reference else CASES[name]()], None
     if name == "one_bit_adam":
         # A direction is the momentum in units of the gradients of the warm-up, which are about the common part.
         scale = np.abs(COMMON)
+    if name == "dion":
+        # All of its 12 singular values are the root of columns over rows, in the place of the common part's.
+        values = np.linalg.svd(COMMON, compute_uv=False)
+        scale = np.float32((values**2).sum() / (2 * values[:12].sum()))
+    if scale is not None:
         parts.append(optax.stateless(lambda updates, params: jax.tree.map(lambda u: u * scale, updates)))
     return courses(optax.chain(*parts, optax.sgd(1.0)))
 

@@ -94,7 +94,7 @@ def test_a_step_that_was_taken_before_compiles_nothing(caplog) -> None:
 @pytest.mark.slow
 def test_recipes() -> None:
     names, printed = run("recipes")
-    _, accumulated, mixed, transformer, _, clipped, _, frozen, _ = printed
+    _, accumulated, mixed, transformer, _, muloco, clipped, _, frozen, _ = printed
     sends, others, mean = (float(line.split(":")[1]) for line in accumulated.splitlines())
     assert others < 100 < sends and mean == (sends + 3 * others) / 4
     assert "float32" in mixed
@@ -102,6 +102,9 @@ def test_recipes() -> None:
     assert frozen.startswith("unchanged: True")
     assert names["last"] < 1.0
     assert names["evaluated"]["w1"].shape == (32, 64)
+    loss, apart, sent = re.fullmatch(r"loss: (\S+) replicas apart by (\S+)\nbytes a step: (\S+)\n", muloco).groups()
+    assert float(loss) < 0.7 and float(sent) < others + sends
+    assert float(apart) == 0  # The last step is an outer one.
     norms = names["norms"]
     # A mean of clipped gradients is no longer than the bound; what is clipped after the mean is exactly as long.
     assert norms["after"] == pytest.approx(0.01, rel=1e-4) and norms["before"] < 0.01

@@ -12,9 +12,13 @@ from gradcomp_jax.experiments.replicas import REPLICA_RECIPES
 pytestmark = pytest.mark.xdist_group("experiments")
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(m, marks=[] if m == "delayed-dgc" else [pytest.mark.slow]) for m in REPLICA_RECIPES]
-)
+def marks_of(method: str) -> list[pytest.MarkDecorator]:
+    """Quick is one of them; optax's Muon multiplies floats and integers."""
+    slow = [] if method == "delayed-dgc" else [pytest.mark.slow]
+    return [*slow, pytest.mark.standard_promotion] if method == "muloco" else slow
+
+
+@pytest.mark.parametrize("method", [pytest.param(m, marks=marks_of(m)) for m in REPLICA_RECIPES])
 def test_training_learns(method: str) -> None:
     result = train(method, "digits", workers=2, batch_per_worker=32, epochs=8, density=0.1, delay=2, every=2)
     # Ten classes: chance is a tenth.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.programs import kernels
 
-orthogonalize = jax.jit(kernels.orthogonalize)
+orthogonalize, unit_columns = jax.jit(kernels.orthogonalize), jax.jit(kernels.unit_columns)
 
 
 def check(p: np.ndarray) -> np.ndarray:
@@ -31,7 +31,7 @@ def check(p: np.ndarray) -> np.ndarray:
     return used
 
 
-@pytest.mark.parametrize(("n", "r"), [(1, 1), (5, 1), (5, 5), (64, 4), (300, 32)])
+@pytest.mark.parametrize(("n", "r"), [(1, 1), (5, 1), (5, 5), (64, 4), (300, 32), (9, 9)])
 def test_independent_columns(n: int, r: int) -> None:
     assert check(np.random.default_rng(n).normal(size=(3, n, r)).astype(np.float32)).all()
 
@@ -73,6 +73,33 @@ def test_magnitudes_do_not_matter(magnitude: float) -> None:
     np.testing.assert_allclose(orthogonalize(p * np.float32(magnitude)), want, atol=1e-4)
     mixed = p * np.float32([magnitude, 1, 1 / magnitude])
     assert check(mixed).all()
+
+
+@pytest.mark.slow
+def test_many_columns_depend_on_each_other_and_have_a_bad_entry() -> None:
+    """Above eight, in a loop, as below."""
+    rng = np.random.default_rng(6)
+    p = rng.normal(size=(2, 40, 10)) @ rng.normal(size=(2, 10, 14))
+    used = check(p.astype(np.float32))
+    assert used[:, :10].all() and not used[:, 10:].any()
+    p[0, 5, 3] = np.nan
+    got = np.asarray(orthogonalize(p.astype(np.float32)))
+    assert np.isfinite(got[0, :, :3]).all() and np.isnan(got[0, :, 3:]).any(axis=0).all()
+    assert np.isfinite(got[1]).all()
+
+
+@pytest.mark.parametrize("magnitude", (1e-30, 1.0, 1e30))
+def test_unit_columns(magnitude: float) -> None:
+    """Of any length, each by itself; nothing comes of zeros, and a bad entry shows in its column."""
+    q = np.random.default_rng(7).normal(size=(2, 30, 4)).astype(np.float32) * np.float32([1, magnitude, 0, 1])
+    q[1, 2, 3] = np.inf
+    got = np.asarray(unit_columns(q), np.float64)
+    np.testing.assert_allclose(np.linalg.norm(got[:, :, :2], axis=1), 1, rtol=1e-5)
+    np.testing.assert_allclose(
+        got[:, :, :2] * np.linalg.norm(q[:, :, :2].astype(np.float64), axis=1)[:, None], q[:, :, :2], rtol=1e-5
+    )
+    assert not got[:, :, 2].any()
+    assert np.isfinite(got[0]).all() and np.isnan(got[1, :, 3]).any()
 
 
 @pytest.mark.parametrize("bad", (np.nan, np.inf, -np.inf))

@@ -5,6 +5,7 @@ import typing
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 import gradcomp_jax as gc
@@ -35,6 +36,7 @@ OTHER = {
     "matrix": {"v": 1},
     "memory_dtype": "int8",
     "momentum": 0.5,
+    "others": optax.identity(),
     "rank": 2,
     "rate": lambda step: 0.1 + step.astype(jnp.float32),
     "seed": 3,

@@ -19,7 +19,10 @@ COMPRESSED = ("conv", "left", "right", "wide")
 def first_q(rank, seed=0):
     """From the seed, which all workers share: an input."""
     sides = {name: SHAPES[name][-1] for name in COMPRESSED}
-    return {name: jax.random.normal(jax.random.key(seed), (1, c, rank), jnp.float32)[0] for name, c in sides.items()}
+    return {
+        name: np.asarray(jax.random.normal(jax.random.key(seed), (1, c, rank), jnp.float32))[0]
+        for name, c in sides.items()
+    }
 
 
 def steady(seed):
@@ -32,7 +35,7 @@ def steady(seed):
 def state_of(state):
     """Residuals and Q, by tensor."""
     inner = exchange_state(state)
-    kept, warm = jax.tree.leaves(inner.memory), jax.tree.leaves(inner.compressor)
+    kept, warm = (list(map(np.asarray, jax.tree.leaves(of))) for of in (inner.memory, inner.compressor))
     assert len(kept) == len(warm) == len(COMPRESSED)
     return kept, warm
 
@@ -60,6 +63,7 @@ def test_replay(rank) -> None:
         single.resume(*state_of(state))
         gradients = draw()
         updates, state = update(gradients, state)
+        updates = jax.tree.map(np.asarray, updates)
         for name in SHAPES:
             assert (updates[name] == updates[name][:1]).all()
         for oracle, tolerance in ((whole, 5e-3), (paper, 5e-3), (single, 2e-5)):

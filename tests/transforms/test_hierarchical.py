@@ -27,6 +27,7 @@ METHODS = {
     ),
     "powersgd": lambda: gc.powersgd(axis_name=OUTER, rank=1),
     "one_bit_adam": lambda: gc.one_bit_adam(axis_name=OUTER, warm_up_steps=2, block=64),
+    "dion": lambda: gc.dion(axis_name=OUTER, rank=2),
     "ef21": lambda: gc.ef21(axis_name=OUTER, density=1 / 32, block=64, collective="two_phase"),
     "terngrad": lambda: gc.terngrad(axis_name=OUTER, bucket_size=80),
     "moving": lambda: gc.density_controller((1 / 64, 1 / 16), 0.5, axis_name=OUTER, every=1),

@@ -1,4 +1,4 @@
-"""PowerSGD written once more in float64."""
+"""PowerSGD and Dion written once more in float64."""
 
 import numpy as np
 
@@ -7,6 +7,18 @@ def orthonormal(p: np.ndarray) -> np.ndarray:
     """Gram-Schmidt's columns: the QR decomposition with a positive diagonal."""
     q, r = np.linalg.qr(p)
     return q * np.sign(np.diag(r))
+
+
+def unit_columns(r: np.ndarray) -> np.ndarray:
+    """Columns of length 1; those of zeros stay."""
+    length = np.linalg.norm(r, axis=0)
+    return r / np.where(length, length, 1)
+
+
+def low_rank_step(matrix: np.ndarray, q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """One step of a power iteration from Q: P = orth(M Q) and R = M^T P."""
+    p = orthonormal(matrix @ np.asarray(q, np.float64))
+    return p, matrix.T @ p
 
 
 class PowerSgd:
@@ -43,4 +55,47 @@ class PowerSgd:
             sent = [self.q[name] if self.mean_q else q for q in own]
             self.e[name] = np.stack([x - p @ q.T for x, q in zip(m, sent, strict=True)])
             update[name] = (p @ self.q[name].T).reshape(self.shapes[name])
+        return update
+
+
+class Dion:
+    """B = M + g; P = orth(mean(B Q)); R = B^T P; Q is mean(R) with columns of length 1; update sqrt(columns / rows) P Q^T.
+
+    Args:
+        shapes: of the gradients; those of one dimension go to Lion.
+        workers: N.
+        first: Q of the first step for each tensor that is compressed.
+        momentum: mu; M = B - (1 - mu) P R^T.
+        mean_r: with the workers' mean R in this, as the official code has it; else each worker's own.
+    """
+
+    def __init__(self, shapes, workers, first, *, momentum, mean_r=False) -> None:
+        self.shapes, self.n, self.mu, self.mean_r = shapes, workers, momentum, mean_r
+        self.q = {name: np.asarray(q, np.float64) for name, q in first.items()}
+        self.m = {name: np.zeros((workers, *self.matrix(np.zeros(shapes[name])).shape)) for name in first}
+        self.lion = {name: np.zeros(shape) for name, shape in shapes.items() if name not in first}
+
+    def matrix(self, x: np.ndarray) -> np.ndarray:
+        return x.reshape(-1, x.shape[-1]).astype(np.float64)
+
+    def resume(self, momenta, right) -> None:
+        """Takes over a state, of which the columns of Q may have any length."""
+        for name, m, q in zip(self.q, momenta, right, strict=True):
+            self.m[name] = np.asarray(m, np.float64).reshape(self.m[name].shape)
+            self.q[name] = np.asarray(q, np.float64)[0]
+
+    def step(self, gradients):
+        update = {}
+        for name, m in self.lion.items():
+            g = gradients[name].astype(np.float64).mean(axis=0)
+            update[name] = np.sign(0.9 * m + 0.1 * g)
+            self.lion[name] = 0.95 * m + 0.05 * g
+        for name in self.q:
+            b = np.stack([self.matrix(g) for g in gradients[name]]) + self.m[name]
+            p, r = low_rank_step(b.mean(axis=0), self.q[name])
+            own = [r if self.mean_r else x.T @ p for x in b]
+            self.m[name] = np.stack([x - (1 - self.mu) * p @ o.T for x, o in zip(b, own, strict=True)])
+            self.q[name] = unit_columns(r)
+            rows, columns = b.shape[1:]
+            update[name] = (np.sqrt(columns / rows) * p @ self.q[name].T).reshape(self.shapes[name])
         return update
