@@ -118,7 +118,7 @@ def penalty(result: Mapping[str, Any]) -> float:
     return -last if result["metric"] == "accuracy" else last
 
 
-_LOW = ("diloco", "streaming-diloco", "sparse-loco")
+_LOW = ("diloco", "streaming-diloco", "sparse-loco", "muloco")
 
 STUDIES: dict[str, Study] = {
     "enwik8-replicas": Study(
@@ -127,6 +127,7 @@ STUDIES: dict[str, Study] = {
             Row("dense-bf16"),
             *(Row(method, every) for method in _LOW for every in (30, 15, 100)),
             Row("delayed-int8", 1),
+            Row("dion"),
         ),
     ),
 }

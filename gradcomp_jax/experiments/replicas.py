@@ -97,15 +97,17 @@ def _diloco(
     outer = c.diloco(
         method(settings), **_period(settings), learning_rate=OUTER_RATE, momentum=OUTER_MOMENTUM, **streaming
     )
-    # The outer momentum lengthens what the inner steps have come: in the long run both together come as far as one.
-    rate = settings.learning_rate * (1 - OUTER_MOMENTUM) / OUTER_RATE
+    # The outer momentum lengthens what the inner steps have come: in the long run both together come as far as one. Adam's
+    # steps keep their length, as in the paper.
+    rate = settings.learning_rate * ((1 - OUTER_MOMENTUM) / OUTER_RATE if settings.optimizer == "sgd" else 1.0)
     return optax.chain(_own_steps(dataclasses.replace(settings, learning_rate=rate)), outer)
 
 
 def _muloco(settings: Settings) -> Transformation:
     """MuLoCo; Thérien et al., 2025, https://arxiv.org/abs/2505.23725: Muon inside, and two bits with error feedback outside."""
     # Adam has what is no matrix: vectors, and here the convolutions.
-    muon = optax.contrib.muon(MUON * settings.learning_rate, adam_learning_rate=ADAM * settings.learning_rate)
+    adam = settings.learning_rate * (ADAM if settings.optimizer == "sgd" else 1.0)
+    muon = optax.contrib.muon(adam * MUON / ADAM, adam_learning_rate=adam)
     outer = c.diloco(_int2(settings), **_period(settings), learning_rate=MULOCO_RATE, momentum=MULOCO_MOMENTUM)
     return optax.chain(muon, outer)
 
