@@ -88,6 +88,7 @@ class Outlook:
             "compress": self.verdict.compress,
             "method": self.verdict.method,
             "gain": self.verdict.gain,
+            "tie": self.verdict.tie,
             "skipped": dict(self.verdict.skipped),
             "predictions": [
                 {
