@@ -104,7 +104,7 @@ def test_what_a_calibration_does_not_know_is_left_out_with_a_sentence(gradcomp, 
     Calibration(8, {"all-reduce": fit}, Device()).save(tmp_path / "link.json")
     result = gradcomp("plan", "--params", "5M", "--calibration", "link.json")
     assert result.exit_code == 0, result.stderr
-    assert {row[0] for row in rows(result.stdout)} == {"dense", "powersgd"}
+    assert {row[0] for row in rows(result.stdout)} == {"dense", "powersgd", "dion"}
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("left out: ") and "dgc" in line]
     assert line.endswith("nothing is known of all-to-all: calibrate(mesh, kinds=[..., 'all-to-all'])")
     result = gradcomp("plan", "--params", "5M", "--calibration", "link.json", "--methods", "dgc")
