@@ -51,7 +51,9 @@ def run_all(study: Study, folder: pathlib.Path, checkpoints: pathlib.Path, *, ho
             return False
         cell = open_cells[0]
         print(f"{time.strftime('%H:%M:%S')} {cell.name}; {len(open_cells)} left, {left / 3600:.1f} h", flush=True)
-        environment = os.environ | {MARK: json.dumps(dataclasses.asdict(cell))}
+        # Seeds are in the state: those of a row run one program.
+        cache = {"JAX_COMPILATION_CACHE_DIR": str(checkpoints.absolute() / "compiled")}
+        environment = os.environ | cache | {MARK: json.dumps(dataclasses.asdict(cell))}
         command = [sys.executable, "-m", "benchmarks.training.run", str(folder), str(checkpoints / cell.name)]
         try:
             subprocess.run(command, env=environment, check=True, timeout=left)
