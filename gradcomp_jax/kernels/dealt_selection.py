@@ -30,7 +30,7 @@ _LINES = 16
 
 _LARGEST = 2**31 - 1
 
-Placing = Callable[[Array, Array], Array]
+_Placing = Callable[[Array, Array], Array]
 
 
 def top_of_dealt(flat: Array, deal: Deal, k: int) -> tuple[Array, Array]:
@@ -204,8 +204,8 @@ def place_packed(index: Array, value: Array, deal: Deal, width: int) -> Array:
     return _on_platforms(in_lines, plain, index, value, deal, width)
 
 
-def _on_platforms(cpu: Placing, plain: Placing, index: Array, value: Array, deal: Deal, width: int) -> Array:
-    """Returns what ``cpu`` does on CPU and ``plain``, the same numbers, elsewhere; on TPU a kernel does where it is asked for."""
+def _on_platforms(cpu: _Placing, plain: _Placing, index: Array, value: Array, deal: Deal, width: int) -> Array:
+    """Returns ``cpu`` of both on CPU and ``plain``, the same numbers, elsewhere; on TPU a kernel's, where it is asked for."""
 
     def by_kernel(index: Array, value: Array) -> Array:
         return dealt_on_tpu.placed_in_matrix(index[:, 0], value[:, 0], deal, width).astype(jnp.float32)

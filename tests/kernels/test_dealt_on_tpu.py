@@ -99,7 +99,7 @@ def test_they_are_there_only_where_they_are_asked_for_and_fit(
 @pytest.mark.slow
 @pytest.mark.parametrize("mapped", ["shard_map-explicit", "vmap"])
 def test_updates_and_memories_of_dgc(mapped: str, for_tpu: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers are mapped over the kernels. What varies is not tracked here: the interpreter cannot, the compiler for TPU does."""
+    """Workers are mapped over the kernels. The interpreter cannot track what varies; ``tests/tpu`` compiles where it is."""
     params = {"w": np.ones((256, 128), np.float32)}
 
     def steps() -> Any:
