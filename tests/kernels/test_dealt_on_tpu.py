@@ -81,8 +81,11 @@ def test_they_are_there_only_where_they_are_asked_for_and_fit(
     def taken(rows: int) -> list[str]:
         for_tpu.clear()
         deal = kernels.Deal((rows - 1) * 256, 256, rows)
-        jax.eval_shape(lambda x: kernels.top_of_dealt(x, deal, 1), jnp.zeros(deal.size))
-        index, value = jnp.zeros((rows, 1), jnp.int32), jnp.zeros((rows, 1), jnp.bfloat16)
+        flat, index, value = (
+            jax.ShapeDtypeStruct(shape, dtype)
+            for shape, dtype in (((deal.size,), jnp.float32), ((rows, 1), jnp.int32), ((rows, 1), jnp.bfloat16))
+        )
+        jax.eval_shape(lambda x: kernels.top_of_dealt(x, deal, 1), flat)
         jax.eval_shape(lambda i, v: kernels.place_packed(i, v, deal, 256), index, value)
         return for_tpu
 
