@@ -50,6 +50,14 @@ def _names_in(aval: Any) -> frozenset[Any]:
     return frozenset(found)
 
 
+def shape_like(x: Array, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    """Returns a shape for an array that differs along the axes that ``x`` differs along."""
+    aval = jax.typeof(x)
+    manual = getattr(aval, "manual_axis_type", None)
+    known = {"vma": _names_in(aval)} if manual is None else {"manual_axis_type": manual}
+    return jax.ShapeDtypeStruct(shape, dtype, **known)
+
+
 def tracks_varying(axis_name: AxisName | None) -> bool:
     """Returns whether the surrounding trace records which values differ along the axis.
 

@@ -59,6 +59,14 @@ def test_kernels_are_what_is_launched() -> None:
     assert passes.kernels(PROGRAM) == 4
 
 
+def test_kernels_of_pallas_read_their_operands_and_write_their_results() -> None:
+    kernel = 'f32[2,8] custom-call(x, x), custom_call_target="tpu_custom_call"'
+    other = 'f32[8] custom-call(x), custom_call_target="AllocateBuffer"'
+    text = PROGRAM.replace("  zero = s32[]", f"  twice = {kernel}\n  one = {other}\n  zero = s32[]")
+    assert passes.bytes_of_pallas(text) == 2 * 32 + 64
+    assert passes.bytes_of_pallas(PROGRAM) == 0
+
+
 def test_rows_that_are_kept_are_not_compiled_again(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, (tree, *_), compiled = tmp_path / "rows.json", model.TREES, []
     monkeypatch.setattr(passes, "measure", lambda case, *_: compiled.append(case) or ROW)

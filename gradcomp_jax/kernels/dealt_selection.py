@@ -1,14 +1,15 @@
 """The largest entries of blocks that are dealt out over a vector, and their places in it."""
 
 import functools
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from gradcomp_jax._typing import Array
+from gradcomp_jax.kernels import dealt_on_tpu
 from gradcomp_jax.kernels.dealing import Deal
-from gradcomp_jax.kernels.platforms import on_cpu
 from gradcomp_jax.kernels.selection import (
     COMPARED,
     LANES,
@@ -28,6 +29,8 @@ _LINES = 16
 """Lines that are reduced at once: of more, XLA's CPU backend makes a slow loop."""
 
 _LARGEST = 2**31 - 1
+
+_Placing = Callable[[Array, Array], Array]
 
 
 def top_of_dealt(flat: Array, deal: Deal, k: int) -> tuple[Array, Array]:
@@ -70,7 +73,11 @@ def top_of_dealt(flat: Array, deal: Deal, k: int) -> tuple[Array, Array]:
     def approximate(flat: Array) -> Array:
         return approximate_best(_keys(deal.blocks(flat), low_bits), k=k, low_bits=low_bits)
 
-    keys = lax.platform_dependent(flat, cpu=in_lines, tpu=in_one_layout if k == 1 else approximate, default=at_once)
+    def by_kernel(flat: Array) -> Array:
+        return dealt_on_tpu.best_of_dealt(flat.reshape(-1, deal.block), deal, low_bits)[:, None]
+
+    one = by_kernel if dealt_on_tpu.takes(deal, deal.block) else in_one_layout
+    keys = lax.platform_dependent(flat, cpu=in_lines, tpu=one if k == 1 else approximate, default=at_once)
     return entries_of(keys, low_bits, lambda index: take_dealt(flat, deal, index))
 
 
@@ -170,7 +177,7 @@ def place_dealt(index: Array, value: Array, deal: Deal, width: int) -> Array:
         cpu = in_blocks
     if k > COMPARED:
         return cpu(index, value)
-    return on_cpu(cpu, functools.partial(_compared, deal=deal, width=width), index, value)
+    return _on_platforms(cpu, functools.partial(_compared, deal=deal, width=width), index, value, deal, width)
 
 
 def place_packed(index: Array, value: Array, deal: Deal, width: int) -> Array:
@@ -194,7 +201,17 @@ def place_packed(index: Array, value: Array, deal: Deal, width: int) -> Array:
 
     if k > ROUNDS or deal.block > 2**15 or not _fits(deal, width):
         return place_dealt(index, value.astype(jnp.float32), deal, width)
-    return on_cpu(in_lines, plain, index, value)
+    return _on_platforms(in_lines, plain, index, value, deal, width)
+
+
+def _on_platforms(cpu: _Placing, plain: _Placing, index: Array, value: Array, deal: Deal, width: int) -> Array:
+    """Returns ``cpu`` of both on CPU and ``plain``, the same numbers, elsewhere; on TPU a kernel's, where it is asked for."""
+
+    def by_kernel(index: Array, value: Array) -> Array:
+        return dealt_on_tpu.placed_in_matrix(index[:, 0], value[:, 0], deal, width).astype(jnp.float32)
+
+    tpu = by_kernel if index.shape[1] == 1 and dealt_on_tpu.takes(deal, width) else plain
+    return lax.platform_dependent(index, value, cpu=cpu, tpu=tpu, default=plain)
 
 
 def _compared(index: Array, value: Array, deal: Deal, width: int) -> Array:

@@ -9,6 +9,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import gradcomp_jax as gc
 from benchmarks import tpu_programs as tpu
 from benchmarks.compiled import model, passes
+from gradcomp_jax import kernels
+from gradcomp_jax.kernels import dealt_on_tpu
 from gradcomp_jax.methods.registry import METHODS
 
 from .programs import needs_compiler
@@ -58,6 +60,51 @@ def test_a_gradient_in_another_layout_is_copied_once(one_device) -> None:
     assert compiled.cost_analysis()["bytes accessed"] <= 10.1 * GRADIENT
 
 
+@pytest.fixture
+def pallas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(dealt_on_tpu.SWITCH, "1")
+
+
+# The target is written for its kernel, which reads it: two of these. What was selected comes back in bfloat16: one.
+@pytest.mark.parametrize(
+    ("shape", "most"), [(SHAPE, 11.1), pytest.param((SHAPE[0] * SHAPE[1],), 13.1, marks=pytest.mark.slow)]
+)
+def test_a_dgc_step_by_kernels_of_pallas(
+    one_device: NamedSharding, pallas: None, shape: tuple[int, ...], most: float
+) -> None:
+    """Eight gradients and three of the kernels; a flat vector is copied once in addition."""
+    compiled = compiled_for(one_device, shape)
+    assert passes.bytes_accessed(compiled) <= most * GRADIENT
+    memory = compiled.memory_analysis()
+    assert memory.temp_size_in_bytes <= (most - 10) * GRADIENT
+    assert memory.alias_size_in_bytes >= 2 * GRADIENT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+@pytest.mark.parametrize("size", [(2**29, 1024), (2**26, 2**15), (2**20, 128)])
+def test_kernels_of_the_largest_tensors_fit_the_vector_memory(pallas: None, chip: str, size: tuple[int, int]) -> None:
+    entries, width = size
+    deal = kernels.Deal(entries, 1024 if entries > 2**20 else 128, max(width, entries // 1024))
+    assert dealt_on_tpu.takes(deal, width)
+    place = NamedSharding(Mesh(np.array(tpu.compiler_devices(chip)[:1]), ("one",)), PartitionSpec())
+    matrix, index, value = (
+        jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+        for shape, dtype in (
+            ((entries // width, width), jnp.float32),
+            ((deal.rows,), jnp.int32),
+            ((deal.rows,), jnp.float32),
+        )
+    )
+
+    def both(matrix: jax.Array, index: jax.Array, value: jax.Array) -> tuple[jax.Array, ...]:
+        placed = (dealt_on_tpu.placed_in_matrix(index, v, deal, width) for v in (value, value.astype(jnp.bfloat16)))
+        return dealt_on_tpu.best_of_dealt(matrix, deal, 11), *placed
+
+    text = jax.jit(both).lower(matrix, index, value).compile().as_text()
+    assert passes.bytes_of_pallas(text) >= 10 * entries
+
+
 def test_several_entries_of_a_block_come_from_the_approximate_top_k(one_device) -> None:
     """One pass to the lanes' best and little after it; found one after the other they would take five."""
     rows = jax.ShapeDtypeStruct(SHAPE, jnp.float32, sharding=one_device)
@@ -104,3 +151,9 @@ def test_passes_kernels_and_temporaries(method: str) -> None:
     row = passes.measure(method, model.few_leaves(), tpu.LARGE)
     most = CEILINGS.get(method, GOAL)
     assert (row.passes <= most[0], row.kernels <= most[1], row.temporaries <= most[2]) == (True,) * 3, (row, most)
+
+
+@pytest.mark.slow
+def test_fewer_passes_with_kernels_of_pallas(pallas: None) -> None:
+    row = passes.measure("dgc", model.few_leaves(), tpu.LARGE)
+    assert (row.passes <= 30, row.kernels <= 240, row.temporaries <= 0.4) == (True,) * 3, row
