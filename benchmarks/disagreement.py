@@ -27,7 +27,7 @@ import gradcomp_jax as gc
 from gradcomp_jax import _markdown
 from gradcomp_jax.experiments import datasets, models
 from gradcomp_jax.experiments.machine import machine, versions
-from gradcomp_jax.experiments.tasks import task
+from gradcomp_jax.experiments.tasks import NETWORKS, task
 
 AXIS = "data"
 PUT_BACK = gc.collectives.TwoPhase("put_back")
@@ -102,7 +102,7 @@ def shards(cell: Cell) -> tuple[jax.Array, jax.Array]:
 
 def trainer(cell: Cell, tx: optax.GradientTransformationExtraArgs) -> Any:
     """A compiled function of the seed: accuracy in percent, and the rms of the workers' memories and of the owners'."""
-    network, data, (images, labels) = task(cell.dataset).model, datasets.load(cell.dataset), shards(cell)
+    network, data, (images, labels) = NETWORKS[cell.dataset], datasets.load(cell.dataset), shards(cell)
 
     def loss(params: Any, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
         return models.cross_entropy(network.apply(params, batch[0]), batch[1])

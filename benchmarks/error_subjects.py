@@ -10,7 +10,6 @@ import numpy as np
 
 from gradcomp_jax import compressors, experiments
 from gradcomp_jax.compressors import Compressor
-from gradcomp_jax.experiments import models
 
 FRACTION_BITS = {16: 12, 8: 5}
 """Of fixed point, by width: ranges of 8 and 4 standard deviations of an input of unit variance."""
@@ -164,13 +163,14 @@ def gradients(seeds: int, epochs: Sequence[int]) -> list[np.ndarray]:
     """One worker's gradient, largest matrices, at the first step after each of these epochs of dense training."""
     data = experiments.load(TASK.dataset)
     settings = dataclasses.replace(TASK.settings, epochs=max(epochs))
-    trainer = experiments.Trainer("dense", TASK.on(data), settings)
+    problem = TASK.on(data)
+    trainer = experiments.Trainer("dense", problem, settings)
     # Any examples that one worker may see next.
     draw = np.random.default_rng(0)
 
     @jax.jit
     def gradient(params: Any, x: jax.Array, y: jax.Array) -> Any:
-        return jax.grad(lambda p: models.cross_entropy(TASK.model.apply(p, x), y))(params)
+        return jax.grad(problem.loss)(params, (x, y))
 
     found = []
     for seed in range(seeds):

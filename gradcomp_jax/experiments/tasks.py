@@ -46,16 +46,19 @@ def task(dataset: str) -> Task:
     return look_up("data set", dataset, TASKS)
 
 
+NETWORKS: dict[str, models.Model] = {"digits": models.conv_net(), "fashion-mnist": models.mlp()}
+"""Of the tasks that tell images apart."""
+
 TASKS: dict[str, Task] = {
     "digits": Task(
         "digits",
-        functools.partial(classification, models.conv_net()),
+        functools.partial(classification, NETWORKS["digits"]),
         Settings(epochs=30, batch_per_worker=8, learning_rate=0.05, density=0.01, clip_norm=8.0, warm_up_epochs=2),
         "conv net of 38 thousand parameters on scikit-learn's 8x8 digits",
     ),
     "fashion-mnist": Task(
         "fashion-mnist",
-        functools.partial(classification, models.mlp()),
+        functools.partial(classification, NETWORKS["fashion-mnist"]),
         Settings(epochs=6, batch_per_worker=16, learning_rate=0.02, density=0.001, clip_norm=8.0, warm_up_epochs=0.5),
         "MLP 784-512-256-10 on Fashion-MNIST",
     ),

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,10 @@ class CollectiveTraffic(NamedTuple):
     launches: int
     sent: float
     operand: float = 0
+
+
+_Found: TypeAlias = tuple[tuple[str, ...], str, CollectiveTraffic]
+"""Axes, element type, and a collective."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +93,7 @@ def traffic_of(
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.result_type(a)), params)
     traced, state = jax.make_jaxpr(step, axis_env=list(workers.items()), return_shape=True)(shapes)
     kinds: dict[str, CollectiveTraffic] = {}
-    for names, collective in _collectives(traced.jaxpr, workers):
+    for names, _, collective in _collectives(traced.jaxpr, workers):
         if between is None or between in names:
             before = kinds.get(collective.kind, CollectiveTraffic(collective.kind, 0, 0))
             kinds[collective.kind] = CollectiveTraffic(
@@ -101,8 +105,8 @@ def traffic_of(
     return Traffic(tuple(kinds.values()), nbytes(state))
 
 
-def _collectives(jaxpr: Any, sizes: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], CollectiveTraffic]]:
-    """The axes and the collectives of a traced program, one by one."""
+def _collectives(jaxpr: Any, sizes: Mapping[str, int]) -> Iterator[_Found]:
+    """The collectives of a traced program, one by one."""
     platform = {
         out for equation in jaxpr.eqns if equation.primitive.name == "platform_index" for out in equation.outvars
     }
@@ -113,7 +117,7 @@ def _collectives(jaxpr: Any, sizes: Mapping[str, int]) -> Iterator[tuple[tuple[s
             for operand in equation.invars:
                 size = operand.aval.size * operand.aval.dtype.itemsize
                 sent = bytes_moved(_KINDS[name], size, math.prod(sizes[n] for n in names))
-                yield names, CollectiveTraffic(_KINDS[name], 1, sent, size)
+                yield names, str(operand.aval.dtype), CollectiveTraffic(_KINDS[name], 1, sent, size)
             continue
         inside = params["branches"][-1:] if name == "cond" else params.values()
         bodies = [getattr(p, "jaxpr", p) for p in inside]
@@ -125,19 +129,18 @@ def _collectives(jaxpr: Any, sizes: Mapping[str, int]) -> Iterator[tuple[tuple[s
         yield from found * (params["length"] if name == "scan" else 1)
 
 
-def _combined(
-    found: list[tuple[tuple[str, ...], CollectiveTraffic]],
-) -> list[tuple[tuple[str, ...], CollectiveTraffic]]:
+def _combined(found: list[_Found]) -> list[_Found]:
     """All-reduces over the same axes as one: where they stand apart for accelerators, their compilers combine them."""
-    sums: dict[tuple[str, ...], CollectiveTraffic] = {}
+    sums: dict[tuple[tuple[str, ...], str], CollectiveTraffic] = {}
     others = []
-    for names, one in found:
+    for names, dtype, one in found:
         if one.kind == "all-reduce":
-            before = sums.get(names, CollectiveTraffic(one.kind, 1, 0, 0))
-            sums[names] = one._replace(launches=1, sent=before.sent + one.sent, operand=before.operand + one.operand)
+            before = sums.get((names, dtype), CollectiveTraffic(one.kind, 1, 0, 0))
+            added = one._replace(sent=before.sent + one.sent, operand=before.operand + one.operand)
+            sums[names, dtype] = added
         else:
-            others.append((names, one))
-    return [*others, *sums.items()]
+            others.append((names, dtype, one))
+    return [*others, *((*key, one) for key, one in sums.items())]
 
 
 def _at_most_once(loop: Mapping[str, Any]) -> bool:
