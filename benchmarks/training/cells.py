@@ -1,6 +1,7 @@
 """What is trained: a study is methods on a task, each tuned on the same grid and then run with several seeds."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -8,7 +9,7 @@ from gradcomp_jax.experiments.settings import Settings, split_batch
 from gradcomp_jax.experiments.tasks import task
 
 
-@dataclasses.dataclass(frozen=True, order=True)
+@dataclasses.dataclass(frozen=True)
 class Row:
     """A method as a table names it: ``every`` and ``density`` are the task's own where they are None."""
 
@@ -114,8 +115,14 @@ def penalty(result: Mapping[str, Any]) -> float:
     """Returns a number that is lower for a better run, infinite for one that diverged."""
     last = result["evaluation"][-1]
     if last is None:
-        return float("inf")
+        return math.inf
     return -last if result["metric"] == "accuracy" else last
+
+
+def metric_of(result: Mapping[str, Any], epoch: int = -1) -> float:
+    """Returns the metric after an epoch, by default the last; NaN where the run had diverged."""
+    value = result["evaluation"][epoch]
+    return math.nan if value is None else value
 
 
 _LOW = ("diloco", "streaming-diloco", "sparse-loco", "muloco")

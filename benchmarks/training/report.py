@@ -1,12 +1,11 @@
 """Tables and pictures of what runs gave."""
 
-import math
 import pathlib
 import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.training.cells import Cell, Row, Study
+from benchmarks.training.cells import Cell, Row, Study, metric_of
 from gradcomp_jax import _markdown
 from gradcomp_jax.experiments.tasks import task
 
@@ -49,11 +48,11 @@ def _row(study: Study, found: Found, row: Row, workers: int, base: list[Mapping[
     every, rate = "1" if row.every is None else str(row.every), study.rate(row.method, found)
     if not own:
         return (row.method, str(workers), every, "not run", "-", "-", "-", "-" if rate is None else f"{rate:g}", "0")
-    values = [math.nan if r["evaluation"][-1] is None else r["evaluation"][-1] for r in own]
+    values = [metric_of(r) for r in own]
     sent = own[0]["wire"]["sent_mean"]
     against = fewer = "-"
     if base:
-        first = statistics.fmean(r["evaluation"][-1] or math.nan for r in base)
+        first = statistics.fmean(map(metric_of, base))
         mean = statistics.fmean(values)
         percent = own[0]["metric"] != "accuracy"
         against = f"{100 * (mean / first - 1):+.1f}%" if percent else f"{100 * (mean - first):+.2f} points"
@@ -141,7 +140,7 @@ def plot(study: Study, found: Found, path: pathlib.Path) -> None:
         epochs = len(own[0]["evaluation"])
         steps = len(own[0]["loss_of_ten_steps"]) * 10 / epochs
         sent = [(i + 1) * steps * own[0]["wire"]["sent_mean"] for i in range(epochs)]
-        means = [statistics.fmean(r["evaluation"][i] or math.nan for r in own) for i in range(epochs)]
+        means = [statistics.fmean(metric_of(r, i) for r in own) for i in range(epochs)]
         colour = colours[methods.index(row.method) % 10]
         axes.plot(sent, means, styles[number % 3], marker="o", markersize=3, color=colour, label=str(row))
     axes.set(xscale="log", xlabel="bytes that a device has sent", ylabel=metric, title=f"{task(study.task).summary}")

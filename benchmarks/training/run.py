@@ -33,7 +33,7 @@ def run_all(study: Study, folder: pathlib.Path, checkpoints: pathlib.Path, *, ho
         study: what is run.
         folder: of the results, one file a run.
         checkpoints: a folder for the states of runs, one within it for each.
-        hours: after which no epoch is begun; the same call goes on later.
+        hours: after which a run is stopped; the same call goes on later from its last epoch.
         only: a part of the names of the cells that are run; everything where it is empty.
     """
     until = time.monotonic() + 3600 * hours

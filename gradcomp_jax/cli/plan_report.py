@@ -68,7 +68,7 @@ def sentence(found: Outlook) -> str:
     below = faster if rate else "and no method is faster at any rate"
     if verdict.tie:
         margin = f"{gain:.2f}x as fast, less of a difference than a plan can tell (worth it from {CLEAR:g}x)"
-        return f"Do not compress: {there}, and {best} is {margin}: a tie."
+        return f"Do not compress: {there}, and {best} is {margin}: a tie{'' if gain > 1 else f'; {below}'}."
     return f"Do not compress: {there}, the fastest method {units.show_seconds(fastest.step)} ({best}); {below}."
 
 

@@ -136,8 +136,7 @@ def _combined(found: list[_Found]) -> list[_Found]:
     for names, dtype, one in found:
         if one.kind == "all-reduce":
             before = sums.get((names, dtype), CollectiveTraffic(one.kind, 1, 0, 0))
-            added = one._replace(sent=before.sent + one.sent, operand=before.operand + one.operand)
-            sums[names, dtype] = added
+            sums[names, dtype] = one._replace(sent=before.sent + one.sent, operand=before.operand + one.operand)
         else:
             others.append((names, dtype, one))
     return [*others, *((*key, one) for key, one in sums.items())]

@@ -90,8 +90,8 @@ def init_state(
             " pass the parameters of a model"
         )
     places = _specs.by_leaf(param_specs, params)
-    # A copy: the train step donates its state, and must not take the caller's parameters with it.
     copies = _copies(params, places, mesh, axis_name, param_copy)
+    # A copy: the train step donates its state, and must not take the caller's parameters with it.
     leaves = [
         jax.device_put(jnp.array(p), NamedSharding(mesh, s))
         for p, s in zip(jax.tree.leaves(params), places, strict=True)

@@ -1,48 +1,19 @@
 """PowerSGD against a replay in float64, and against the best approximation there is."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import gradcomp_jax as gc
 from gradcomp_jax.transforms import by_matrix
-from tests.conformance.environments import exchange_state
 
 from .replay.power_iteration import PowerSgd
+from .replay.power_iteration_problem import COMPRESSED, SHAPES, first_q, replayed, state_of, steady
 from .replay.workers import AXIS, N, close, mapped
-
-SHAPES = {"bias": (7,), "conv": (3, 3, 4, 12), "left": (20, 12), "right": (20, 12), "tiny": (2, 2), "wide": (8, 30)}
-COMPRESSED = ("conv", "left", "right", "wide")
-
-
-def first_q(rank, seed=0):
-    """From the seed, which all workers share: an input."""
-    sides = {name: SHAPES[name][-1] for name in COMPRESSED}
-    return {
-        name: np.asarray(jax.random.normal(jax.random.key(seed), (1, c, rank), jnp.float32))[0]
-        for name, c in sides.items()
-    }
-
-
-def steady(seed):
-    """Gradients that change little from step to step: of others a power iteration magnifies the smallest rounding."""
-    rng = np.random.default_rng(seed)
-    part = {k: rng.standard_normal((N, *s)) for k, s in SHAPES.items()}
-    return lambda: {k: (g + rng.standard_normal(g.shape) / 4).astype(np.float32) for k, g in part.items()}
-
-
-def state_of(state):
-    """Residuals and Q, by tensor."""
-    inner = exchange_state(state)
-    kept, warm = (list(map(np.asarray, jax.tree.leaves(of))) for of in (inner.memory, inner.compressor))
-    assert len(kept) == len(warm) == len(COMPRESSED)
-    return kept, warm
 
 
 def check_state(state, oracle, tolerance, *, mean=False) -> None:
     for name, e, q in zip(COMPRESSED, *state_of(state), strict=True):
-        mine, want = np.asarray(e).reshape(oracle.e[name].shape), oracle.e[name]
+        mine, want = np.asarray(e).reshape(oracle.kept[name].shape), oracle.kept[name]
         assert np.abs(want).max() > 0.1
         if mean:
             mine, want = mine.mean(axis=0), want.mean(axis=0)
@@ -58,23 +29,13 @@ def test_replay(rank) -> None:
     tx, draw = gc.powersgd(axis_name=AXIS, rank=rank, seed=3), steady(rank)
     whole, single = (PowerSgd(SHAPES, N, first_q(rank, 3)) for _ in range(2))
     paper = PowerSgd(SHAPES, N, first_q(rank, 3), mean_q=True)
-    state, update = mapped(tx, SHAPES)
-    for step in range(22):
-        single.resume(*state_of(state))
-        gradients = draw()
-        updates, state = update(gradients, state)
-        updates = jax.tree.map(np.asarray, updates)
-        for name in SHAPES:
-            assert (updates[name] == updates[name][:1]).all()
-        for oracle, tolerance in ((whole, 5e-3), (paper, 5e-3), (single, 2e-5)):
-            for name, want in oracle.step(gradients).items():
-                close(updates[name][0], want, tolerance, f"step {step}, {name}")
+    for state in replayed(tx, draw, single, whole, paper):
         check_state(state, single, 2e-5)
     check_state(state, whole, 5e-3)
     # The paper's residual, of the mean Q, differs by what the workers' projections differ: not in its mean.
     check_state(state, paper, 5e-3, mean=True)
     for name in COMPRESSED:
-        assert np.abs(paper.e[name] - whole.e[name]).max() > 0.1
+        assert np.abs(paper.kept[name] - whole.kept[name]).max() > 0.1
 
 
 def relative_error(update, matrix) -> float:
