@@ -36,9 +36,11 @@ def main() -> None:
         "--write", type=pathlib.Path, metavar="PAGE", help="also write the page, and its picture beside it"
     )
     options = parser.parse_args()
-    study, folder = STUDIES[options.study], options.out / options.study
+    study = STUDIES[options.study]
+    # Studies of one task share the runs that they have in common.
+    folder, checkpoints = options.out / study.task, options.checkpoints / study.task
     if options.hours:
-        run.run_all(study, folder, options.checkpoints / options.study, hours=options.hours, only=options.only)
+        run.run_all(study, folder, checkpoints, hours=options.hours, only=options.only)
     found = run.results(folder)
     print(report.table(study, found))
     if options.write:

@@ -13,7 +13,7 @@ from benchmarks.training.cells import STUDIES, Cell, Row, Study
 from gradcomp_jax.experiments.recipes import RECIPES
 from gradcomp_jax.experiments.tasks import TASKS
 
-STUDY = Study("digits", (Row("dense-bf16"), Row("diloco", 4), Row("diloco", 8)), grid=(0.5, 1.0), workers=(2,), seeds=2)
+STUDY = Study("digits", {2: (Row("dense-bf16"), Row("diloco", 4), Row("diloco", 8))}, grid=(0.5, 1.0), seeds=2)
 
 
 def result(cell: Cell, value: float | None, *, metric: str = "accuracy", sent: float = 100.0) -> dict:
@@ -41,10 +41,11 @@ def all_found(study: Study) -> dict:
 def test_every_study_names_what_there_is() -> None:
     for study in STUDIES.values():
         assert study.task in TASKS
-        for row in study.rows:
-            assert row.method in RECIPES
-        for workers in study.workers:
+        for workers, rows in study.rows.items():
             assert TASKS[study.task].settings.batch % workers == 0
+            for row in rows:
+                assert row.method in RECIPES
+                assert row.method in study.methods
 
 
 def test_methods_are_tuned_and_then_run_with_a_seed_each_before_the_next_seed() -> None:

@@ -70,35 +70,44 @@ class Study:
 
     Attributes:
         task: a name of ``tasks.TASKS``.
-        rows: the methods, the baselines first.
+        rows: by the number of workers, the methods, the baseline first. The first number has all of the methods.
         grid: fractions of the task's learning rate; the best of them on the validation part, by one run of half the length, is
-            what a method is trained at. A method is tuned at the first of its rows and the first number of workers.
-        workers: numbers of them.
+            what a method is trained at. A method is tuned at the first of its rows.
         seeds: how many.
     """
 
     task: str
-    rows: tuple[Row, ...]
+    rows: Mapping[int, tuple[Row, ...]]
     grid: tuple[float, ...] = (0.5, 1.0, 2.0)
-    workers: tuple[int, ...] = (8,)
     seeds: int = 3
+
+    @property
+    def methods(self) -> list[str]:
+        """Returns the names of the methods, each once."""
+        return list(dict.fromkeys(row.method for row in self.most[1]))
+
+    @property
+    def most(self) -> tuple[int, tuple[Row, ...]]:
+        """Returns the first number of workers and its rows."""
+        return next(iter(self.rows.items()))
 
     def tuning(self, method: str) -> list[Cell]:
         """Returns the runs that a method's learning rate is taken from."""
-        row = next(row for row in self.rows if row.method == method)
+        workers, rows = self.most
+        row = next(row for row in rows if row.method == method)
         rate = task(self.task).settings.learning_rate
-        return [Cell(self.task, row, self.workers[0], 0, rate * fraction, tuning=True) for fraction in self.grid]
+        return [Cell(self.task, row, workers, 0, rate * fraction, tuning=True) for fraction in self.grid]
 
     def cells(self, found: Mapping[str, Mapping[str, Any]]) -> Iterator[Cell]:
-        """Yields what is to be run, in order: each method is tuned, then all of them with a seed before the next seed.
+        """Yields what is to be run, in order: each method is tuned, then everything is run with a seed before the next seed.
 
         ``found`` are the results so far by the names of the cells; it is read again whenever a rate must be known.
         """
-        for method in dict.fromkeys(row.method for row in self.rows):
+        for method in self.methods:
             yield from self.tuning(method)
-        for workers in self.workers:
-            for seed in range(self.seeds):
-                for row in self.rows:
+        for seed in range(self.seeds):
+            for workers, rows in self.rows.items():
+                for row in rows:
                     rate = self.rate(row.method, found)
                     if rate is not None:
                         yield Cell(self.task, row, workers, seed, rate)
@@ -125,16 +134,19 @@ def metric_of(result: Mapping[str, Any], epoch: int = -1) -> float:
     return math.nan if value is None else value
 
 
-_LOW = ("diloco", "streaming-diloco", "sparse-loco", "muloco")
+_REPLICAS = ("diloco", "streaming-diloco", "sparse-loco", "muloco")
+_EVERY_STEP = (Row("delayed-int8", 1), Row("dion"))
 
 STUDIES: dict[str, Study] = {
     "enwik8-replicas": Study(
         "enwik8",
-        (
-            Row("dense-bf16"),
-            *(Row(method, every) for method in _LOW for every in (30, 15, 100)),
-            Row("delayed-int8", 1),
-            Row("dion"),
-        ),
+        {
+            8: (
+                Row("dense-bf16"),
+                *(Row(method, every) for method in _REPLICAS for every in (30, 15, 100)),
+                *_EVERY_STEP,
+            ),
+            4: (Row("dense-bf16"), *(Row(method, 30) for method in _REPLICAS), *_EVERY_STEP),
+        },
     ),
 }

@@ -25,9 +25,9 @@ def table(study: Study, found: Found) -> str:
     """Returns a row for each method and number of workers, with what is missing said so."""
     lines = []
     metric = next(iter(found.values()))["metric"] if found else "metric"
-    for workers in study.workers:
-        base = runs(study, found, study.rows[0], workers)
-        for row in study.rows:
+    for workers, rows in study.rows.items():
+        base = runs(study, found, rows[0], workers)
+        for row in rows:
             lines.append(_row(study, found, row, workers, base))
     heads = (
         "method",
@@ -72,7 +72,7 @@ def tuning(study: Study, found: Found) -> str:
     """Returns what each method gave at each rate of the grid, on the validation part."""
     rate = task(study.task).settings.learning_rate
     lines = []
-    for method in dict.fromkeys(row.method for row in study.rows):
+    for method in study.methods:
         values = []
         for cell in study.tuning(method):
             result = found.get(cell.name)
@@ -127,12 +127,12 @@ def plot(study: Study, found: Found, path: pathlib.Path) -> None:
 
     figure, axes = plt.subplots(figsize=(10, 6), layout="constrained")
     colours = plt.get_cmap("tab10").colors
-    methods = list(dict.fromkeys(row.method for row in study.rows))
+    methods, (workers, rows) = study.methods, study.most
     styles = {0: "-", 1: "--", 2: ":"}
     seen: dict[str, int] = {}
     metric = ""
-    for row in study.rows:
-        own = runs(study, found, row, study.workers[0])
+    for row in rows:
+        own = runs(study, found, row, workers)
         if not own:
             continue
         number = seen[row.method] = seen.get(row.method, -1) + 1
