@@ -45,7 +45,7 @@ def test_every_study_names_what_there_is() -> None:
             assert TASKS[study.task].settings.batch % workers == 0
             for row in rows:
                 assert row.method in RECIPES
-                assert row.method in study.methods
+                assert row.tuned in study.tuned
 
 
 def test_methods_are_tuned_and_then_run_with_a_seed_each_before_the_next_seed() -> None:

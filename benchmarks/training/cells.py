@@ -9,18 +9,44 @@ from gradcomp_jax.experiments.settings import Settings, split_batch
 from gradcomp_jax.experiments.tasks import task
 
 
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd": {"optimizer": "sgd", "momentum": 0.0},
+    "adamw": {"optimizer": "adamw"},
+}
+"""Fields of ``Settings`` by what a row names."""
+ADAMW_RATE = 1e-3
+"""Learning rate that the grid of AdamW is about, in a task whose own optimizer is another."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A method as a table names it: ``every`` and ``density`` are the task's own where they are None."""
+    """A method as a table names it: options are the task's own where they are None."""
 
     method: str
     every: int | None = None
     density: float | None = None
+    optimizer: str | None = None
 
     def __str__(self) -> str:
         """Returns ``diloco-every-30``, or ``dgc-density-0.001``."""
-        options = {"every": self.every, "density": self.density}
-        return self.method + "".join(f"-{name}-{value:g}" for name, value in options.items() if value is not None)
+        return self.name if self.every is None else f"{self.name}-every-{self.every}"
+
+    @property
+    def name(self) -> str:
+        """Returns its name without ``every``."""
+        return self.tuned if self.density is None else f"{self.tuned}-density-{self.density:g}"
+
+    @property
+    def tuned(self) -> str:
+        """Returns what it shares a learning rate with: ``dgc``, or ``dgc-sgd``."""
+        return self.method if self.optimizer is None else f"{self.method}-{self.optimizer}"
+
+    def learning_rate(self, settings: Settings) -> float:
+        """Returns the learning rate that its grid is about."""
+        if self.optimizer == "adamw" != settings.optimizer:
+            return ADAMW_RATE
+        # A velocity is 1 / (1 - momentum) gradients long.
+        return settings.learning_rate / (1 - settings.momentum if self.optimizer == "sgd" else 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +79,7 @@ class Cell:
         """Returns its hyper-parameters."""
         own = task(self.task).settings
         given: dict[str, Any] = {k: v for k in ("every", "density") if (v := getattr(self.row, k)) is not None}
+        given |= OPTIMIZERS.get(self.row.optimizer or "", {})
         if self.tuning:
             given["epochs"] = max(1, own.epochs // 2)
         return dataclasses.replace(
@@ -72,7 +99,7 @@ class Study:
         task: a name of ``tasks.TASKS``.
         rows: by the number of workers, the methods, the baseline first. The first number has all of the methods.
         grid: fractions of the task's learning rate; the best of them on the validation part, by one run of half the length, is
-            what a method is trained at. A method is tuned at the first of its rows.
+            what a method is trained at, with its optimizer. A method is tuned at the first of its rows.
         seeds: how many.
     """
 
@@ -82,20 +109,20 @@ class Study:
     seeds: int = 3
 
     @property
-    def methods(self) -> list[str]:
-        """Returns the names of the methods, each once."""
-        return list(dict.fromkeys(row.method for row in self.most[1]))
+    def tuned(self) -> list[str]:
+        """Returns the names of the methods that have learning rates of their own."""
+        return list(dict.fromkeys(row.tuned for row in self.most[1]))
 
     @property
     def most(self) -> tuple[int, tuple[Row, ...]]:
         """Returns the first number of workers and its rows."""
         return next(iter(self.rows.items()))
 
-    def tuning(self, method: str) -> list[Cell]:
-        """Returns the runs that a method's learning rate is taken from."""
+    def tuning(self, tuned: str) -> list[Cell]:
+        """Returns the runs that the learning rate of a name of :attr:`tuned` is taken from."""
         workers, rows = self.most
-        row = next(row for row in rows if row.method == method)
-        rate = task(self.task).settings.learning_rate
+        row = next(row for row in rows if row.tuned == tuned)
+        rate = row.learning_rate(task(self.task).settings)
         return [Cell(self.task, row, workers, 0, rate * fraction, tuning=True) for fraction in self.grid]
 
     def cells(self, found: Mapping[str, Mapping[str, Any]]) -> Iterator[Cell]:
@@ -103,18 +130,18 @@ class Study:
 
         ``found`` are the results so far by the names of the cells; it is read again whenever a rate must be known.
         """
-        for method in self.methods:
-            yield from self.tuning(method)
+        for name in self.tuned:
+            yield from self.tuning(name)
         for seed in range(self.seeds):
             for workers, rows in self.rows.items():
                 for row in rows:
-                    rate = self.rate(row.method, found)
+                    rate = self.rate(row.tuned, found)
                     if rate is not None:
                         yield Cell(self.task, row, workers, seed, rate)
 
-    def rate(self, method: str, found: Mapping[str, Mapping[str, Any]]) -> float | None:
-        """Returns the learning rate of a method, or None where it is not tuned yet."""
-        tried = self.tuning(method)
+    def rate(self, tuned: str, found: Mapping[str, Mapping[str, Any]]) -> float | None:
+        """Returns the learning rate of a name of :attr:`tuned`, or None where it is not known yet."""
+        tried = self.tuning(tuned)
         if any(cell.name not in found for cell in tried):
             return None
         return min(tried, key=lambda cell: penalty(found[cell.name])).learning_rate
@@ -134,19 +161,63 @@ def metric_of(result: Mapping[str, Any], epoch: int = -1) -> float:
     return math.nan if value is None else value
 
 
+_BASE = Row("dense-bf16")
 _REPLICAS = ("diloco", "streaming-diloco", "sparse-loco", "muloco")
 _EVERY_STEP = (Row("delayed-int8", 1), Row("dion"))
+_TERNGRAD = (
+    _BASE,
+    Row("terngrad"),
+    Row("terngrad-ternary"),
+    Row("terngrad-no-clip"),
+    Row("dgc"),
+    Row("block-quantized"),
+)
+_PARTS_OF_DGC = tuple(Row(f"dgc-no-{part}") for part in ("correction", "masking", "warm-up", "clip"))
 
 STUDIES: dict[str, Study] = {
-    "enwik8-replicas": Study(
+    "mnist": Study(
+        "mnist",
+        {
+            8: (
+                *_TERNGRAD,
+                *(dataclasses.replace(row, optimizer=name) for name in OPTIMIZERS for row in (_BASE, *_TERNGRAD[1:3])),
+            ),
+            **dict.fromkeys((64, 2, 32, 4, 16), _TERNGRAD),
+        },
+        seeds=5,
+    ),
+    "cifar10": Study(
+        "cifar10",
+        {
+            8: (
+                _BASE,
+                Row("dgc"),
+                *(Row(name) for name in ("terngrad", "topk-sgd", "block-quantized", "block-quantized-4-bit")),
+                *(Row(name) for name in ("powersgd", "one-bit-sgd")),
+                *_PARTS_OF_DGC,
+            ),
+            **dict.fromkeys((4, 16, 32), (_BASE, Row("dgc"), Row("terngrad"))),
+        },
+    ),
+    "cifar10-conv": Study("cifar10-conv", {8: (_BASE, Row("dgc"), Row("terngrad"))}),
+    "penn-treebank": Study("penn-treebank", {8: (_BASE, Row("dgc"), Row("gradient-dropping"), Row("block-quantized"))}),
+    "enwik8": Study(
         "enwik8",
         {
             8: (
-                Row("dense-bf16"),
-                *(Row(method, every) for method in _REPLICAS for every in (30, 15, 100)),
-                *_EVERY_STEP,
+                _BASE,
+                *(Row(name) for name in ("terngrad", "block-quantized", "block-quantized-4-bit", "powersgd")),
+                *(Row(name, density=density) for density in (0.01, 0.001) for name in ("topk-sgd", "dgc")),
+                *(Row(name) for name in ("eden", "eden-2-bit", "eden-1-bit", "one-bit-adam", "demo", "one-bit-sgd")),
+                *(Row(name, 30) for name in ("diloco", "sparse-loco")),
             ),
-            4: (Row("dense-bf16"), *(Row(method, 30) for method in _REPLICAS), *_EVERY_STEP),
+        },
+    ),
+    "enwik8-replicas": Study(
+        "enwik8",
+        {
+            8: (_BASE, *(Row(method, every) for method in _REPLICAS for every in (30, 15, 100)), *_EVERY_STEP),
+            4: (_BASE, *(Row(method, 30) for method in _REPLICAS), *_EVERY_STEP),
         },
     ),
 }

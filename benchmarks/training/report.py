@@ -1,5 +1,6 @@
 """Tables and pictures of what runs gave."""
 
+import dataclasses
 import pathlib
 import statistics
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ Found = Mapping[str, Mapping[str, Any]]
 
 def runs(study: Study, found: Found, row: Row, workers: int) -> list[Mapping[str, Any]]:
     """Returns the results of a row, one for each seed that there is one of."""
-    rate = study.rate(row.method, found)
+    rate = study.rate(row.tuned, found)
     if rate is None:
         return []
     names = [Cell(study.task, row, workers, seed, rate).name for seed in range(study.seeds)]
@@ -26,17 +27,17 @@ def table(study: Study, found: Found) -> str:
     lines = []
     metric = next(iter(found.values()))["metric"] if found else "metric"
     for workers, rows in study.rows.items():
-        base = runs(study, found, rows[0], workers)
         for row in rows:
+            base = runs(study, found, dataclasses.replace(rows[0], optimizer=row.optimizer), workers)
             lines.append(_row(study, found, row, workers, base))
     heads = (
         "method",
         "workers",
         "every",
         metric,
-        "against the first",
+        "against dense",
         "bytes/step",
-        "fewer than the first",
+        "fewer bytes",
         "rate",
         "seeds",
     )
@@ -45,9 +46,9 @@ def table(study: Study, found: Found) -> str:
 
 def _row(study: Study, found: Found, row: Row, workers: int, base: list[Mapping[str, Any]]) -> tuple[str, ...]:
     own = runs(study, found, row, workers)
-    every, rate = "1" if row.every is None else str(row.every), study.rate(row.method, found)
+    every, rate = "1" if row.every is None else str(row.every), study.rate(row.tuned, found)
     if not own:
-        return (row.method, str(workers), every, "not run", "-", "-", "-", "-" if rate is None else f"{rate:g}", "0")
+        return (row.name, str(workers), every, "not run", "-", "-", "-", "-" if rate is None else f"{rate:g}", "0")
     values = [metric_of(r) for r in own]
     sent = own[0]["wire"]["sent_mean"]
     against = fewer = "-"
@@ -58,7 +59,7 @@ def _row(study: Study, found: Found, row: Row, workers: int, base: list[Mapping[
         against = f"{100 * (mean / first - 1):+.1f}%" if percent else f"{100 * (mean - first):+.2f} points"
         fewer = f"{base[0]['wire']['sent_mean'] / sent:.3g}x"
     judged = spread(values, own[0]["metric"])
-    return (row.method, str(workers), every, judged, against, f"{sent:,.0f}", fewer, f"{rate:g}", str(len(own)))
+    return (row.name, str(workers), every, judged, against, f"{sent:,.0f}", fewer, f"{rate:g}", str(len(own)))
 
 
 def spread(values: list[float], metric: str) -> str:
@@ -70,16 +71,16 @@ def spread(values: list[float], metric: str) -> str:
 
 def tuning(study: Study, found: Found) -> str:
     """Returns what each method gave at each rate of the grid, on the validation part."""
-    rate = task(study.task).settings.learning_rate
     lines = []
-    for method in study.methods:
-        values = []
-        for cell in study.tuning(method):
+    for name in study.tuned:
+        cells, values = study.tuning(name), []
+        for cell in cells:
             result = found.get(cell.name)
             last = result and result["evaluation"][-1]
             values.append("not run" if result is None else "diverged" if last is None else f"{last:.4g}")
-        lines.append((method, *values))
-    return "\n".join(_markdown.table(("method", *(f"{rate * f:g}" for f in study.grid)), lines, align="lr"))
+        lines.append((name, f"{cells[study.grid.index(1.0)].learning_rate:g}", *values))
+    heads = ("method", "rate", *(f"{fraction:g} of it" for fraction in study.grid))
+    return "\n".join(_markdown.table(heads, lines, align="lr"))
 
 
 def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
@@ -127,7 +128,7 @@ def plot(study: Study, found: Found, path: pathlib.Path) -> None:
 
     figure, axes = plt.subplots(figsize=(10, 6), layout="constrained")
     colours = plt.get_cmap("tab10").colors
-    methods, (workers, rows) = study.methods, study.most
+    methods, (workers, rows) = study.tuned, study.most
     styles = {0: "-", 1: "--", 2: ":"}
     seen: dict[str, int] = {}
     metric = ""
@@ -135,13 +136,13 @@ def plot(study: Study, found: Found, path: pathlib.Path) -> None:
         own = runs(study, found, row, workers)
         if not own:
             continue
-        number = seen[row.method] = seen.get(row.method, -1) + 1
+        number = seen[row.tuned] = seen.get(row.tuned, -1) + 1
         metric = own[0]["metric"]
         epochs = len(own[0]["evaluation"])
         steps = len(own[0]["loss_of_ten_steps"]) * 10 / epochs
         sent = [(i + 1) * steps * own[0]["wire"]["sent_mean"] for i in range(epochs)]
         means = [statistics.fmean(metric_of(r, i) for r in own) for i in range(epochs)]
-        colour = colours[methods.index(row.method) % 10]
+        colour = colours[methods.index(row.tuned) % 10]
         axes.plot(sent, means, styles[number % 3], marker="o", markersize=3, color=colour, label=str(row))
     axes.set(xscale="log", xlabel="bytes that a device has sent", ylabel=metric, title=f"{task(study.task).summary}")
     axes.grid(alpha=0.3)

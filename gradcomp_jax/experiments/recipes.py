@@ -50,11 +50,16 @@ def build(method: str, settings: Settings, steps_per_epoch: int, *, seed: int = 
 
 
 def _terngrad(
-    settings: Settings, warm_up: Stages, seed: int, *, downlink: Literal["exact", "ternary"]
+    settings: Settings,
+    warm_up: Stages,
+    seed: int,
+    *,
+    downlink: Literal["exact", "ternary"] = "exact",
+    clip: float | None = 2.5,
 ) -> Transformation:
     # The paper's practice: the last classification layer stays dense.
     mask = masks.without(CLASSIFIER, masks.gains(ternary(downlink=downlink), dense_code()))
-    make = functools.partial(terngrad, axis_name=settings.axis_name, downlink=downlink, mask=mask)
+    make = functools.partial(terngrad, axis_name=settings.axis_name, downlink=downlink, clip=clip, mask=mask)
     return after(seeded(make, seed), settings)
 
 
@@ -100,8 +105,9 @@ _int8 = functools.partial(_exchanged, code=lambda density: block_quantized())
 RECIPES: dict[str, Recipe] = {
     "dense": Recipe(functools.partial(make_registered, name="dense"), "float32 all-reduce"),
     "dense-bf16": Recipe(functools.partial(make_registered, name="dense_bf16"), "bfloat16 on the wire, float32 sums"),
-    "terngrad": Recipe(functools.partial(_terngrad, downlink="exact"), "TernGrad, exact downlink, last layer dense"),
+    "terngrad": Recipe(_terngrad, "TernGrad, exact downlink, last layer dense"),
     "terngrad-ternary": Recipe(functools.partial(_terngrad, downlink="ternary"), "TernGrad, ternary downlink"),
+    "terngrad-no-clip": Recipe(functools.partial(_terngrad, clip=None), "TernGrad without clipping"),
     "dgc": Recipe(_dgc, "Deep Gradient Compression, complete", stages=warm_up_stages),
     "dgc-no-correction": Recipe(
         functools.partial(_dgc, momentum_correction=False),
@@ -153,6 +159,13 @@ RECIPES |= {
         functools.partial(make_registered, name="topk_sgd", memory_dtype=dtype), f"top-k with its memory in {dtype}"
     )
     for short, dtype in _NARROW.items()
+}
+
+RECIPES |= {
+    f"{command_name(name)}-{bits}-bit": Recipe(
+        functools.partial(make_registered, name=name, bits=bits), f"{summary(METHODS[name])}; {bits} bits a value"
+    )
+    for name, bits in (("block_quantized", 4), ("eden", 1), ("eden", 2))
 }
 
 RECIPES |= REPLICA_RECIPES

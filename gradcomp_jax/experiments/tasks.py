@@ -37,13 +37,13 @@ class Task:
         return self.problem(data, self.settings)
 
 
-def task(dataset: str) -> Task:
-    """Returns the task on a data set.
+def task(name: str) -> Task:
+    """Returns the task of a name: that of the data set, and what follows it where there are several on one.
 
     Raises:
-      UnknownNameError: if there is no such data set.
+      UnknownNameError: if there is no such task.
     """
-    return look_up("data set", dataset, TASKS)
+    return look_up("data set", name, TASKS)
 
 
 NETWORKS: dict[str, models.Model] = {"digits": models.conv_net(), "fashion-mnist": models.mlp()}
@@ -61,6 +61,30 @@ TASKS: dict[str, Task] = {
         functools.partial(classification, NETWORKS["fashion-mnist"]),
         Settings(epochs=6, batch_per_worker=16, learning_rate=0.02, density=0.001, clip_norm=8.0, warm_up_epochs=0.5),
         "MLP 784-512-256-10 on Fashion-MNIST",
+    ),
+    "mnist": Task(
+        "mnist",
+        functools.partial(classification, models.lenet()),
+        Settings(epochs=2, batch_per_worker=8, learning_rate=0.02, density=0.001, clip_norm=16.0, warm_up_epochs=0.25),
+        "LeNet of 431 thousand parameters on MNIST",
+    ),
+    "cifar10": Task(
+        "cifar10",
+        functools.partial(classification, models.resnet()),
+        Settings(epochs=4, batch_per_worker=8, learning_rate=0.1, density=0.001, clip_norm=8.0, warm_up_epochs=0.5),
+        "residual net of 78 thousand parameters on CIFAR-10",
+    ),
+    "cifar10-conv": Task(
+        "cifar10",
+        functools.partial(classification, models.cifar_net(32)),
+        Settings(epochs=4, batch_per_worker=8, learning_rate=0.02, density=0.001, clip_norm=8.0, warm_up_epochs=0.5),
+        "conv net of 891 thousand parameters on CIFAR-10",
+    ),
+    "penn-treebank": Task(
+        "penn-treebank",
+        functools.partial(language_modelling, language_models.lstm, metric="perplexity", steps=1660, judged=1 << 20),
+        Settings(epochs=3, batch_per_worker=2, learning_rate=1.0, density=0.001, clip_norm=1.0, warm_up_epochs=0.25),
+        "LSTM of 4.7 million parameters on the words of Penn Treebank",
     ),
     "enwik8": Task(
         "enwik8",
