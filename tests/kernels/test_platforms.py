@@ -7,6 +7,7 @@ import pytest
 
 import gradcomp_jax as gc
 from gradcomp_jax import kernels
+from gradcomp_jax.kernels.selection import taken_by_comparing
 
 ROWS, BLOCK = 6, 1024
 
@@ -25,6 +26,24 @@ def test_up_to_sixteen_entries_are_compared_on_accelerators(platform: str, is_cp
     for k, expected in ((8, 0), (16, 2 if is_cpu else 0), (17, 2)):
         text = lowered(platform, place, ((ROWS, k), jnp.int32), ((ROWS, k), jnp.float32))
         assert text.count('"stablehlo.scatter"') == expected
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+def test_up_to_sixteen_entries_are_taken_without_a_gather_on_tpu(platform: str) -> None:
+    for k, expected in ((16, platform != "tpu"), (17, True)):
+        text = lowered(platform, kernels.take_from_rows, ((ROWS, BLOCK), jnp.float32), ((ROWS, k), jnp.int32))
+        assert ('"stablehlo.gather"' in text) == expected
+
+
+def test_what_is_taken_by_comparing_is_there_to_the_bit() -> None:
+    random = np.random.default_rng(0)
+    rows = random.normal(size=(5, 64)).astype(np.float32)
+    rows[0, :6] = [-0.0, np.nan, np.inf, -np.inf, np.float32(1e-45), 0.0]
+    index = np.stack([random.permutation(64)[:6] for _ in range(5)]).astype(np.int32)
+    index[0] = np.arange(6)
+    taken = jax.jit(taken_by_comparing)(rows, index)
+    expected = np.take_along_axis(rows, index, axis=1)
+    np.testing.assert_array_equal(np.asarray(taken).view(np.int32), expected.view(np.int32))
 
 
 @pytest.mark.parametrize(("platform", "is_cpu"), [("cpu", True), ("cuda", False), ("tpu", False)])

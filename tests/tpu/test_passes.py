@@ -126,7 +126,7 @@ CEILINGS = {
     "dgc": (52, 260, 2.0),
     "gradient_dropping": (92, 330, 3.2),
     "topk_sgd": (71, 300, 2.1),
-    "random_k": (131, 340, 0.5),
+    "random_k": (29, 340, 0.3),
     "one_bit_sgd": (37, 500, 1.3),
     "qsgd": (31, 550, 1.4),
     "stochastic_rounding": (33, 510, 2.1),
