@@ -24,6 +24,7 @@ from gradcomp_jax.planning import Cluster as Cluster
 from gradcomp_jax.planning import Link as Link
 from gradcomp_jax.planning import Workload as Workload
 from gradcomp_jax.planning import calibrate as calibrate
+from gradcomp_jax.planning import choose as choose
 from gradcomp_jax.planning import predict as predict
 from gradcomp_jax.planning import profile_step as profile_step
 from gradcomp_jax.planning import should_compress as should_compress
@@ -77,7 +78,9 @@ from gradcomp_jax.transforms import model_parallel as model_parallel
 from gradcomp_jax.transforms import rate_weighted as rate_weighted
 from gradcomp_jax.transforms import reset_nonfinite as reset_nonfinite
 from gradcomp_jax.transforms import running_sum as running_sum
+from gradcomp_jax.transforms import set_choice as set_choice
 from gradcomp_jax.transforms import set_to_zero as set_to_zero
+from gradcomp_jax.transforms import switched as switched
 from gradcomp_jax.transforms import warm_up as warm_up
 from gradcomp_jax.transforms import weighted as weighted
 

@@ -4,6 +4,8 @@ from gradcomp_jax.planning import costs as costs
 from gradcomp_jax.planning import traffic as traffic
 from gradcomp_jax.planning.calibrate import Calibration as Calibration
 from gradcomp_jax.planning.calibrate import calibrate as calibrate
+from gradcomp_jax.planning.choose import Choice as Choice
+from gradcomp_jax.planning.choose import choose as choose
 from gradcomp_jax.planning.fitting import Fit as Fit
 from gradcomp_jax.planning.fitting import fit as fit
 from gradcomp_jax.planning.links import Cluster as Cluster

@@ -50,10 +50,21 @@ class Calibration:
         Raises:
             ValueError: for a kind that was not measured.
         """
-        fitted = self.fits.get(_like(kind))
+        fitted = self.fits.get(like(kind))
         if fitted is None:
-            raise ValueError(f"nothing is known of {kind}: calibrate(mesh, kinds=[..., {_like(kind)!r}])")
+            raise ValueError(f"nothing is known of {kind}: calibrate(mesh, kinds=[..., {like(kind)!r}])")
         return fitted.seconds(sent)
+
+    def refuse_other_workers(self, workers: int) -> None:
+        """Refuses to be used where another number of workers exchange.
+
+        Raises:
+            ValueError: if it was made of another number.
+        """
+        if self.workers != workers:
+            raise ValueError(
+                f"the calibration is of {self.workers} workers, and {workers} exchange here: calibrate as many, or leave it out"
+            )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes it as JSON.
@@ -214,7 +225,7 @@ def _points(
             time.sleep(pause)
             without = _timed(run, 0)
             taken.append(_timed(run, 1) - without)
-        each = [max(t, 1e-7) for t in _mean(mesh, taken)]
+        each = [max(t, 1e-7) for t in mean_of_processes(mesh, taken)]
         points.append(Point(sent, statistics.median(each), min(each), max(each)))
     return points
 
@@ -277,8 +288,10 @@ def _timed(run: Callable[[int], Any], count: int) -> float:
     return time.perf_counter() - start
 
 
-def _mean(mesh: Mesh, seconds: Sequence[float]) -> list[float]:
+def mean_of_processes(mesh: Mesh, seconds: Sequence[float]) -> list[float]:
     """Averages the numbers of all processes, entry by entry, to the same result in every process."""
+    if jax.process_count() == 1:
+        return list(seconds)
     every = PartitionSpec(mesh.axis_names)
     sharding = NamedSharding(mesh, every)
     own = np.asarray(seconds, np.float32)[None]
@@ -295,6 +308,6 @@ def _mean(mesh: Mesh, seconds: Sequence[float]) -> list[float]:
     return [float(t) for t in np.asarray(found.addressable_data(0))[0]]
 
 
-def _like(kind: str) -> str:
-    """A reduce-scatter is as an all-to-all: each device sends every other its part."""
+def like(kind: str) -> str:
+    """Returns the kind that is measured: a reduce-scatter is as an all-to-all, each device sends every other its part."""
     return "all-to-all" if kind == "reduce-scatter" else kind

@@ -156,12 +156,7 @@ def predict(
     _checks.one_of("method", method, METHODS)
     _checks.one_of("layout", layout, ("flat", "hierarchical"))
     if calibration is not None:
-        among = cluster.nodes if layout == "hierarchical" else cluster.workers
-        if calibration.workers != among:
-            raise ValueError(
-                f"the calibration is of {calibration.workers} workers, and {among} exchange here: calibrate as many, or"
-                " leave it out to use the formulas"
-            )
+        calibration.refuse_other_workers(cluster.nodes if layout == "hierarchical" else cluster.workers)
     across = _hierarchical if layout == "hierarchical" else _flat
     communication = across(workload, cluster, method, calibration, traffic)
     compress = 0.0
@@ -283,7 +278,7 @@ def _flat(
     """All workers in one exchange; the devices of a node share its outer link for what leaves it."""
     found = traffic(method, workload.shapes, cluster.workers)
     if calibration is not None:
-        return _Communication(0.0, _measured(calibration, found.collectives), found.sent, found.state)
+        return _Communication(0.0, measured(calibration, found.collectives), found.sent, found.state)
     if cluster.nodes == 1 and cluster.inner is not None:
         return _Communication(
             _modelled(found.collectives, cluster.workers, cluster.inner, cluster), 0.0, 0.0, found.state
@@ -306,7 +301,7 @@ def _hierarchical(
     leaving = [c._replace(sent=c.sent * cluster.per_node) for c in found.collectives]
     inner = costs.hierarchical(1, cluster.per_node, 4 * workload.values, cluster.inner, 0.0)
     if calibration is not None:
-        outer = _measured(calibration, found.collectives)
+        outer = measured(calibration, found.collectives)
     else:
         outer = _modelled(leaving, cluster.nodes, cluster.outer, cluster)
     return _Communication(inner, outer, sum(c.sent for c in leaving), found.state)
@@ -343,5 +338,6 @@ def _modelled(collectives: Sequence[CollectiveTraffic], workers: int, link: Link
     )
 
 
-def _measured(calibration: Calibration, collectives: Sequence[CollectiveTraffic]) -> float:
+def measured(calibration: Calibration, collectives: Sequence[CollectiveTraffic]) -> float:
+    """Returns the seconds of collectives one after the other, by a calibration."""
     return sum(c.launches * calibration.seconds(c.kind, c.sent / c.launches) for c in collectives if c.launches)

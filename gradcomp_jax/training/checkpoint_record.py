@@ -17,7 +17,7 @@ from gradcomp_jax._typing import PyTree
 from gradcomp_jax.per_device import nodes_within
 from gradcomp_jax.replicas import MARKED
 from gradcomp_jax.training.refusals import refuse_donated
-from gradcomp_jax.transforms import ExchangeState
+from gradcomp_jax.transforms import ExchangeState, SwitchedState
 from gradcomp_jax.transforms.made_by import MadeBy, made_by
 from gradcomp_jax.transforms.policies import path_name
 
@@ -156,8 +156,8 @@ def _said(options: Mapping[str, str], option: str) -> str | None:
 
 
 def _makers(state: PyTree) -> list[tuple[str, dict[str, str]]]:
-    """The methods of a state in the order of its tree: exchanges, and what surrounds them where replicas differ."""
-    found = nodes_within(state, lambda node: isinstance(node, (ExchangeState, *MARKED)))
+    """The methods of a state in the order of its tree: exchanges, and what surrounds them if switched, or replicas differ."""
+    found = nodes_within(state, lambda node: isinstance(node, (ExchangeState, SwitchedState, *MARKED)))
     makers = [node.made_by if isinstance(node, ExchangeState) else _of_static(node) for node in found]
     return [(maker.name, dict(maker.options)) for maker in makers]
 

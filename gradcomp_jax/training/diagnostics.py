@@ -10,7 +10,7 @@ from gradcomp_jax.audit import WireReport
 from gradcomp_jax.per_device import is_per_device, nodes_within
 from gradcomp_jax.replicas import replica_spread
 from gradcomp_jax.training.refusals import refuse_donated
-from gradcomp_jax.transforms import DensityState, ExchangeState
+from gradcomp_jax.transforms import DensityState, ExchangeState, SwitchedState
 
 
 def diagnostics(state: Any, *, spread: bool = False, wire: WireReport | None = None) -> dict[str, Array]:
@@ -30,6 +30,7 @@ def diagnostics(state: Any, *, spread: bool = False, wire: WireReport | None = N
         - ``exchange/steps``, ``exchange/skipped``: updates seen, and those skipped because a gradient was not finite;
         - ``exchange/memory_ratio``, ``exchange/memory_ratio_max``: the norm of what a worker holds back over that of its
           gradient, the mean and the largest over the workers. If it keeps growing, something never goes out;
+        - ``switched/choice``: the number of the candidate in use, whose exchanges are those above, in their order;
         - ``density/level``, ``density/selection_error``: of a moving density;
         - ``replicas/staleness``, ``replicas/dropped``, ``replicas/spread``: see :func:`gradcomp_jax.staleness`; updates
           left out because they were not finite, of all replicas; see :func:`gradcomp_jax.replica_spread`;
@@ -48,6 +49,8 @@ def diagnostics(state: Any, *, spread: bool = False, wire: WireReport | None = N
         if is_per_device(exchange.memory_ratio):
             found[f"{name}/memory_ratio"] = exchange.memory_ratio.value.mean()
             found[f"{name}/memory_ratio_max"] = exchange.memory_ratio.value.max()
+    for name, switched in _named("switched", state, lambda node: isinstance(node, SwitchedState)):
+        found[f"{name}/choice"] = switched.choice
     for name, density in _named("density", state, lambda node: isinstance(node, DensityState)):
         found[f"{name}/level"] = density.level
         found[f"{name}/selection_error"] = density.error

@@ -35,6 +35,9 @@ from gradcomp_jax.transforms.reset import reset_nonfinite as reset_nonfinite
 from gradcomp_jax.transforms.skipping import SkipWatch as SkipWatch
 from gradcomp_jax.transforms.sums import plus_trace as plus_trace
 from gradcomp_jax.transforms.sums import running_sum as running_sum
+from gradcomp_jax.transforms.switched import SwitchedState as SwitchedState
+from gradcomp_jax.transforms.switched import set_choice as set_choice
+from gradcomp_jax.transforms.switched import switched as switched
 from gradcomp_jax.transforms.warm_up import Stages as Stages
 from gradcomp_jax.transforms.warm_up import staged as staged
 from gradcomp_jax.transforms.warm_up import warm_up as warm_up

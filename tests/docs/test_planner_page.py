@@ -8,7 +8,7 @@ import pytest
 from benchmarks.planning import claims, report
 from benchmarks.planning.validate import held_out
 from gradcomp_jax.planning.predict import FORMULAS_OFF
-from tests.docs.test_method_pages import python_blocks, run
+from tests.docs.test_method_pages import check_names_and_links, python_blocks, run
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "planner.md").read_text(encoding="utf-8")
@@ -18,6 +18,20 @@ RESULTS = DOCS / "results"
 def test_the_example_runs() -> None:
     found = run(python_blocks(PAGE)[0], "planner.md")
     assert found["verdict"].compress == (found["verdict"].gain >= 1.05)
+
+
+@pytest.mark.slow
+@pytest.mark.standard_promotion
+def test_the_choice_at_the_start_of_a_run_works_as_the_page_has_it() -> None:
+    chosen, moved = python_blocks(PAGE)[2:4]
+    found = run(chosen + moved, "planner.md")
+    assert found["choice"].name in found["candidates"]
+    assert int(found["state"].opt_state[0].choice) == 2
+    assert found["step"]._cache_size() == 1
+
+
+def test_the_names_of_the_page_are_public() -> None:
+    check_names_and_links(PAGE, DOCS)
 
 
 def test_the_claims_are_those_of_the_benchmark() -> None:

@@ -1,0 +1,185 @@
+"""The choice among candidates at the start of a run, by what its link takes."""
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from gradcomp_jax import _checks
+from gradcomp_jax._typing import PyTree
+from gradcomp_jax.methods.registry import METHODS
+from gradcomp_jax.methods.traffic import Traffic, traffic_of
+from gradcomp_jax.per_device import nodes_within
+from gradcomp_jax.planning.calibrate import KINDS, Calibration, calibrate, like, mean_of_processes
+from gradcomp_jax.planning.predict import CLEAR, Prediction, measured
+from gradcomp_jax.planning.workload import Device, Workload
+from gradcomp_jax.transforms import ExchangeState
+from gradcomp_jax.transforms.made_by import made_by
+from gradcomp_jax.transforms.switched import names_of
+
+_LOG = logging.getLogger(__name__)
+
+_LONGEST_PAUSE_S = 0.5
+"""Before a measured collective: connections that are silent for longer than TCP waits start slowly, however much longer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What was chosen, and why; the text of it is one sentence.
+
+    Attributes:
+        name: of the candidate.
+        predictions: a step with each candidate, in their order, equal in all processes.
+        workers: that exchange.
+        axis_name: along which they do.
+    """
+
+    name: str
+    predictions: tuple[Prediction, ...]
+    workers: int
+    axis_name: str
+
+    def __str__(self) -> str:
+        """Returns the reason."""
+        each = "; ".join(
+            f"{p.method} {p.step:.3g} s ({p.compute:.3g} computing, {p.compress:.3g} compressing, {p.exposed:.3g} waiting for"
+            f" {p.sent:,.0f} bytes)"
+            for p in self.predictions
+        )
+        return (
+            f"{self.name} for {self.workers} workers along {self.axis_name!r}, the first whose step is predicted within"
+            f" {CLEAR - 1:.0%} of the fastest: {each}"
+        )
+
+
+def choose(
+    candidates: Mapping[str, optax.GradientTransformation],
+    params: PyTree,
+    mesh: Mesh,
+    *,
+    compute: float,
+    axis_name: str = "data",
+    overlap: float = 0.0,
+    calibration: Calibration | None = None,
+    compress: Mapping[str, float] | None = None,
+) -> Choice:
+    """Measures the link, predicts a step with each candidate, and chooses the first that is not clearly slower than another.
+
+    For a run whose link nobody knows before it starts. Every process of ``mesh`` calls it with the same candidates, before the
+    first step. All choose alike: what they have measured is averaged over the processes first. The reason is logged by process
+    0, as information of the logger ``gradcomp_jax.planning.choose``.
+
+    The order of the candidates counts: a candidate is left for a later one only where its step is more than
+    :data:`gradcomp_jax.planning.predict.CLEAR` times as long as the fastest one's. So name the dense one first and those that
+    change training most last; ties go to dense. A prediction is that of :func:`gradcomp_jax.predict`: bytes and launches by the
+    candidate's own description, seconds of its collectives by the calibration. Collectives along other axes of the mesh are not
+    counted: they belong to ``compute``.
+
+    Example::
+
+        candidates = {
+            "dense": optax.chain(gc.dense(axis_name="data", dtype="bfloat16"), optax.trace(0.9)),
+            "dgc": gc.dgc(axis_name="data", momentum=0.9),
+        }
+        choice = gc.choose(candidates, params, mesh, compute=0.18)
+        tx = optax.chain(candidates[choice.name], optax.sgd(0.1))  # for the whole run; or, where it may change:
+        tx = optax.chain(gc.switched(candidates), optax.sgd(0.1))
+        state = gc.set_choice(gc.init_state(params, tx, mesh), choice.name)
+
+    Args:
+        candidates: names and transformations, as for :func:`gradcomp_jax.switched`.
+        params: the parameters, arrays or shapes; whole.
+        mesh: of all devices.
+        compute: seconds of a worker's step without the exchange; ``gc.profile_step(step, args).compute`` times one.
+        axis_name: along which the candidates exchange, over the link that is to be measured.
+        overlap: fraction of ``compute`` beside which an exchange may run, see :class:`gradcomp_jax.Workload`; 0 in
+            :func:`gradcomp_jax.switched`.
+        calibration: of this axis, in place of the measurement: :func:`gradcomp_jax.calibrate`, or a saved one.
+        compress: seconds of one worker's arithmetic, by candidate. By default what the calibration has timed of methods of
+            that name with their defaults, or else what they take on a CPU, in copies of the gradient.
+
+    Returns:
+        The :class:`Choice`. With one worker the first candidate, and nothing is measured.
+
+    Raises:
+        ValueError: for no candidates, an axis that the mesh does not have, a calibration of another number of workers or one
+            without a collective that is needed, and a candidate that is no registered method and not in ``compress``.
+    """
+    names = names_of(candidates)
+    _checks.one_of("axis_name", axis_name, mesh.axis_names)
+    workers = mesh.shape[axis_name]
+    workload = Workload.of(params, compute, overlap=overlap)
+    found = {name: traffic_of(tx, params, mesh.shape, between=axis_name) for name, tx in candidates.items()}
+    outer = arithmetic = [0.0] * len(names)
+    if workers > 1:
+        given = compress or {}
+        methods = {name: _methods_of(name, tx, params, mesh) for name, tx in candidates.items() if name not in given}
+        if calibration is None:
+            calibration = calibrate(
+                mesh,
+                axis_name=axis_name,
+                kinds=_kinds(found),
+                pause=min(compute, _LONGEST_PAUSE_S),
+                methods=dict.fromkeys(m for each in methods.values() for m in each),
+            )
+        calibration.refuse_other_workers(workers)
+        device = calibration.device or Device()
+        outer = [measured(calibration, traffic.collectives) for traffic in found.values()]
+        arithmetic = [
+            given[name] if name in given else sum(device.compression(m, workload.values) for m in methods[name])
+            for name in names
+        ]
+    computed, *rest = mean_of_processes(mesh, [compute, *outer, *arithmetic])
+    predictions = tuple(
+        Prediction(
+            name,
+            "flat",
+            compute=computed,
+            compress=rest[len(names) + number],
+            inner=0.0,
+            outer=rest[number],
+            exposed=max(0.0, rest[number] - overlap * computed),
+            sent=found[name].sent,
+            state=found[name].state,
+        )
+        for number, name in enumerate(names)
+    )
+    fastest = min(p.step for p in predictions)
+    choice = Choice(next(p.method for p in predictions if p.step <= CLEAR * fastest), predictions, workers, axis_name)
+    if jax.process_index() == 0:
+        _LOG.info("%s", choice)
+    return choice
+
+
+def _kinds(found: Mapping[str, Traffic]) -> list[str]:
+    """Kinds of collectives that the candidates need, as they are measured."""
+    needed = {like(c.kind) for traffic in found.values() for c in traffic.collectives}
+    return [kind for kind in KINDS if kind in needed]
+
+
+def _methods_of(name: str, tx: optax.GradientTransformation, params: PyTree, mesh: Mesh) -> list[str]:
+    """The registered methods that a candidate's exchanges are of, each by its name with the most of its options.
+
+    Raises:
+        ValueError: if one of them is of none.
+    """
+    _, state = jax.make_jaxpr(tx.init, axis_env=list(mesh.shape.items()), return_shape=True)(params)
+    result = []
+    for exchange in nodes_within(state, lambda node: isinstance(node, ExchangeState)):
+        maker = exchange.made_by
+        options = {m: made_by("", method.options).options for m, method in METHODS.items()}
+        fitting = [
+            m
+            for m, method in METHODS.items()
+            if method.make.__name__ == maker.name and set(options[m]) <= set(maker.options)
+        ]
+        if not fitting:
+            raise ValueError(
+                f"the candidate {name!r} is made by {maker.name or 'something'}, which is no registered method, and nothing is"
+                f" known of its arithmetic: give compress={{{name!r}: seconds}}"
+            )
+        result.append(max(fitting, key=lambda m: len(options[m])))
+    return result
