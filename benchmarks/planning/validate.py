@@ -144,6 +144,8 @@ def _predict(
         device=device,
         calibration=None if base is not None else calibration,
         traffic=lambda *_: traffic,
+        # What was measured here are seconds.
+        prices={},
     ).step
 
 
