@@ -74,10 +74,12 @@ def _verdict(found: Outlook) -> str:
     verdict, fastest, dense = found.verdict, found.best, found.dense
     best, plain = command_name(fastest.method), command_name(dense.method)
     if verdict.compress:
-        same = " to the same loss" if _more_steps(fastest) else ""
-        own = f"{best} takes {_takes(fastest)}, {verdict.gain:.2f}x as fast as {plain}{same}"
+        same, most = (" to the same loss", _at_most(fastest)) if _more_steps(fastest) else ("", "")
+        own = f"{best} takes {_takes(fastest)}, {most}{verdict.gain:.2f}x as fast as {plain}{same}"
         caution = METHODS[fastest.method].caution
         mind = f" Mind how {best} trains: {caution}." if caution else ""
+        if most:
+            mind = f" Mind that its runs did not come as far as dense's.{mind}"
         return f"Compress: {own}, which wins {_above(found.break_even[fastest.method])}.{mind}"
     gain = dense.progress / fastest.progress
     there = f"{plain} takes {units.show_seconds(dense.step)} a step"
@@ -87,8 +89,6 @@ def _verdict(found: Outlook) -> str:
     if verdict.tie:
         margin = f"{gain:.2f}x as fast, less of a difference than a plan can tell (worth it from {CLEAR:g}x)"
         return f"Do not compress: {there}, and {best} is {margin}: a tie{'' if gain > 1 else f'; {below}'}."
-    if math.isinf(fastest.progress):
-        return f"Do not compress: {there}, {below}."
     if _more_steps(fastest):
         return f"Do not compress: {there}, the best method {_takes(fastest)} ({best}); {below}."
     return f"Do not compress: {there}, the fastest method {units.show_seconds(fastest.step)} ({best}); {below}."
@@ -109,6 +109,10 @@ def _takes(p: Prediction) -> str:
         return step
     more = "" if p.price.reached else "more than "
     return f"{step} and {more}{p.price.steps:.2f}x the steps ({p.price.source})"
+
+
+def _at_most(p: Prediction) -> str:
+    return "" if p.price is None or p.price.reached else "at most "
 
 
 def _more_steps(p: Prediction) -> bool:

@@ -95,7 +95,7 @@ class Outlook:
                 {
                     **dataclasses.asdict(p),
                     "step": p.step,
-                    "progress": p.progress if math.isfinite(p.progress) else None,
+                    "progress": p.progress,
                     "efficiency": speed_up(p, self.cluster.workers) / self.cluster.workers,
                     "break_even": _plain(self.break_even.get(p.method)),
                 }

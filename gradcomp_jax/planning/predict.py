@@ -63,10 +63,7 @@ class Prediction:
 
     @property
     def progress(self) -> float:
-        """Returns the seconds in which it comes as far as dense in a step: :attr:`step` times the price, if there is one.
-
-        Infinity where the runs that the price is of did not come as far as dense.
-        """
+        """Returns the seconds in which it comes as far as dense in a step: :attr:`step` times the price, if there is one."""
         return self.step if self.price is None else self.step * self.price.factor
 
 

