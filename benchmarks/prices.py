@@ -55,11 +55,12 @@ def text(lines: list[str], page: pathlib.Path) -> list[str]:
         "",
         f"```\npython benchmarks/prices.py --write {page}\n```",
         "",
-        "**Measured.** How many times the steps of the dense baseline a method needs for what the baseline reaches in the"
-        " second half of its run. For each of the baseline's evaluations there: the steps at which the method's mean curve is"
-        " as good, over the baseline's own (best so far, straight lines between epochs). The price is the median. `>`: the method"
-        " came to fewer than half of them, and the price is a lower bound: its whole run, over what the baseline takes to where"
-        " the method ended. Single seeds are held against the same mean curve; the baseline's own spread is what chance does.",
+        "**Measured.** How many times the steps of the dense baseline a method needs for what the baseline reaches in"
+        " the second half of its run. For each of the baseline's evaluations there: the steps at which the method's mean"
+        " curve is as good, over the baseline's own (best so far, straight lines between epochs). The price is the"
+        " median. `>`: the method came to fewer than half of them, and the price is a lower bound: its whole run, over"
+        " what the baseline takes to where the method ended. Single seeds are held against the same mean curve; the"
+        " baseline's own spread is what chance does.",
         "",
         "[The planner](../planner.md#steps-to-a-loss) weighs steps by the highest price of a method, of its default options"
         " where there are runs of these.",
