@@ -37,6 +37,12 @@ def main() -> None:
     )
     add("--latency", metavar="TIME", default="0.1ms", help="of the links, one way (default: %(default)s)")
     add("--rates", nargs="+", default=["10Gbit", "1Gbit", "100Mbit", "20Mbit"], metavar="RATE")
+    add(
+        "--tolerance",
+        type=float,
+        default=time_to_loss.TOLERANCE,
+        help="by how much the target may be worse than what dense ends at (default: %(default)s)",
+    )
     add("--write", type=pathlib.Path, metavar="PAGE", help="also write the page, and its pictures beside it")
     options = parser.parse_args()
     if options.measure == bool(options.step):
@@ -53,8 +59,9 @@ def main() -> None:
         measured = "Both given."
     rates = [rate for text in options.rates if (rate := parse_rate(text))]
     latency = units.seconds("--latency", options.latency)
+    more = {"workers": workers, "rates": rates, "latency": latency, "tolerance": options.tolerance}
     try:
-        composed = time_to_loss.compose(found, worker, workers=workers, rates=rates, latency=latency)
+        composed = time_to_loss.compose(found, worker, **more)
     except ValueError as error:
         parser.error(str(error))
     print("\n".join(time_to_loss.table(composed)))

@@ -7,7 +7,7 @@ from benchmarks.sweep.links import rate_name
 from benchmarks.training import time_plot
 from benchmarks.training.curves import Curves
 from benchmarks.training.seconds import BUCKETS
-from benchmarks.training.time_to_loss import TOLERANCE, Composed, needed, steps_table, table, weak_wins, wins
+from benchmarks.training.time_to_loss import Composed, needed, steps_table, table, weak_wins, wins
 from gradcomp_jax.experiments.tasks import task
 from gradcomp_jax.planning.predict import CLEAR
 
@@ -38,7 +38,7 @@ def text(found: Composed, command: str, measured: str, map_of: str, curves_of: s
         "",
         "**Composed:** the steps that training took, times the seconds that a step would take."
         f" Task: {task(dense.task).summary}, {dense.workers} workers. {dense.name} ends at {end};"
-        f" the target is {found.target:.4g}, {100 * TOLERANCE:g}% from it.",
+        f" the target is {found.target:.4g}, {100 * found.tolerance:g}% from it.",
         "",
         "- **Steps** are measured: mean curves over the seeds, straight lines between epochs. Workers are simulated, which"
         " changes nothing of them.",
@@ -48,12 +48,13 @@ def text(found: Composed, command: str, measured: str, map_of: str, curves_of: s
         f" {1e3 * found.latency:g} ms of latency.",
         f"- **The baseline** is the best dense one there is: {dense.name}'s curve, with the fastest step of bfloat16 and"
         f" float32, in one exchange or in {min(BUCKETS)} to {max(BUCKETS)} buckets beside two thirds of the"
-        " computation. Averages that may arrive late have all"
-        " computation beside them. Nothing of the other methods is hidden.",
+        " computation. Averages that may arrive late have all computation beside them. Nothing of the other methods is"
+        " hidden.",
         "",
         "## Seconds to the target",
         "",
-        f"In brackets: over those of {dense.name}. Bold: slower than it. *Not reached*: the runs end before.",
+        f"In brackets: over those of {dense.name}. Bold: slower than it. *Not reached*: the runs end before, so it"
+        " takes more than they would.",
         "",
         *table(found),
         "",

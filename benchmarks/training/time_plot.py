@@ -59,14 +59,14 @@ def ratios(found: Composed) -> bytes:
     image = axes.imshow(np.ma.masked_invalid(shown), cmap="RdBu_r", vmin=-_MOST, vmax=_MOST, aspect="auto")
     axes.set_facecolor("0.35")
     for (i, j), reached in np.ndenumerate(there):
-        text = f"{values[i, j]:.2f}x" if reached else "not reached"
+        text = f"{values[i, j]:.2f}x" if reached else f"> {found.more_than(methods[i], found.rates[j]):.2f}x"
         dark = not reached or abs(shown[i, j]) > 0.6 * _MOST
         axes.text(j, i, text, ha="center", va="center", fontsize=9, color="white" if dark else "black")
     axes.set_xticks(range(len(found.rates)), [rate_name(rate) for rate in found.rates])
     axes.set_yticks(range(len(methods)), [one.name for one in methods])
     axes.set_title(
-        f"Seconds to what {found.dense.name} ends at, and 1%, over its own:\nblue is faster, red is slower,"
-        " grey never came so far (composed)",
+        f"Seconds to what {found.dense.name} ends at, and {100 * found.tolerance:g}%, over its own:\nblue is faster, red is slower,"
+        " grey is not there by the end of its runs (composed)",
         fontsize=9,
     )
     bar = figure.colorbar(image, ax=axes, ticks=range(-int(_MOST), int(_MOST) + 1))

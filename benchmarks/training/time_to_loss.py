@@ -15,7 +15,6 @@ RATES = (10e9, 1e9, 100e6, 20e6)
 """Of links, bits a second."""
 
 TOLERANCE = 0.01
-"""By how much a metric may be worse than dense's last one: a loss by as much above it, an accuracy below it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +29,8 @@ class Composed:
         worker: what computes.
         seconds: of a step, by method and rate; of the baseline the better of bfloat16 and float32.
         weak: of a step of dense float32 whose exchange nothing hides, by rate: the baseline that this is not held against.
+        tolerance: by how much the target may be worse than the metric that dense ends at: a loss by as much above it, an
+            accuracy below it.
     """
 
     dense: Curves
@@ -39,12 +40,13 @@ class Composed:
     worker: Worker
     seconds: dict[tuple[str, float], Step]
     weak: dict[float, Step]
+    tolerance: float = TOLERANCE
 
     @property
     def target(self) -> float:
         """Returns the metric that counts as dense's: its last one and the tolerance."""
         last = self.dense.mean[-1]
-        return last * (1 - TOLERANCE if self.dense.metric == "accuracy" else 1 + TOLERANCE)
+        return last * (1 - self.tolerance if self.dense.metric == "accuracy" else 1 + self.tolerance)
 
     def steps(self, curves: Curves) -> float:
         """Returns the steps to the target, infinity where the runs do not come that far."""
@@ -59,6 +61,11 @@ class Composed:
         """Returns the seconds to the target over those of the best dense baseline: below 1 the method is faster."""
         return self.time(curves, rate) / self.time(self.dense, rate)
 
+    def more_than(self, curves: Curves, rate: float) -> float:
+        """Returns the same for the whole run: a method that is not at the target by then takes more."""
+        whole = curves.steps * curves.epochs * self.seconds[curves.name, rate].total
+        return whole / self.time(self.dense, rate)
+
     @property
     def compressed(self) -> list[Curves]:
         """Returns the methods that are no dense baseline."""
@@ -66,7 +73,13 @@ class Composed:
 
 
 def compose(
-    curves: Sequence[Curves], worker: Worker, *, workers: int, rates: Sequence[float] = RATES, latency: float
+    curves: Sequence[Curves],
+    worker: Worker,
+    *,
+    workers: int,
+    rates: Sequence[float] = RATES,
+    latency: float,
+    tolerance: float = TOLERANCE,
 ) -> Composed:
     """Puts the runs of a task and the seconds of a step together.
 
@@ -93,7 +106,7 @@ def compose(
         # Dense trains alike in both types: the baseline has the faster one.
         both = seconds[dense.name, rate], step(plain, described, worker, link)
         seconds[dense.name, rate] = min(both, key=lambda one: one.total)
-    return Composed(dense, chosen, tuple(rates), latency, worker, seconds, weak)
+    return Composed(dense, chosen, tuple(rates), latency, worker, seconds, weak, tolerance)
 
 
 def table(found: Composed) -> list[str]:
@@ -103,7 +116,7 @@ def table(found: Composed) -> list[str]:
     for one in found.curves:
         steps = found.steps(one)
         there = math.isfinite(steps)
-        cells = [_cell(found, one, rate) if there else "not reached" for rate in found.rates]
+        cells = [_cell(found, one, rate) for rate in found.rates]
         rows.append(
             (
                 one.name,
@@ -118,6 +131,8 @@ def table(found: Composed) -> list[str]:
 
 def _cell(found: Composed, one: Curves, rate: float) -> str:
     ratio, time = found.ratio(one, rate), found.time(one, rate)
+    if math.isinf(ratio):
+        return f"not reached (> {found.more_than(one, rate):.2f}x)"
     text = f"{time:.3g} s ({ratio:.2f}x)"
     return f"**{text}**" if one is not found.dense and ratio > 1 else text
 
