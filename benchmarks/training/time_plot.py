@@ -65,8 +65,8 @@ def ratios(found: Composed) -> bytes:
     axes.set_xticks(range(len(found.rates)), [rate_name(rate) for rate in found.rates])
     axes.set_yticks(range(len(methods)), [one.name for one in methods])
     axes.set_title(
-        f"Seconds to what {found.dense.name} ends at, and {100 * found.tolerance:g}%, over its own:\nblue is faster, red is slower,"
-        " grey is not there by the end of its runs (composed)",
+        f"Seconds to what {found.dense.name} ends at, and {100 * found.tolerance:g}%, over its own (composed):\n"
+        "blue is faster, red is slower, grey is not there by the end of its runs",
         fontsize=9,
     )
     bar = figure.colorbar(image, ax=axes, ticks=range(-int(_MOST), int(_MOST) + 1))
