@@ -112,6 +112,10 @@ def test_runs_and_comparisons_are_read(tmp_path) -> None:
     assert set(found) == {"dense-bf16", "diloco, every 30"}
     assert found["dense-bf16"].steps == 120 and found["dense-bf16"].values == {0: DENSE, 1: DENSE}
     assert found["diloco, every 30"].mean[0] == 3.0 and math.isnan(found["diloco, every 30"].mean[1])
+    again = tmp_path / "again.json"
+    again.write_text(next(tmp_path.glob("dense-bf16*False*")).read_text())
+    with pytest.raises(ValueError, match="has the row, workers, rate and seed of another run"):
+        curves.read(tmp_path)
     kept = {
         "dataset": "digits",
         "settings": {"workers": 4, "epochs": 2, "density": 0.01},

@@ -42,7 +42,7 @@ class Curves:
     @property
     def name(self) -> str:
         """Returns ``diloco, every 30``."""
-        return ", ".join([self.method, *(f"{name} {value:g}" for name, value in self.options.items())])
+        return ", ".join([self.method, *shown(self.options)])
 
     @property
     def epochs(self) -> int:
@@ -63,6 +63,11 @@ class Curves:
         return tuple(found)
 
 
+def shown(options: Mapping[str, Any]) -> list[str]:
+    """Returns ``every 30`` for each option."""
+    return [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in options.items()]
+
+
 def epochs_to(target: float, best: Sequence[float]) -> float:
     """Returns the epochs after which a curve of best values is at a target, between two epochs on a straight line.
 
@@ -79,13 +84,19 @@ def of_runs(folder: pathlib.Path) -> list[Curves]:
     """Reads the runs of a task that ``benchmarks/accuracy.py`` has written, those that tune left out.
 
     Of a row that was run at several learning rates the one with the most seeds is taken.
+
+    Raises:
+        ValueError: for two runs that differ in something else than is read here.
     """
-    groups: dict[tuple[Any, ...], dict[float, list[dict[str, Any]]]] = {}
+    groups: dict[str, dict[float, list[dict[str, Any]]]] = {}
     for path in sorted(folder.glob("*.json")):
         run = json.loads(path.read_text(encoding="utf-8"))
         if not run["tuning"]:
-            rates = groups.setdefault((*run["row"].values(), run["workers"]), collections.defaultdict(list))
-            rates[run["learning_rate"]].append(run)
+            row = json.dumps([run["row"], run["workers"]], sort_keys=True)
+            same = groups.setdefault(row, collections.defaultdict(list))[run["learning_rate"]]
+            if run["seed"] in [one["seed"] for one in same]:
+                raise ValueError(f"{path} has the row, workers, rate and seed of another run: move one of them away")
+            same.append(run)
     return [_curves(max(rates.values(), key=len)) for rates in groups.values()]
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.training.curves import Curves, baseline, epochs_to
+from benchmarks.training.curves import Curves, baseline, epochs_to, shown
 from gradcomp_jax import _markdown
 from gradcomp_jax.methods.registry import METHODS, command_name
 from gradcomp_jax.planning.prices import Price
@@ -47,7 +47,7 @@ def options_of(curves: Curves) -> str:
         own = inspect.signature(METHODS[method].make).parameters["density"].default
         if (density := curves.settings["density"]) != METHODS[method].options.get("density", own):
             given["density"] = density
-    return ", ".join(f"{name} {value:g}" for name, value in given.items())
+    return ", ".join(shown(given))
 
 
 def _registered() -> dict[str, str]:

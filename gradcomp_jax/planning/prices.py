@@ -8,6 +8,9 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from gradcomp_jax import _checks
+from gradcomp_jax.methods.registry import METHODS
+
 DATA = pathlib.Path(__file__).with_name("prices.json")
 """Prices by method, as ``benchmarks/prices.py`` writes them from the runs of ``benchmarks/accuracy.py``."""
 
@@ -82,8 +85,15 @@ def from_dict(prices: Mapping[str, Any]) -> dict[str, Price]:
 
 
 def price_of(method: str, prices: Prices | None) -> Price | None:
-    """Returns the price of a method, ``None`` if there is none; ``prices=None`` are those of the package."""
-    found = (measured() if prices is None else prices).get(method)
+    """Returns the price of a method, ``None`` if there is none; ``prices=None`` are those of the package.
+
+    Raises:
+        ValueError: for a price of an unknown method.
+    """
+    prices = measured() if prices is None else prices
+    for name in prices:
+        _checks.one_of("method of a price", name, METHODS)
+    found = prices.get(method)
     return Price(found) if isinstance(found, int | float) else found
 
 

@@ -85,5 +85,7 @@ def test_bad_prices_are_named() -> None:
         prices.from_dict({"dgc": {"steps": 1.2, "colour": "red"}})
     with pytest.raises(ValueError, match="prices must be by method"):
         prices.from_dict([1.2])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="did you mean 'block_quantized'"):
+        predict(WORK, CLUSTER, "dgc", device=SLOW, prices={"block-quantized": 1.2})
     read = prices.from_dict({"dgc": 1.2, "qsgd": {"steps": 1.1, "spread": [1.0, 1.2]}})
     assert read == {"dgc": Price(1.2), "qsgd": Price(1.1, spread=(1.0, 1.2))}
