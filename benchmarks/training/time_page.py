@@ -45,7 +45,7 @@ def text(found: Composed, command: str, measured: str, map_of: str, curves_of: s
         f"- **Seconds of a step** are modelled. Computation: {1e3 * worker.compute:.3g} ms; arithmetic of the methods:"
         f" copies of the gradient at {worker.copy_rate / 1e9:.3g} GB/s. {measured} Communication: the bytes of the run's"
         " compiled program, by the planner's formulas, at the full rate of the link and"
-        f" {1e3 * found.latency:g} ms of latency.",
+        f" {1e3 * found.latency:g} ms of latency. The steps that [slow links](../network.md) measured are of other models.",
         f"- **The baseline** is the best dense one there is: {dense.name}'s curve, with the fastest step of bfloat16 and"
         f" float32, in one exchange or in {min(BUCKETS)} to {max(BUCKETS)} buckets beside two thirds of the"
         " computation. Averages that may arrive late have all computation beside them. Nothing of the other methods is"
