@@ -61,6 +61,14 @@ def test_what_does_not_come_so_far_has_a_lower_bound(factor: float) -> None:
     assert not still.reached and still.steps == 10.0
 
 
+@pytest.mark.parametrize(("reached", "known"), [(1, False), (2, True), (3, True)])
+def test_half_of_the_targets_is_enough(reached: int, known: bool) -> None:
+    """Dense has four of them, after epochs 5 to 8; the method is at the first ones an epoch later, and goes no further."""
+    dense = tuple(float(10 - t) for t in range(1, 9))
+    own = (9.5, *dense[: 3 + reached], *[dense[3 + reached]] * (4 - reached))
+    assert prices.price(made("dgc", own), made("dense", dense)).reached == known
+
+
 def test_a_seed_that_diverged_brings_nothing() -> None:
     nan = math.nan
     one = made("dgc", (*DENSE[:3], *(nan,) * 7), DENSE)

@@ -17,9 +17,9 @@ def price(curves: Curves, dense: Curves, *, page: str = "") -> Price:
     """Returns the steps that a method needs for what dense reaches in the second half of its run, over dense's.
 
     Both mean curves count by their best so far. Each value that dense has after an epoch of its second half is a target, and
-    the price is the median of the targets' factors. Where the method comes to fewer than half of them, its price is a lower
-    bound: its whole run, over what dense takes to where the method ended. That the factor does not fall from there on is
-    assumed.
+    the price is the median of the targets' factors, of two the lower one. Where the method comes to fewer than half of them,
+    its price is a lower bound: its whole run, over what dense takes to where the method ended. That the factor does not fall
+    from there on is assumed.
     """
     factor, reached = _factor(curves.best(), dense.best())
     single = [_factor(curves.best(values), dense.best())[0] for values in curves.values.values()]
@@ -28,8 +28,8 @@ def price(curves: Curves, dense: Curves, *, page: str = "") -> Price:
 
 
 def _factor(own: Sequence[float], dense: Sequence[float]) -> tuple[float, bool]:
-    targets = dense[(len(dense) - 1) // 2 :]
-    found = statistics.median(epochs_to(target, own) / epochs_to(target, dense) for target in targets)
+    targets = dense[len(dense) // 2 :]
+    found = statistics.median_low(epochs_to(target, own) / epochs_to(target, dense) for target in targets)
     if math.isfinite(found):
         return found, True
     return len(own) / epochs_to(own[-1], dense), False
