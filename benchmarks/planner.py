@@ -38,11 +38,16 @@ def main() -> None:
     add(
         "--json", type=Path, default=RESULTS / "planner.json", help="where calibrations are kept (default: %(default)s)"
     )
-    add("--copies", action="store_true", help="print the table of gradcomp_jax/planning/workload.py, timed here")
+    add(
+        "--copies",
+        nargs="*",
+        metavar="METHOD",
+        help="print the table of gradcomp_jax/planning/workload.py, timed here, or these rows of it",
+    )
     add("--markdown", type=Path, help=f"a document with the lines {START}, {END}, {CLAIMS_START} and {CLAIMS_END}")
     options = parser.parse_args()
-    if options.copies:
-        device = profile_compression()
+    if options.copies is not None:
+        device = profile_compression(options.copies or None)
         print(json.dumps(device.copies, indent=4))
         print(f"a copy takes {8 / device.copy_rate * 1e9:.2f} ns for each value")
         return

@@ -54,7 +54,8 @@ def _step(node: float, nodes: int, gbit: float, collectives: list[CollectiveTraf
     workload = Workload.of(alexnet(), node)
     cluster = Cluster(nodes, Link.of_bits(gbit * 1e9, ETHERNET_LATENCY))
     none = Device(copies={"dense": 0.0})
-    found = predict(workload, cluster, "dense", device=none, traffic=lambda *_: Traffic(tuple(collectives), 0))
+    traffic = Traffic(tuple(collectives), 0)
+    found = predict(workload, cluster, "dense", device=none, traffic=lambda *_: traffic, prices={})
     return found.step
 
 

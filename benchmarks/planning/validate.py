@@ -130,8 +130,8 @@ def _predict(
     """A step: what it takes without an exchange, and the exchange."""
     compute, alone = without.compute, without.alone
     method, n = METHODS[name].name, cell["workers"]
-    traffic = _traffic(cell["model"], n, name)
-    workload = Workload(compute, _shapes(cell["model"]))
+    traffic = traffic_of(cell["model"], n, name)
+    workload = Workload(compute, shapes_of(cell["model"]))
     # One worker's round trip; seconds, as copies at one copy a second.
     device = Device(8 * workload.values, {method: max(0.0, alone[name] - alone["dense"])})
     outer = Link(math.inf, 0.0)
@@ -144,6 +144,8 @@ def _predict(
         device=device,
         calibration=None if base is not None else calibration,
         traffic=lambda *_: traffic,
+        # What was measured here are seconds.
+        prices={},
     ).step
 
 
@@ -161,11 +163,13 @@ def _params(model: str) -> Any:
     return jax.eval_shape(lambda: task.init(batch))
 
 
-def _shapes(model: str) -> tuple[tuple[int, ...], ...]:
+def shapes_of(model: str) -> tuple[tuple[int, ...], ...]:
+    """Shapes of a model of the sweep over links."""
     return tuple(leaf.shape for leaf in jax.tree.leaves(_params(model)))
 
 
 @functools.cache
-def _traffic(model: str, workers: int, name: str) -> traffic.Traffic:
+def traffic_of(model: str, workers: int, name: str) -> traffic.Traffic:
+    """What a method of the sweep sends of it."""
     make = functools.partial(transformation, name, TASKS[model])
     return traffic.read(make, _params(model), workers)

@@ -18,6 +18,7 @@ from gradcomp_jax.cli.tables import print_table, tell
 from gradcomp_jax.cli.user_errors import user_errors
 from gradcomp_jax.methods import METHODS
 from gradcomp_jax.planning import MODELS, Calibration, Cluster, Device, Link, Workload
+from gradcomp_jax.planning import prices as known_prices
 from gradcomp_jax.planning.outlook import Outlook, outlook
 
 _WIDTH = 1024
@@ -55,6 +56,13 @@ def plan_command(
         pathlib.Path | None,
         typer.Option(help="A file of gc.calibrate(mesh).save(path), in place of the link and the memory's rate."),
     ] = None,
+    prices: Annotated[
+        str | None,
+        typer.Option(
+            help='A file: how many times dense\'s steps a method needs, such as {"dgc": 1.2}; none for seconds alone.'
+            " By default what the package's own runs gave."
+        ),
+    ] = None,
     out: Annotated[
         pathlib.Path | None, typer.Option(help="Folder for a picture and JSON; neither is made without it.")
     ] = None,
@@ -63,6 +71,7 @@ def plan_command(
     what = model or source or f"{params} parameters"
     with user_errors():
         known = _calibration(calibration)
+        weighed = _prices(prices)
         device = None if known and known.device else Device(units.rate("--memory-rate", memory_rate))
         try:
             outer = Link(units.rate("--link", link), units.seconds("--latency", latency))
@@ -70,7 +79,8 @@ def plan_command(
             cluster = Cluster(workers, outer, per_node, inner if per_node > 1 else None, topology)  # type: ignore[arg-type]
             compute = units.seconds("--step-time", step_time)
             workload = Workload.of(_shapes(params, model, source), compute, overlap=overlap)
-            found = outlook(workload, cluster, methods=_names(methods), device=device, calibration=known)
+            asked = _names(methods)
+            found = outlook(workload, cluster, methods=asked, device=device, calibration=known, prices=weighed)
         except ValueError as error:
             # The planner names values and remedies as the experiments do.
             raise SettingError(str(error)) from error
@@ -133,6 +143,16 @@ def _calibration(path: pathlib.Path | None) -> Calibration | None:
         return Calibration.load(path)
     except (OSError, ValueError) as error:
         raise SettingError(f"cannot read {path}: {error}") from error
+
+
+def _prices(given: str | None) -> known_prices.Prices | None:
+    if given is None or given == "none":
+        return None if given is None else {}
+    try:
+        read = known_prices.from_dict(json.loads(pathlib.Path(given).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise SettingError(f"cannot read {given}: {error}") from error
+    return {known_name("method", name, METHODS): price for name, price in read.items()}
 
 
 def _write(found: Outlook, out: pathlib.Path, what: str) -> list[pathlib.Path]:

@@ -8,11 +8,22 @@ from gradcomp_jax.cli.tables import Columns
 from gradcomp_jax.methods.registry import METHODS, command_name
 from gradcomp_jax.planning import Calibration, speed_up
 from gradcomp_jax.planning.outlook import Outlook
-from gradcomp_jax.planning.predict import CLEAR, FORMULAS_OFF
+from gradcomp_jax.planning.predict import BASELINES, CLEAR, FORMULAS_OFF, Prediction
 from gradcomp_jax.planning.workload import COPIES
 
 _TIMES = ("step", "compute", "compress", "inner", "outer", "exposed")
-_DROPPED_FIRST = ("compute", "state", "efficiency", "exposed", "sent", "inner", "compress", "loses above")
+_DROPPED_FIRST = (
+    "compute",
+    "state",
+    "efficiency",
+    "exposed",
+    "sent",
+    "inner",
+    "price of",
+    "compress",
+    "loses above",
+    "price",
+)
 """Columns in the order in which a narrow terminal does without them."""
 
 
@@ -28,8 +39,9 @@ def title(found: Outlook, what: str) -> str:
 
 
 def rows(found: Outlook) -> list[dict[str, str]]:
-    """Cells by column, the fastest method first."""
+    """Cells by column, in the order of the ranking; prices only where there is one."""
     dense = found.dense.step
+    priced = any(p.price for p in found.verdict.ranking)
     return [
         {
             "method": command_name(p.method)
@@ -42,6 +54,7 @@ def rows(found: Outlook) -> list[dict[str, str]]:
             # Counters are a few bytes in all.
             "state": units.show_bytes(p.state) if p.state > 1024 else "0",
             "loses above": _even(found.break_even.get(p.method)),
+            **(_price(p) if priced else {}),
         }
         for p in found.verdict.ranking
     ]
@@ -53,15 +66,22 @@ def table(found: Outlook) -> Columns:
 
 
 def sentence(found: Outlook) -> str:
-    """Returns the verdict as one sentence."""
+    """Returns the verdict as one sentence, and a second one on a method that is only faster a step."""
+    return f"{_verdict(found)}{_trains_worse(found)}"
+
+
+def _verdict(found: Outlook) -> str:
     verdict, fastest, dense = found.verdict, found.best, found.dense
     best, plain = command_name(fastest.method), command_name(dense.method)
     if verdict.compress:
-        own = f"{best} takes {units.show_seconds(fastest.step)} a step, {verdict.gain:.2f}x as fast as {plain}"
+        same, most = (" to the same loss", _at_most(fastest)) if _more_steps(fastest) else ("", "")
+        own = f"{best} takes {_takes(fastest)}, {most}{verdict.gain:.2f}x as fast as {plain}{same}"
         caution = METHODS[fastest.method].caution
         mind = f" Mind how {best} trains: {caution}." if caution else ""
+        if most:
+            mind = f" Mind that its runs did not come as far as dense's.{mind}"
         return f"Compress: {own}, which wins {_above(found.break_even[fastest.method])}.{mind}"
-    gain = dense.step / fastest.step
+    gain = dense.progress / fastest.progress
     there = f"{plain} takes {units.show_seconds(dense.step)} a step"
     closest, rate = max(found.break_even.items(), key=lambda item: item[1])
     faster = f"below {units.show_rate(rate)} {command_name(closest)} is faster"
@@ -69,7 +89,40 @@ def sentence(found: Outlook) -> str:
     if verdict.tie:
         margin = f"{gain:.2f}x as fast, less of a difference than a plan can tell (worth it from {CLEAR:g}x)"
         return f"Do not compress: {there}, and {best} is {margin}: a tie{'' if gain > 1 else f'; {below}'}."
+    if _more_steps(fastest):
+        return f"Do not compress: {there}, the best method {_takes(fastest)} ({best}); {below}."
     return f"Do not compress: {there}, the fastest method {units.show_seconds(fastest.step)} ({best}); {below}."
+
+
+def _trains_worse(found: Outlook) -> str:
+    worse = found.verdict.trains_worse
+    if worse is None or worse.price is None:
+        return ""
+    own = f"{command_name(worse.method)} is {found.dense.step / worse.step:.2f}x as fast a step"
+    return f" {own}, and not recommended, because it trains worse: it takes {_takes(worse)}."
+
+
+def _takes(p: Prediction) -> str:
+    """Seconds of a step, and the steps where there must be more of them than dense needs."""
+    step = f"{units.show_seconds(p.step)} a step"
+    if p.price is None or not _more_steps(p):
+        return step
+    more = "" if p.price.reached else "more than "
+    return f"{step} and {more}{p.price.steps:.2f}x the steps ({p.price.source})"
+
+
+def _at_most(p: Prediction) -> str:
+    return "" if p.price is None or p.price.reached else "at most "
+
+
+def _more_steps(p: Prediction) -> bool:
+    return p.price is not None and p.price.factor > 1
+
+
+def _price(p: Prediction) -> dict[str, str]:
+    if p.method in BASELINES:
+        return {"price": "", "price of": ""}
+    return {"price": str(p.price or "no curve"), "price of": p.price.source if p.price else ""}
 
 
 def notes(found: Outlook, calibration: Calibration | None, *, matrices: bool) -> list[str]:
@@ -97,8 +150,21 @@ def notes(found: Outlook, calibration: Calibration | None, *, matrices: bool) ->
     lines += [f"left out: {', '.join(names)}: {why}" for why, names in reasons.items()]
     faster = [p.method for p in found.verdict.ranking if p.step < found.dense.step]
     minded = [f"{command_name(name)}: {METHODS[name].caution}" for name in faster if METHODS[name].caution]
+    priced = {p.method for p in found.verdict.ranking if p.price}
+    if priced:
+        pages = sorted({p.price.page for p in found.verdict.ranking if p.price and p.price.page})
+        of = f" ({', '.join(pages)})" if pages else ""
+        lines.append(
+            f"price: steps for what dense reaches, over dense's{of}; the order is that"
+            " of step times price, and without a curve of step."
+        )
+    else:
+        lines.append(
+            "there is no curve of these methods that says how many steps they need: seconds of a step alone count."
+        )
     if minded:
-        lines.append("!: ranked by speed alone, which says nothing of how they train.")
+        if any(name not in priced for name in faster if METHODS[name].caution):
+            lines.append("!: ranked by speed alone, which says nothing of how they train.")
         lines += [f"! {one}." for one in minded]
     if found.cluster.per_node > 1:
         lines.append("*: dense within a node, the method between nodes (gc.hierarchical); the others in one exchange.")

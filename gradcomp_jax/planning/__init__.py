@@ -18,10 +18,11 @@ from gradcomp_jax.planning.model_shapes import resnet50 as resnet50
 from gradcomp_jax.planning.model_shapes import vgg16 as vgg16
 from gradcomp_jax.planning.predict import Prediction as Prediction
 from gradcomp_jax.planning.predict import Verdict as Verdict
-from gradcomp_jax.planning.predict import break_even as break_even
 from gradcomp_jax.planning.predict import predict as predict
 from gradcomp_jax.planning.predict import should_compress as should_compress
 from gradcomp_jax.planning.predict import speed_up as speed_up
+from gradcomp_jax.planning.prices import Price as Price
+from gradcomp_jax.planning.rates import break_even as break_even
 from gradcomp_jax.planning.workload import Device as Device
 from gradcomp_jax.planning.workload import Workload as Workload
 from gradcomp_jax.planning.workload import profile_compression as profile_compression

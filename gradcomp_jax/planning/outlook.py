@@ -12,11 +12,12 @@ from gradcomp_jax.planning.predict import (
     BASELINES,
     Prediction,
     Verdict,
-    break_evens,
     predict,
     should_compress,
     speed_up,
 )
+from gradcomp_jax.planning.prices import Prices
+from gradcomp_jax.planning.rates import break_evens
 from gradcomp_jax.planning.workload import Device, Workload
 
 Curves = tuple[tuple[Any, ...], dict[str, tuple[float, ...]]]
@@ -77,7 +78,7 @@ class Outlook:
 
     @property
     def best(self) -> Prediction:
-        """Returns the fastest method that is no baseline."""
+        """Returns the first method of the ranking that is no baseline."""
         return next(p for p in self.verdict.ranking if p.method not in BASELINES)
 
     def to_dict(self) -> dict[str, Any]:
@@ -94,6 +95,7 @@ class Outlook:
                 {
                     **dataclasses.asdict(p),
                     "step": p.step,
+                    "progress": p.progress,
                     "efficiency": speed_up(p, self.cluster.workers) / self.cluster.workers,
                     "break_even": _plain(self.break_even.get(p.method)),
                 }
@@ -111,6 +113,7 @@ def outlook(
     methods: Iterable[str] | None = None,
     device: Device | None = None,
     calibration: Calibration | None = None,
+    prices: Prices | None = None,
 ) -> Outlook:
     """Returns everything that :class:`Outlook` has.
 
@@ -128,13 +131,13 @@ def outlook(
         raise ValueError(
             f"methods must name one to compare with {' and '.join(BASELINES)}, got {', '.join(methods) or 'none'}"
         )
-    verdict = should_compress(workload, cluster, methods=methods, device=device, calibration=calibration)
+    verdict = should_compress(workload, cluster, methods=methods, device=device, calibration=calibration, prices=prices)
     speed = device or (calibration.device if calibration else None)
     others = [p.method for p in verdict.ranking if p.method not in BASELINES]
     if not others:
         reasons = "; ".join(f"{name}: {why}" for name, why in verdict.skipped.items())
         raise ValueError(f"there is no prediction of any method but {' and '.join(BASELINES)}: {reasons}")
-    even = break_evens(workload, cluster, others, device=speed)
+    even = break_evens(workload, cluster, others, device=speed, prices=prices)
     return Outlook(workload, cluster, verdict, even, speed)
 
 

@@ -11,6 +11,7 @@ from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.planning import costs
 from gradcomp_jax.planning.calibrate import Calibration
 from gradcomp_jax.planning.links import Cluster, Link
+from gradcomp_jax.planning.prices import Price, Prices, price_of
 from gradcomp_jax.planning.traffic import CollectiveTraffic, Traffic, read_method
 from gradcomp_jax.planning.workload import Device, Workload
 
@@ -25,8 +26,6 @@ difference that a plan can tell: see :attr:`Verdict.tie`."""
 FORMULAS_OFF = 0.263
 """Median error of a step that is predicted without a calibration, over the measured steps that ``benchmarks/planner.py`` holds
 predictions against; it prints the figure."""
-
-_SLOWEST, _FASTEST = 1e2, 1e13  # bytes a second between which a break-even is looked for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +42,7 @@ class Prediction:
         exposed: of ``inner`` and ``outer``, what computation does not hide.
         sent: bytes that leave a node in a step.
         state: bytes of memory that the method keeps on each worker.
+        price: how many steps the method needs for what dense reaches, where that is known; of a baseline it is not asked.
     """
 
     method: str
@@ -54,11 +54,17 @@ class Prediction:
     exposed: float
     sent: float
     state: float
+    price: Price | None = None
 
     @property
     def step(self) -> float:
         """Returns the seconds from one step to the next."""
         return self.compute + self.compress + self.exposed
+
+    @property
+    def progress(self) -> float:
+        """Returns the seconds in which it comes as far as dense in a step: :attr:`step` times the price, if there is one."""
+        return self.step if self.price is None else self.step * self.price.factor
 
 
 class _Communication(NamedTuple):
@@ -77,8 +83,8 @@ class Verdict:
     Attributes:
         compress: whether the fastest method beats the better dense one by more than :data:`CLEAR`.
         method: what to use: that method, or the better dense one.
-        gain: step time of the better dense one over that of the fastest method.
-        ranking: all predictions, the fastest first.
+        gain: what the better dense one takes over what the fastest method does, by :attr:`Prediction.progress`.
+        ranking: all predictions, the least :attr:`Prediction.progress` first.
         skipped: why there is none of a method that was asked for, by method.
     """
 
@@ -91,7 +97,16 @@ class Verdict:
     @property
     def tie(self) -> bool:
         """Returns whether the fastest method and the better dense one differ by less than a plan can tell."""
-        return is_tie({p.method: p.step for p in self.ranking}, BASELINES)
+        return is_tie({p.method: p.progress for p in self.ranking}, BASELINES)
+
+    @property
+    def trains_worse(self) -> Prediction | None:
+        """Returns the method that seconds alone would recommend, where its price has another one recommended or none."""
+        by_seconds = sorted(self.ranking, key=lambda p: p.step)
+        dense = next((p for p in by_seconds if p.method in BASELINES), None)
+        if dense is None or not by_seconds[0].step or dense.step / by_seconds[0].step < CLEAR:
+            return None
+        return None if by_seconds[0].method == self.method else by_seconds[0]
 
 
 def is_tie(steps: Mapping[str, float], baselines: Iterable[str]) -> bool:
@@ -116,6 +131,7 @@ def predict(
     calibration: Calibration | None = None,
     layout: Layout | None = None,
     traffic: TrafficOf = read_method,
+    prices: Prices | None = None,
 ) -> Prediction:
     r"""Predicts a step: computation, compression, and communication as far as computation does not hide it.
 
@@ -132,6 +148,8 @@ def predict(
             nodes. Then devices of a node shared the link while it was made, as they do in the exchange.
         layout: by default the faster one, where a node has several workers.
         traffic: ``traffic(method, shapes, workers)``; by default what the method says of itself.
+        prices: how many times dense's steps a method needs, by name; by default what the package's own runs gave. ``{}``
+            for seconds alone.
 
     Raises:
         ValueError: for an unknown method or layout, or a calibration for another number of workers.
@@ -148,10 +166,8 @@ def predict(
             layouts = ["hierarchical"]
         elif calibration is not None:
             layouts = ["flat"]
-        found = [
-            predict(workload, cluster, method, device=device, calibration=calibration, layout=one, traffic=traffic)
-            for one in layouts
-        ]
+        ask = functools.partial(predict, workload, cluster, method, device=device, calibration=calibration)
+        found = [ask(layout=one, traffic=traffic, prices=prices) for one in layouts]
         return min(found, key=lambda p: p.step)
     _checks.one_of("method", method, METHODS)
     _checks.one_of("layout", layout, ("flat", "hierarchical"))
@@ -165,7 +181,10 @@ def predict(
         known = device or (calibration.device if calibration else None) or Device()
         compress = known.compression(method, round(values))
     exposed = max(0.0, communication.inner + communication.outer - workload.overlap * workload.compute)
-    return Prediction(method, layout, workload.compute, compress, exposed=exposed, **communication._asdict())
+    price = None if method in BASELINES else price_of(method, prices)
+    return Prediction(
+        method, layout, workload.compute, compress, exposed=exposed, price=price, **communication._asdict()
+    )
 
 
 def should_compress(
@@ -175,8 +194,9 @@ def should_compress(
     methods: Iterable[str] | None = None,
     device: Device | None = None,
     calibration: Calibration | None = None,
+    prices: Prices | None = None,
 ) -> Verdict:
-    """Predicts all methods, and says whether one is worth it.
+    """Predicts all methods, and says whether one is worth it: seconds of a step, times the steps that it needs.
 
     A method that cannot be predicted, because the calibration has not measured a collective of it or it refuses the shapes, is
     left out, with the reason in :attr:`Verdict.skipped`.
@@ -187,6 +207,7 @@ def should_compress(
         methods: names; all by default. The dense baselines are always among them.
         device: see :func:`predict`.
         calibration: see :func:`predict`.
+        prices: see :func:`predict`.
 
     Raises:
         ValueError: for an unknown method, and where no dense baseline can be predicted.
@@ -196,75 +217,17 @@ def should_compress(
     for name in names:
         _checks.one_of("method", name, METHODS)
         try:
-            found.append(predict(workload, cluster, name, device=device, calibration=calibration))
+            found.append(predict(workload, cluster, name, device=device, calibration=calibration, prices=prices))
         except ValueError as error:
             if name == BASELINES[-1] and not found:
                 raise
             skipped[name] = str(error)
-    ranking = tuple(sorted(found, key=lambda p: p.step))
+    ranking = tuple(sorted(found, key=lambda p: (p.progress, p.step)))
     dense = next(p for p in ranking if p.method in BASELINES)
     best = ranking[0]
-    gain = dense.step / best.step if best.step else 1.0
+    gain = dense.progress / best.progress if best.progress else 1.0
     compress = best.method not in BASELINES and gain >= CLEAR
     return Verdict(compress, best.method if compress else dense.method, gain, ranking, skipped)
-
-
-def break_even(
-    workload: Workload,
-    cluster: Cluster,
-    method: str,
-    *,
-    device: Device | None = None,
-) -> float:
-    """Returns the rate of the outer link, bytes a second, above which the better baseline is faster than the method.
-
-    0 for a method that never is; infinity for one that always is.
-
-    Args:
-        workload: of one worker.
-        cluster: with any outer rate; its latency counts.
-        method: a name.
-        device: see :func:`predict`.
-    """
-    return break_evens(workload, cluster, [method], device=device)[method]
-
-
-def break_evens(
-    workload: Workload,
-    cluster: Cluster,
-    methods: Iterable[str],
-    *,
-    device: Device | None = None,
-) -> dict[str, float]:
-    """Returns :func:`break_even` of several methods."""
-
-    def step(name: str, rate: float) -> float:
-        there = dataclasses.replace(cluster, outer=Link(rate, cluster.outer.latency))
-        return predict(workload, there, name, device=device).step
-
-    @functools.cache
-    def dense(rate: float) -> float:
-        return min(step(name, rate) for name in BASELINES)
-
-    def wins(method: str, rate: float) -> bool:
-        return step(method, rate) < dense(rate)
-
-    return {method: _last_win(functools.partial(wins, method)) for method in methods}
-
-
-def _last_win(wins: Callable[[float], bool]) -> float:
-    """The highest rate at which it does; 0 where it never does, infinity where it always does."""
-    rates = [_SLOWEST * 10 ** (k / 3) for k in range(3 * round(math.log10(_FASTEST / _SLOWEST)) + 1)]
-    last = next((k for k in reversed(range(len(rates))) if wins(rates[k])), None)
-    if last is None:
-        return 0.0
-    if last == len(rates) - 1:
-        return math.inf
-    low, high = rates[last], rates[last + 1]
-    while high > 1.001 * low:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if wins(middle) else (low, middle)
-    return low
 
 
 def speed_up(prediction: Prediction, workers: int) -> float:

@@ -18,6 +18,7 @@ pytest.importorskip("quantiphy")
 
 NAMES = sorted(command_name(name) for name in METHODS)
 ISSUE = ("--params", "25.6M", "--step-time", "180ms", "--workers", "64", "--per-node", "8", "--link", "10Gbit")
+SECONDS = ("--prices", "none")
 
 
 def rows(text: str) -> list[list[str]]:
@@ -45,7 +46,9 @@ def test_a_fast_link_is_told_not_to(gradcomp) -> None:
 
 
 def test_the_figures_are_written(gradcomp, tmp_path) -> None:
-    result = gradcomp("plan", "--model", "alexnet", "--workers", "16", "--methods", "dgc,ef-sign-sgd", "--out", "made")
+    result = gradcomp(
+        "plan", "--model", "alexnet", "--workers", "16", "--methods", "dgc,ef-sign-sgd", "--out", "made", *SECONDS
+    )
     assert result.exit_code == 0, result.stderr
     kept = json.loads((tmp_path / "made" / "plan.json").read_text())
     assert {p["method"] for p in kept["predictions"]} == {"dense", "dense_bf16", "dgc", "ef_sign_sgd"}
@@ -56,7 +59,7 @@ def test_the_figures_are_written(gradcomp, tmp_path) -> None:
 
 def test_a_plan_is_printed_though_it_cannot_be_written(gradcomp, tmp_path) -> None:
     (tmp_path / "file").write_text("")
-    result = gradcomp("plan", *ISSUE, "--methods", "dgc", "--out", "file")
+    result = gradcomp("plan", *ISSUE, "--methods", "dgc", "--out", "file", *SECONDS)
     assert result.exit_code == 2 and "Compress: dgc" in result.stdout
     assert result.stderr.startswith("gradcomp: cannot write the results that are printed above: ")
 
@@ -90,12 +93,37 @@ def test_without_a_calibration_it_says_how_far_off_it_is(gradcomp) -> None:
 
 
 def test_a_method_that_trains_otherwise_is_not_ranked_without_a_word(gradcomp) -> None:
-    result = gradcomp("plan", "--params", "5M", "--methods", "random-k,sign-sgd,powersgd", "--link", "1Gbit")
+    result = gradcomp("plan", "--params", "5M", "--methods", "random-k,sign-sgd,powersgd", "--link", "1Gbit", *SECONDS)
     assert result.exit_code == 0, result.stderr
     marked = {row[0] for row in rows(result.stdout) if "!" in row}
     assert marked == {"random-k", "sign-sgd"}
     assert f"! random-k: {METHODS['random_k'].caution}." in result.stdout
     assert f"Mind how random-k trains: {METHODS['random_k'].caution}." in result.stdout
+
+
+def test_steps_to_a_loss_are_weighed(gradcomp, tmp_path) -> None:
+    """Given prices: a column, the order, and a sentence on what is only faster a step."""
+    asked = ("plan", "--params", "5M", "--methods", "dgc,powersgd,qsgd", "--link", "1Gbit")
+    free = gradcomp(*asked, "--prices", "none")
+    assert free.exit_code == 0, free.stderr
+    assert "Compress: dgc takes " in free.stdout and "price" not in free.stdout
+    assert "there is no curve of these methods that says how many steps they need" in free.stdout
+    dgc = {"steps": 6, "reached": False, "task": "enwik8", "seeds": 3, "options": "density 0.01", "page": "prices.md"}
+    (tmp_path / "prices.json").write_text(json.dumps({"dgc": dgc, "powersgd": 1.02}))
+    weighed = gradcomp(*asked, "--prices", "prices.json")
+    assert weighed.exit_code == 0, weighed.stderr
+    assert "Compress: powersgd takes " in weighed.stdout and "and 1.02x the steps (given)" in weighed.stdout
+    assert "to the same loss, which wins above" in weighed.stdout
+    assert "as fast a step, and not recommended, because it trains worse: it takes " in weighed.stdout
+    assert "and more than 6.00x the steps (enwik8, 3 seeds, density 0.01)." in weighed.stdout
+    assert rows(weighed.stdout)[0][0] == "powersgd"
+    assert "over dense's (prices.md); the order is that of step times price" in weighed.stdout
+    (line,) = [line for line in weighed.stdout.splitlines() if line.startswith("qsgd ")]
+    assert "no curve" in line
+    (tmp_path / "prices.json").write_text(json.dumps({"dgc": dgc | {"steps": 1.5}}))
+    weighed = gradcomp(*asked, "--prices", "prices.json", "--link", "20Mbit", "--methods", "dgc")
+    assert "the steps (enwik8, 3 seeds, density 0.01), at most " in weighed.stdout
+    assert "Mind that its runs did not come as far as dense's. Mind how dgc trains" in weighed.stdout
 
 
 def test_what_a_calibration_does_not_know_is_left_out_with_a_sentence(gradcomp, tmp_path) -> None:
@@ -163,6 +191,7 @@ def test_a_calibration_takes_the_place_of_the_link(gradcomp, tmp_path) -> None:
         (("--params", "5M", "--from", "x"), "one of --params, --model and --from, got --params and --from"),
         (("--from", "nowhere"), "--from must be MODULE:NAME"),
         (("--params", "5M", "--calibration", "none.json"), "cannot read none.json"),
+        (("--params", "5M", "--prices", "none.json"), "cannot read none.json"),
     ],
 )
 def test_nonsense_is_one_clear_sentence(gradcomp, words, message) -> None:

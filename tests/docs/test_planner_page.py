@@ -23,11 +23,16 @@ def test_the_example_runs() -> None:
 @pytest.mark.slow
 @pytest.mark.standard_promotion
 def test_the_choice_at_the_start_of_a_run_works_as_the_page_has_it() -> None:
-    chosen, moved = python_blocks(PAGE)[2:4]
+    chosen, moved = python_blocks(PAGE)[3:5]
     found = run(chosen + moved, "planner.md")
     assert found["choice"].name in found["candidates"]
     assert int(found["state"].opt_state[0].choice) == 2
     assert found["step"]._cache_size() == 1
+
+
+def test_the_example_of_prices_is_of_a_method_that_is_only_faster_a_step() -> None:
+    verdict = run(python_blocks(PAGE)[1], "planner.md")["verdict"]
+    assert verdict.method == "powersgd" and verdict.trains_worse.method == "dgc"
 
 
 def test_the_names_of_the_page_are_public() -> None:

@@ -1,4 +1,4 @@
-"""Predictions against arithmetic by hand, and what must hold of any of them."""
+"""Predictions against arithmetic by hand, and what must hold of any of them: of seconds, so without prices in steps."""
 
 import math
 
@@ -64,19 +64,21 @@ def test_one_node_uses_its_inner_link() -> None:
 
 def test_do_not_compress_where_the_link_is_fast() -> None:
     fast = gc.Cluster(4, gc.Link(50e9, 5e-6))
-    verdict = should_compress(WORK, fast, device=SLOW)
+    verdict = should_compress(WORK, fast, device=SLOW, prices={})
     assert not verdict.compress and verdict.method.startswith("dense")
-    verdict = should_compress(WORK, gc.Cluster(4, gc.Link.of_bits(1e8, 5e-6)), device=SLOW)
+    verdict = should_compress(WORK, gc.Cluster(4, gc.Link.of_bits(1e8, 5e-6)), device=SLOW, prices={})
     assert verdict.compress and verdict.gain > 5
     assert list(verdict.ranking) == sorted(verdict.ranking, key=lambda p: p.step)
 
 
 def test_a_difference_that_a_plan_cannot_tell_is_a_tie() -> None:
     """Where dense goes over into compressed, the rates are in order: compress, a tie on both sides of equal, do not."""
-    even = break_even(WORK, gc.Cluster(4, LINK), "dgc", device=SLOW)
+    even = break_even(WORK, gc.Cluster(4, LINK), "dgc", device=SLOW, prices={})
 
     def verdict(rate: float):
-        return should_compress(WORK, gc.Cluster(4, gc.Link(rate, LINK.latency)), methods=["dgc"], device=SLOW)
+        return should_compress(
+            WORK, gc.Cluster(4, gc.Link(rate, LINK.latency)), methods=["dgc"], device=SLOW, prices={}
+        )
 
     seen = [verdict(even * factor) for factor in (0.3, 0.98, 1.02, 10.0)]
     assert [v.compress for v in seen] == [True, False, False, False]
@@ -86,7 +88,7 @@ def test_a_difference_that_a_plan_cannot_tell_is_a_tie() -> None:
 
 @pytest.mark.parametrize("method", ["terngrad", "dgc", "powersgd", "block_quantized"])
 def test_break_even_is_where_both_are_as_fast(method: str) -> None:
-    rate = break_even(WORK, gc.Cluster(8, LINK), method, device=SLOW)
+    rate = break_even(WORK, gc.Cluster(8, LINK), method, device=SLOW, prices={})
     assert 0 < rate < math.inf
 
     def gain(at: float) -> float:
@@ -98,9 +100,9 @@ def test_break_even_is_where_both_are_as_fast(method: str) -> None:
 
 
 def test_a_method_may_never_pay_or_always() -> None:
-    assert break_even(WORK, gc.Cluster(8, LINK), "stochastic_rounding", device=SLOW) == 0
+    assert break_even(WORK, gc.Cluster(8, LINK), "stochastic_rounding", device=SLOW, prices={}) == 0
     # Without arithmetic and latency, fewer bytes are always faster.
-    assert break_even(WORK, gc.Cluster(8, gc.Link(1e9, 0.0)), "sign_sgd", device=NO_TIME) == math.inf
+    assert break_even(WORK, gc.Cluster(8, gc.Link(1e9, 0.0)), "sign_sgd", device=NO_TIME, prices={}) == math.inf
 
 
 @hypothesis.given(

@@ -1,0 +1,73 @@
+"""Prints how many times dense's steps every method needs for what dense reaches, from the runs of benchmarks/accuracy.py.
+
+    python benchmarks/prices.py
+    python benchmarks/prices.py --write docs/results/prices.md
+    python benchmarks/prices.py --runs out/compare-fashion-mnist.json
+
+Nothing is trained. --write writes the page, and the prices that come with the package, which the planner weighs steps by.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from benchmarks.training import curves, prices
+from gradcomp_jax._files import write_whole
+from gradcomp_jax.planning.prices import DATA
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RUNS = ROOT / "docs" / "results" / "runs"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add(
+        "--runs",
+        nargs="+",
+        type=pathlib.Path,
+        help="folders of runs, one a task, or files of gradcomp compare --out (default: all of docs/results/runs)",
+    )
+    add("--write", type=pathlib.Path, metavar="PAGE", help="write the page, and the prices of the package")
+    options = parser.parse_args()
+    tasks = [found for path in options.runs or prices.tasks_in(RUNS) if (found := curves.read(path))]
+    lines = [line for task in tasks for line in [*prices.table(task), ""]]
+    print("\n".join(lines) if lines else "there are no runs: python benchmarks/accuracy.py makes them")
+    if options.write is None:
+        return
+    if options.runs:
+        parser.error("--write takes the runs of docs/results/runs, which a test holds the package to: leave --runs out")
+    if not lines:
+        parser.error("there is nothing to write")
+    page = options.write.resolve().relative_to(ROOT).as_posix()
+    options.write.write_text("\n".join(text(lines, options.write)), encoding="utf-8")
+    kept = prices.as_json(prices.package(tasks, page=page))
+    write_whole(DATA, json.dumps(kept, indent=1) + "\n")
+
+
+def text(lines: list[str], page: pathlib.Path) -> list[str]:
+    """Returns the lines of the page."""
+    return [
+        "# Prices in steps",
+        "",
+        f"```\npython benchmarks/prices.py --write {page}\n```",
+        "",
+        "**Measured.** How many times the steps of the dense baseline a method needs for what the baseline reaches in"
+        " the second half of its run. For each of the baseline's evaluations there: the steps at which the method's mean"
+        " curve is as good, over the baseline's own (best so far, straight lines between epochs). The price is the"
+        " median. `>`: the method came to fewer than half of them, and the price is a lower bound: its whole run, over"
+        " what the baseline takes to where the method ended. Single seeds are held against the same mean curve; the"
+        " baseline's own spread is what chance does.",
+        "",
+        "[The planner](../planner.md#steps-to-a-loss) weighs steps by the highest price of a method, of its default options"
+        " where there are runs of these.",
+        "",
+        *lines,
+    ]
+
+
+if __name__ == "__main__":
+    main()

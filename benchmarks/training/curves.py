@@ -1,0 +1,143 @@
+"""How the metric of a method's runs goes, epoch by epoch, over their seeds."""
+
+import collections
+import dataclasses
+import json
+import math
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+BASELINES = ("dense-bf16", "dense")
+"""The better known one first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Curves:
+    """A method on a task, at one learning rate.
+
+    Attributes:
+        task: what was trained.
+        method: a name of ``recipes.RECIPES``.
+        options: of the row, such as ``{"every": 30}``, where they are not the task's.
+        workers: that shared the task's batch.
+        metric: ``accuracy``, of which more is better, or a loss.
+        steps: of an epoch.
+        values: by seed, the metric after every epoch; NaN from where it diverged.
+        settings: of the run.
+        sent: bytes that a device sends in a step, averaged over the run.
+    """
+
+    task: str
+    method: str
+    options: Mapping[str, Any]
+    workers: int
+    metric: str
+    steps: float
+    values: Mapping[int, tuple[float, ...]]
+    settings: Mapping[str, Any]
+    sent: float
+
+    @property
+    def name(self) -> str:
+        """Returns ``diloco, every 30``."""
+        return ", ".join([self.method, *shown(self.options)])
+
+    @property
+    def epochs(self) -> int:
+        """Returns how many there are of every seed."""
+        return min(map(len, self.values.values()))
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Returns the mean over the seeds; NaN where one of them had diverged."""
+        return tuple(statistics.fmean(v[i] for v in self.values.values()) for i in range(self.epochs))
+
+    def best(self, values: Sequence[float] | None = None) -> tuple[float, ...]:
+        """Returns the best so far of a curve, by default the mean, as numbers of which more is better."""
+        sign, found, last = 1 if self.metric == "accuracy" else -1, [], -math.inf
+        for value in self.mean if values is None else values:
+            last = last if math.isnan(value) else max(last, sign * value)
+            found.append(last)
+        return tuple(found)
+
+
+def shown(options: Mapping[str, Any]) -> list[str]:
+    """Returns ``every 30`` for each option."""
+    return [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in options.items()]
+
+
+def epochs_to(target: float, best: Sequence[float]) -> float:
+    """Returns the epochs after which a curve of best values is at a target, between two epochs on a straight line.
+
+    Infinity where it does not come that far. What came within the first epoch counts as one, because nothing is known of it.
+    """
+    for i, value in enumerate(best):
+        if value >= target:
+            before = best[i - 1] if i else -math.inf
+            return i + (1.0 if math.isinf(before) else (target - before) / (value - before))
+    return math.inf
+
+
+def of_runs(folder: pathlib.Path) -> list[Curves]:
+    """Reads the runs of a task that ``benchmarks/accuracy.py`` has written, those that tune left out.
+
+    Of a row that was run at several learning rates the one with the most seeds is taken.
+
+    Raises:
+        ValueError: for two runs that differ in something else than is read here.
+    """
+    groups: dict[str, dict[float, list[dict[str, Any]]]] = {}
+    for path in sorted(folder.glob("*.json")):
+        run = json.loads(path.read_text(encoding="utf-8"))
+        if not run["tuning"]:
+            row = json.dumps([run["row"], run["workers"]], sort_keys=True)
+            same = groups.setdefault(row, collections.defaultdict(list))[run["learning_rate"]]
+            if run["seed"] in [one["seed"] for one in same]:
+                raise ValueError(f"{path} has the row, workers, rate and seed of another run: move one of them away")
+            same.append(run)
+    return [_curves(max(rates.values(), key=len)) for rates in groups.values()]
+
+
+def _curves(runs: Sequence[Mapping[str, Any]]) -> Curves:
+    one = runs[0]
+    options = {name: value for name, value in one["row"].items() if name != "method" and value is not None}
+    epochs = len(one["evaluation"])
+    return Curves(
+        one["task"],
+        one["row"]["method"],
+        options,
+        one["workers"],
+        one["metric"],
+        10 * len(one["loss_of_ten_steps"]) / epochs,
+        {run["seed"]: tuple(math.nan if v is None else v for v in run["evaluation"]) for run in runs},
+        one["settings"],
+        one["wire"]["sent_mean"],
+    )
+
+
+def of_comparison(path: pathlib.Path) -> list[Curves]:
+    """Reads the JSON file that ``gradcomp compare --out`` has written."""
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    settings, found = kept["settings"], []
+    for method in kept["methods"]:
+        runs = method["runs"]
+        values = {run["seed"]: tuple(math.nan if v is None else v for v in run["evaluation"]) for run in runs}
+        steps = len(runs[0]["loss"]) / settings["epochs"]
+        wire, metric = method["wire"]["sent_mean"], kept.get("metric", "accuracy")
+        found.append(
+            Curves(kept["dataset"], method["method"], {}, settings["workers"], metric, steps, values, settings, wire)
+        )
+    return found
+
+
+def read(path: pathlib.Path) -> list[Curves]:
+    """Reads a folder of runs, or the file of a comparison."""
+    return of_comparison(path) if path.is_file() else of_runs(path)
+
+
+def baseline(curves: Sequence[Curves], workers: int) -> Curves | None:
+    """Returns the dense one of as many workers."""
+    dense = {one.method: one for one in curves if one.workers == workers and not one.options}
+    return next((dense[name] for name in BASELINES if name in dense), None)

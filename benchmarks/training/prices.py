@@ -1,0 +1,103 @@
+"""What a method costs in steps: the factor of dense's steps that it needs for what dense reaches."""
+
+import inspect
+import math
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.training.curves import Curves, baseline, epochs_to, shown
+from gradcomp_jax import _markdown
+from gradcomp_jax.methods.registry import METHODS, command_name
+from gradcomp_jax.planning.prices import Price
+
+
+def price(curves: Curves, dense: Curves, *, page: str = "") -> Price:
+    """Returns the steps that a method needs for what dense reaches in the second half of its run, over dense's.
+
+    Both mean curves count by their best so far. Each value that dense has after an epoch of its second half is a target, and
+    the price is the median of the targets' factors, of two the lower one. Where the method comes to fewer than half of them,
+    its price is a lower bound: its whole run, over what dense takes to where the method ended. That the factor does not fall
+    from there on is assumed.
+    """
+    factor, reached = _factor(curves.best(), dense.best())
+    single = [_factor(curves.best(values), dense.best())[0] for values in curves.values.values()]
+    spread = (_figure(min(single)), _figure(max(single))) if len(single) > 1 else None
+    return Price(_figure(factor), reached, spread, curves.task, curves.workers, len(single), options_of(curves), page)
+
+
+def _factor(own: Sequence[float], dense: Sequence[float]) -> tuple[float, bool]:
+    targets = dense[len(dense) // 2 :]
+    found = statistics.median_low(epochs_to(target, own) / epochs_to(target, dense) for target in targets)
+    if math.isfinite(found):
+        return found, True
+    return len(own) / epochs_to(own[-1], dense), False
+
+
+def _figure(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def options_of(curves: Curves) -> str:
+    """Returns what a method was given and does not have by default, as text."""
+    method = _registered().get(curves.method)
+    given = dict(curves.options)
+    if method is not None and "density" in inspect.signature(METHODS[method].make).parameters:
+        own = inspect.signature(METHODS[method].make).parameters["density"].default
+        if (density := curves.settings["density"]) != METHODS[method].options.get("density", own):
+            given["density"] = density
+    return ", ".join(shown(given))
+
+
+def _registered() -> dict[str, str]:
+    return {command_name(name): name for name in METHODS}
+
+
+def table(curves: Sequence[Curves]) -> list[str]:
+    """Returns a row for each method and number of workers that there is a dense one of."""
+    rows = []
+    for one in sorted(curves, key=lambda c: -c.workers):
+        dense = baseline(curves, one.workers)
+        if dense is None or one.epochs == 0:
+            continue
+        found = price(one, dense)
+        spread = "-" if found.spread is None else f"{found.spread[0]:.2f} to {found.spread[1]:.2f}"
+        rows.append((one.task, one.name, one.workers, str(found), spread, found.seeds, options_of(one)))
+    return _markdown.table(
+        ("task", "method", "workers", "price", "of single seeds", "seeds", "options"), rows, align="llrrrrl"
+    )
+
+
+def package(tasks: Sequence[Sequence[Curves]], *, page: str) -> dict[str, Price]:
+    """Returns one price for each registered method that there are runs of.
+
+    Of several the one of its default options counts, and of several of these the highest: a plan must not promise what one of
+    the tasks refutes.
+    """
+    found: dict[str, list[Price]] = {}
+    for curves in tasks:
+        for one in curves:
+            name, dense = _registered().get(one.method), baseline(curves, one.workers)
+            if name is not None and dense is not None and one.method != dense.method:
+                found.setdefault(name, []).append(price(one, dense, page=page))
+    return {name: max(_default(prices), key=lambda p: p.steps) for name, prices in sorted(found.items())}
+
+
+def _default(prices: Sequence[Price]) -> Sequence[Price]:
+    return [p for p in prices if not p.options] or prices
+
+
+def as_json(prices: Mapping[str, Price]) -> dict[str, Any]:
+    """Returns what JSON holds of prices, fields without a value left out."""
+    blank = Price(1.0)
+    fields = list(inspect.signature(Price).parameters)
+    return {
+        name: {f: v for f in fields if (v := getattr(one, f)) != getattr(blank, f) or f == "steps"}
+        for name, one in prices.items()
+    }
+
+
+def tasks_in(runs: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the folders of tasks in the folder of all runs."""
+    return sorted(path for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []

@@ -1,0 +1,108 @@
+"""What methods cost in steps: how many a run needs for what a dense one reaches."""
+
+import dataclasses
+import functools
+import json
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from gradcomp_jax import _checks
+from gradcomp_jax.methods.registry import METHODS
+
+DATA = pathlib.Path(__file__).with_name("prices.json")
+"""Prices by method, as ``benchmarks/prices.py`` writes them from the runs of ``benchmarks/accuracy.py``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Price:
+    """Steps that a method needs for what the dense baseline reaches, over the steps of the baseline.
+
+    Attributes:
+        steps: the factor, above 0.
+        reached: whether the method's runs came that far. Where they did not, ``steps`` is a lower bound.
+        spread: the least and the largest factor of single seeds; ``None`` where it is not known.
+        task: what was trained.
+        workers: that trained it.
+        seeds: how many runs the factor is of.
+        options: of the method, where they are not its defaults.
+        page: that has the runs.
+    """
+
+    steps: float
+    reached: bool = True
+    spread: tuple[float, float] | None = None
+    task: str = ""
+    workers: int = 0
+    seeds: int = 0
+    options: str = ""
+    page: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuses what is no factor."""
+        if not (self.steps > 0 and math.isfinite(self.steps)):
+            raise ValueError(
+                f"a price in steps must be finite and above 0, got {self.steps}: 1.2 for a fifth more steps than dense;"
+                " reached=False where runs did not come that far"
+            )
+
+    @property
+    def factor(self) -> float:
+        """Returns what a step counts for: at least 1, because nothing trains better for being compressed."""
+        return max(1.0, self.steps)
+
+    @property
+    def source(self) -> str:
+        """Returns where it comes from, for instance ``enwik8, 3 seeds``."""
+        runs = f"{self.seeds} seed{'s' * (self.seeds != 1)}" if self.seeds else ""
+        return ", ".join(part for part in (self.task, runs, self.options) if part) or "given"
+
+    def __str__(self) -> str:
+        """Returns ``1.32x``, or ``> 1.32x``."""
+        return f"{'' if self.reached else '> '}{self.steps:.2f}x"
+
+
+Prices = Mapping[str, Price | float]
+"""By the name of a method; a number is a factor that was reached."""
+
+
+@functools.cache
+def measured() -> Mapping[str, Price]:
+    """Returns the prices that come with the package, of the methods that there are runs of; empty while there are none."""
+    return from_dict(json.loads(DATA.read_text(encoding="utf-8")))
+
+
+def from_dict(prices: Mapping[str, Any]) -> dict[str, Price]:
+    """Returns prices from what JSON holds: by method a factor, or the fields of :class:`Price`.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if not isinstance(prices, Mapping):
+        raise ValueError(f"prices must be by method, such as {{'dgc': 1.2}}, got {prices!r}")
+    return {name: _read(name, fields) for name, fields in prices.items()}
+
+
+def price_of(method: str, prices: Prices | None) -> Price | None:
+    """Returns the price of a method, ``None`` if there is none; ``prices=None`` are those of the package.
+
+    Raises:
+        ValueError: for a price of an unknown method.
+    """
+    prices = measured() if prices is None else prices
+    for name in prices:
+        _checks.one_of("method of a price", name, METHODS)
+    found = prices.get(method)
+    return Price(found) if isinstance(found, int | float) else found
+
+
+def _read(name: str, given: Any) -> Price:
+    try:
+        fields: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"steps": float(given)}
+        if fields.get("spread") is not None:
+            low, high = fields["spread"]
+            fields["spread"] = (low, high)
+        return Price(**fields)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f'the price of {name} must be a factor, or {{"steps": 1.2, ...}}: {error}') from error

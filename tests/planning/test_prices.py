@@ -1,0 +1,91 @@
+"""The planner weighs steps to a loss: prices by arithmetic, and what they do to a verdict."""
+
+import pytest
+
+import gradcomp_jax as gc
+from gradcomp_jax.methods import METHODS
+from gradcomp_jax.planning import Device, Price, Workload, break_even, predict, prices, should_compress
+from gradcomp_jax.planning.outlook import outlook
+
+WORK = Workload(0.1, ((1024, 1024),) * 20)
+CLUSTER = gc.Cluster(8, gc.Link.of_bits(1e9, 50e-6))
+SLOW = Device(20e9, {**dict.fromkeys(METHODS, 3.0), "dense": 1.0, "dense_bf16": 1.5})
+
+
+def test_a_step_counts_for_what_it_brings() -> None:
+    seconds = predict(WORK, CLUSTER, "dgc", device=SLOW, prices={})
+    weighed = predict(WORK, CLUSTER, "dgc", device=SLOW, prices={"dgc": 1.5})
+    assert weighed.step == seconds.step == seconds.progress
+    assert weighed.progress == pytest.approx(1.5 * seconds.step)
+    # Nothing trains better for being compressed, and a baseline has no price.
+    assert predict(WORK, CLUSTER, "dgc", device=SLOW, prices={"dgc": 0.9}).progress == seconds.step
+    assert predict(WORK, CLUSTER, "dense", device=SLOW, prices={"dense": 2.0}).price is None
+
+
+def test_a_method_that_trains_worse_is_not_recommended() -> None:
+    """DGC is the fastest a step; from the price on that makes up for it, int8 is, and at last dense."""
+    methods = ["dgc", "block_quantized"]
+
+    def verdict(**given: float):
+        return should_compress(WORK, CLUSTER, methods=methods, device=SLOW, prices=given)
+
+    free = verdict()
+    assert free.method == "dgc" and free.trains_worse is None
+    step = {p.method: p.step for p in free.ranking}
+    weighed = verdict(dgc=1.01 * step["block_quantized"] / step["dgc"])
+    assert weighed.compress and weighed.method == "block_quantized"
+    assert weighed.trains_worse is not None and weighed.trains_worse.method == "dgc"
+    assert weighed.gain == pytest.approx(step["dense_bf16"] / step["block_quantized"])
+    neither = verdict(dgc=100.0, block_quantized=100.0)
+    assert not neither.compress and neither.method == "dense_bf16"
+    assert neither.trains_worse is not None and neither.trains_worse.method == "dgc"
+    assert [p.method for p in neither.ranking] == sorted(
+        step, key=lambda name: step[name] * (1 if name.startswith("dense") else 100)
+    )
+
+
+def test_a_tie_is_one_of_progress() -> None:
+    step = {p.method: p.step for p in should_compress(WORK, CLUSTER, methods=["dgc"], device=SLOW, prices={}).ranking}
+    even = {"dgc": step["dense_bf16"] / step["dgc"]}
+    verdict = should_compress(WORK, CLUSTER, methods=["dgc"], device=SLOW, prices=even)
+    assert verdict.tie and not verdict.compress
+
+
+def test_a_price_lowers_the_rate_from_which_dense_wins() -> None:
+    rates = [break_even(WORK, CLUSTER, "dgc", device=SLOW, prices={"dgc": factor}) for factor in (1.0, 1.2, 2.0)]
+    assert rates == sorted(rates, reverse=True) and rates[0] > 2 * rates[2] > 0
+    found = outlook(WORK, CLUSTER, methods=["dgc"], device=SLOW, prices={"dgc": 1.2})
+    assert found.break_even["dgc"] == rates[1]
+    one = next(p for p in found.to_dict()["predictions"] if p["method"] == "dgc")
+    assert one["price"]["steps"] == 1.2 and one["progress"] == pytest.approx(1.2 * one["step"])
+
+
+def test_what_comes_with_the_package_is_the_default() -> None:
+    for name, price in prices.measured().items():
+        assert predict(WORK, CLUSTER, name, device=SLOW).price == price
+
+
+def test_what_a_price_says() -> None:
+    price = Price(1.321, False, task="enwik8", seeds=3, options="density 0.01")
+    assert str(price) == "> 1.32x" and price.source == "enwik8, 3 seeds, density 0.01"
+    assert (
+        str(Price(1.1)) == "1.10x"
+        and Price(1.1).source == "given"
+        and Price(1.1, task="mnist", seeds=1).source == "mnist, 1 seed"
+    )
+
+
+def test_bad_prices_are_named() -> None:
+    for wrong in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="a price in steps must be finite and above 0"):
+            Price(wrong)
+    with pytest.raises(ValueError, match="the price of dgc must be a factor"):
+        prices.from_dict({"dgc": "much"})
+    with pytest.raises(ValueError, match="the price of dgc must be a factor"):
+        prices.from_dict({"dgc": {"steps": 1.2, "colour": "red"}})
+    with pytest.raises(ValueError, match="prices must be by method"):
+        prices.from_dict([1.2])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="did you mean 'block_quantized'"):
+        predict(WORK, CLUSTER, "dgc", device=SLOW, prices={"block-quantized": 1.2})
+    read = prices.from_dict({"dgc": 1.2, "qsgd": {"steps": 1.1, "spread": [1.0, 1.2]}})
+    assert read == {"dgc": Price(1.2), "qsgd": Price(1.1, spread=(1.0, 1.2))}

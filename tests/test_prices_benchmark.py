@@ -1,0 +1,164 @@
+"""Prices in steps from curves, by arithmetic; and those of the package are what the committed runs give."""
+
+import json
+import math
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.training import curves, prices
+from benchmarks.training.curves import Curves, epochs_to
+from gradcomp_jax.methods import METHODS
+from gradcomp_jax.planning.prices import DATA, from_dict
+
+ROOT = pathlib.Path(__file__).parents[1]
+RUNS = ROOT / "docs" / "results" / "runs"
+DENSE = tuple(4 / (1 + t) for t in range(1, 11))
+
+
+def made(method: str, *values: tuple[float, ...], metric: str = "bits per character", **more) -> Curves:
+    given = {"options": {}, "workers": 8, "steps": 120.0, "settings": {"density": 0.01}, "sent": 100.0} | more
+    return Curves("enwik8", method, metric=metric, values=dict(enumerate(values)), **given)
+
+
+def slower(factor: float) -> tuple[float, ...]:
+    """A run as long in which everything takes that many times the steps of DENSE."""
+    return tuple(4 / (1 + t / factor) for t in range(1, 11))
+
+
+def test_epochs_are_counted_on_straight_lines() -> None:
+    best = (1.0, 1.0, 3.0)
+    assert epochs_to(1.0, best) == 1 and epochs_to(2.0, best) == 2.5 and epochs_to(3.0, best) == 3
+    assert epochs_to(0.0, best) == 1 and math.isinf(epochs_to(3.1, best))
+
+
+@pytest.mark.parametrize("metric", ["bits per character", "accuracy"])
+@pytest.mark.parametrize("factor", [0.8, 1.0, 1.1, 1.2])
+def test_a_price_is_the_factor_of_steps(metric: str, factor: float) -> None:
+    """Between two epochs a straight line lies above the curve, by little."""
+    sign = -1 if metric == "accuracy" else 1
+    own, dense = (made("dgc", tuple(sign * v for v in values), metric=metric) for values in (slower(factor), DENSE))
+    found = prices.price(own, dense)
+    assert found.reached and found.steps == pytest.approx(factor, rel=0.02)
+    assert found.seeds == 1 and found.spread is None and found.task == "enwik8"
+
+
+def test_dense_costs_what_it_costs_whatever_noise() -> None:
+    noisy = made("dense-bf16", (3.0, 2.2, 2.3, 1.9, 1.95, 1.8), (3.0, 2.0, 1.8, 1.9, 1.7, 1.6))
+    found = prices.price(noisy, noisy)
+    assert found.steps == 1.0 and found.reached
+    assert found.spread is not None and found.spread[0] < 1 < found.spread[1]
+
+
+@pytest.mark.parametrize("factor", [1.5, 2.0, 3.0])
+def test_what_does_not_come_so_far_has_a_lower_bound(factor: float) -> None:
+    found = prices.price(made("dgc", slower(factor)), made("dense", DENSE))
+    assert not found.reached and found.steps == pytest.approx(factor, rel=0.02)
+    # A curve that stands still costs more the longer it does.
+    still = prices.price(made("dgc", (3.0,) * 10), made("dense", DENSE))
+    assert not still.reached and still.steps == 10.0
+
+
+@pytest.mark.parametrize(("reached", "known"), [(1, False), (2, True), (3, True)])
+def test_half_of_the_targets_is_enough(reached: int, known: bool) -> None:
+    """Dense has four of them, after epochs 5 to 8; the method is at the first ones an epoch later, and goes no further."""
+    dense = tuple(float(10 - t) for t in range(1, 9))
+    own = (9.5, *dense[: 3 + reached], *[dense[3 + reached]] * (4 - reached))
+    assert prices.price(made("dgc", own), made("dense", dense)).reached == known
+
+
+def test_a_seed_that_diverged_brings_nothing() -> None:
+    nan = math.nan
+    one = made("dgc", (*DENSE[:3], *(nan,) * 7), DENSE)
+    assert one.best()[2] == one.best()[-1] == -DENSE[2]
+    assert not prices.price(one, made("dense", DENSE)).reached
+    never = prices.price(made("dgc", (nan,) * 10), made("dense", DENSE))
+    assert not never.reached and never.steps == 10.0
+
+
+def test_the_package_has_the_highest_price_of_default_options() -> None:
+    default = METHODS["dgc"].make.__wrapped__.__kwdefaults__["density"]
+    dense = made("dense-bf16", DENSE)
+    dgc = [made("dgc", slower(f), settings={"density": d}) for f, d in ((1.2, 0.05), (1.1, default), (1.15, default))]
+    found = prices.package([[dense, one] for one in (*dgc, made("diloco", DENSE))], page="page.md")
+    assert set(found) == {"dgc"}
+    assert found["dgc"].steps == pytest.approx(1.15, rel=0.02) and found["dgc"].options == ""
+    found = prices.package([[dense, dgc[0]]], page="page.md")
+    assert found["dgc"].options == "density 0.05" and found["dgc"].page == "page.md"
+    # Without a dense one of as many workers there is nothing to compare with.
+    assert not prices.package([[dense, made("dgc", DENSE, workers=4)]], page="")
+    assert from_dict(json.loads(json.dumps(prices.as_json(found)))) == found
+
+
+def run(folder: pathlib.Path, method: str, seed: int, values, *, tuning=False, rate=0.1, **row) -> None:
+    fields = {
+        "task": "enwik8",
+        "row": {"method": method, "every": None, "density": None, **row},
+        "workers": 8,
+        "seed": seed,
+        "learning_rate": rate,
+        "tuning": tuning,
+        "metric": "bits per character",
+        "evaluation": values,
+        "loss_of_ten_steps": [1.0] * 12 * len(values),
+        "wire": {"sent": 100, "sent_mean": 100.0, "sent_most": 100, "stages": []},
+        "settings": {"density": 0.01, "every": 4},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{method}-{row}-{seed}-{tuning}-{rate}.json").write_text(json.dumps(fields))
+
+
+def test_runs_and_comparisons_are_read(tmp_path) -> None:
+    for seed in (0, 1):
+        run(tmp_path, "dense-bf16", seed, list(DENSE))
+        run(tmp_path, "diloco", seed, [3.0, None], every=30)
+    run(tmp_path, "diloco", 0, [1.0, 1.0], every=30, rate=0.2)
+    run(tmp_path, "dense-bf16", 0, [1.0], tuning=True)
+    found = {one.name: one for one in curves.read(tmp_path)}
+    assert set(found) == {"dense-bf16", "diloco, every 30"}
+    assert found["dense-bf16"].steps == 120 and found["dense-bf16"].values == {0: DENSE, 1: DENSE}
+    assert found["diloco, every 30"].mean[0] == 3.0 and math.isnan(found["diloco, every 30"].mean[1])
+    again = tmp_path / "again.json"
+    again.write_text(next(tmp_path.glob("dense-bf16*False*")).read_text())
+    with pytest.raises(ValueError, match="has the row, workers, rate and seed of another run"):
+        curves.read(tmp_path)
+    kept = {
+        "dataset": "digits",
+        "settings": {"workers": 4, "epochs": 2, "density": 0.01},
+        "methods": [
+            {
+                "method": m,
+                "wire": {"sent_mean": 5.0},
+                "runs": [{"seed": 0, "loss": [1.0] * 6, "evaluation": [0.5, 0.9]}],
+            }
+            for m in ("dense", "dgc")
+        ],
+    }
+    (tmp_path / "compare.json").write_text(json.dumps(kept))
+    dense, dgc = curves.read(tmp_path / "compare.json")
+    assert (dense.task, dense.steps, dense.metric, dgc.workers) == ("digits", 3.0, "accuracy", 4)
+    (row,) = [line for line in prices.table([dense, dgc]) if "| dgc |" in line]
+    assert row.split("|")[4].strip() == "1.00x"
+
+
+def test_the_packages_prices_are_those_of_the_committed_runs() -> None:
+    """Both are empty until runs are committed: `python benchmarks/prices.py --write docs/results/prices.md`."""
+    kept = from_dict(json.loads(DATA.read_text(encoding="utf-8")))
+    tasks = [curves.read(folder) for folder in prices.tasks_in(RUNS)]
+    pages = {one.page for one in kept.values()} or {""}
+    assert len(pages) == 1
+    (page,) = pages
+    assert prices.package(tasks, page=page) == kept
+    for one in kept.values():
+        assert f"| {one.task} | " in (ROOT / one.page).read_text(encoding="utf-8")
+        assert str(one) in (ROOT / one.page).read_text(encoding="utf-8")
+
+
+def test_the_command_without_runs_says_so(tmp_path) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "prices.py"), "--runs", str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert found.returncode == 0 and "there are no runs" in found.stdout
+    found = subprocess.run([*command, "--write", "page.md"], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert found.returncode == 2 and "leave --runs out" in found.stderr
