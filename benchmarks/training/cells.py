@@ -8,7 +8,6 @@ from typing import Any
 from gradcomp_jax.experiments.settings import Settings, split_batch
 from gradcomp_jax.experiments.tasks import task
 
-
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "sgd", "momentum": 0.0},
     "adamw": {"optimizer": "adamw"},
