@@ -98,7 +98,7 @@ TASKS: dict[str, Task] = {
         Settings(
             epochs=10,
             batch_per_worker=1,
-            learning_rate=2e-3,
+            learning_rate=1e-3,
             density=0.01,
             clip_norm=1.0,
             warm_up_epochs=1,
