@@ -84,8 +84,11 @@ def perfect(p: Parts) -> float:
 
 
 def late(p: Parts) -> float:
-    """A mean that arrives a step late is all hidden: another method, see ``gc.delayed_average``."""
-    return max(p.computation + p.handling, p.wire + p.beyond)
+    """The exchange, with what handles it, beside the next gradient: another method, ``gc.make_overlapped_step(delay=1)``.
+
+    One exchange follows the other, and nothing of it is beside another one. Computation and handling share the cores.
+    """
+    return p.handling + max(p.computation, p.wire + p.beyond)
 
 
 SCHEDULES = {
