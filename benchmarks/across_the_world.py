@@ -22,7 +22,7 @@ from benchmarks import lab
 from benchmarks.sweep import links
 from benchmarks.sweep.report import insert
 from benchmarks.world import report
-from benchmarks.world.strategies import STRATEGIES
+from benchmarks.world.strategies import EVERY, HIDING, STRATEGIES
 from benchmarks.world.workers import Workers
 
 LINKS = ("unshaped:0ms", "100Mbit:25ms", "20Mbit:90ms", "13Mbit:180ms")
@@ -30,7 +30,7 @@ LINKS = ("unshaped:0ms", "100Mbit:25ms", "20Mbit:90ms", "13Mbit:180ms")
 
 def measure(team: Workers, name: str, rounds: int, seconds: float) -> list[float]:
     """Seconds of a step, in parts of whole periods of one stretch; a part before them fills what is in flight."""
-    strategy = STRATEGIES[name]
+    strategy = EVERY[name]
     period = strategy.period
     team.order("begin", name)
     # The first steps compile, and find nothing in flight.
@@ -50,7 +50,7 @@ def main() -> None:
     add("--links", nargs="+", default=list(LINKS), metavar="RATE:DELAY", help="unshaped:0ms, 20Mbit:90ms, ...; one way")
     add("--workers", type=int, default=4, metavar="N")
     add("--model", default="conv", choices=("conv", "lstm"))
-    add("--strategies", nargs="+", choices=list(STRATEGIES), default=list(STRATEGIES))
+    add("--strategies", nargs="+", choices=[*STRATEGIES, *HIDING], default=list(STRATEGIES))
     add("--rounds", type=int, default=3, help="timed stretches of each strategy over each link")
     add("--seconds", type=float, default=6.0, help="about how long a stretch is")
     add("--json", type=Path, help="where the results are kept")

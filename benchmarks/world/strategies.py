@@ -25,6 +25,7 @@ class Strategy:
         outer: whether the exchange is an outer step (DiLoCo) of the replicas.
         parts: of the tree, with outer steps at different times.
         mix: a replica's own share of what it goes on from when a late outer step arrives.
+        clip: whether each worker's own gradient is clipped before the exchange, as the language model needs it.
     """
 
     exchange: Exchange
@@ -33,6 +34,7 @@ class Strategy:
     outer: bool = False
     parts: int = 1
     mix: float = 0.0
+    clip: bool = False
 
     @property
     def period(self) -> int:
@@ -66,7 +68,14 @@ GOODPUT = {
 """Of the second. Outer steps are as published but for the inner optimizer, which is the task's, and for parts: two, by size.
 Streaming DiLoCo has a delay of 10 steps and a mix of one half; SparseLoCo sends one of 64 in two bits."""
 
-EVERY = {**STRATEGIES, **GOODPUT}
+_MOST: tuple[Exchange, ...] = ("dense", "bfloat16", "int8", "int4")
+HIDING = {
+    **{f"{name}, in sequence": Strategy(name, clip=True) for name in _MOST},
+    **{f"{name}, a step late": Strategy(name, delay=1, clip=True) for name in _MOST},
+}
+"""Of the page about slow links: what sends the most, with nothing beside its exchange, and with the next gradient."""
+
+EVERY = {**STRATEGIES, **GOODPUT, **HIDING}
 
 
 def exchange(name: Exchange, task: Task) -> optax.GradientTransformationExtraArgs:
@@ -94,7 +103,9 @@ def steps_of(
     if strategy.exchange == "sparse":
         tx = optax.chain(optimizer, gc.sparse_loco(axis_name=AXIS, every=strategy.every))
         return tx, _one_program(task, tx, mesh), True
-    link = exchange(strategy.exchange, task)
+    link: optax.GradientTransformation = exchange(strategy.exchange, task)
+    if strategy.clip:
+        link = optax.chain(gc.local_clip(task.clip_norm, axis_name=AXIS), link)
     late: dict[str, Any] = {"axis_name": AXIS, "delay": strategy.delay, "every": strategy.every}
     if strategy.delay and strategy.outer:
         streaming: dict[str, Any] = {"parts": strategy.parts, "mix": strategy.mix}

@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gradcomp_jax import _checks, _compat, _specs, per_device
-from gradcomp_jax._typing import AxisName, PyTree
+from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.replicas import MARKED, delayed_average
 from gradcomp_jax.replicas.delayed import mean_of
@@ -57,11 +57,13 @@ class OverlappedStep:
         tx: the transformation whose steps these are; ``gc.init_state(params, step.tx, mesh, replicas=True)`` begins.
     """
 
-    def __init__(self, tx: optax.GradientTransformation, programs: Sequence[Callable[..., Any]], link: Link) -> None:
-        """Takes the programs: a step without communication, an exchange of what a link sends, and no mean at all."""
+    def __init__(
+        self, tx: optax.GradientTransformation, programs: Sequence[Callable[..., Any]], link: Link, mesh: Mesh
+    ) -> None:
+        """Takes the programs: a gradient, the rest of a step without communication, an exchange of what a link sends."""
         self.tx = tx
-        self._local, self._cross, self._zeros = programs
-        self._link = link
+        self._gradient, self._local, self._cross = programs
+        self._link, self._mesh = link, mesh
         # One thread: exchanges run in the order of their departures, which is the same on all workers.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradcomp-exchange")
         self._flying: dict[int, Future] = {}
@@ -70,7 +72,7 @@ class OverlappedStep:
         self._number = 0
 
     def __call__(self, state: TrainState, batch: PyTree) -> tuple[TrainState, dict[str, Any]]:
-        """One step; waits only for the exchange that lands in it."""
+        """One step; waits only for the exchange that lands in it, and not before its gradient is being computed."""
         refuse_donated(state)
         if not has_replicas(state):
             raise ValueError("the state has one set of parameters for all workers: init_state(..., replicas=True)")
@@ -83,6 +85,7 @@ class OverlappedStep:
             self._number = int(state.opt_state[link.place].step)
             for departure in range(self._number - link.delay, self._number):
                 self._send(state, departure)
+        gradient, seen = self._gradient(state.params, batch)
         departure = self._number - link.delay
         # The exchange's own state stays out of the step, which takes over the memory of all that it is given.
         arrived, methods = self._nothing(state.params), list(link.methods(state.opt_state[link.place]))
@@ -90,13 +93,13 @@ class OverlappedStep:
             means, methods[part] = self._flying[departure].result()
             arrived = jax.tree.map(lambda m, none: none if _is_masked(m) else m, means, arrived, is_leaf=_is_masked)
             del self._flying[departure]
-        state, metrics = self._local(self._with_methods(state, [()] * len(methods)), batch, arrived)
+        state, counted = self._local(self._with_methods(state, [()] * len(methods)), gradient, arrived)
         state = self._with_methods(state, methods)
         self._send(state, self._number)
         self._number += 1
         # A counter that has gone back is read again.
         self._last = state if self._number <= NEAR_THE_END else None
-        return state, metrics
+        return state, seen | counted
 
     def wait(self) -> None:
         """Waits for every exchange that has begun.
@@ -125,7 +128,14 @@ class OverlappedStep:
 
     def _nothing(self, params: PyTree) -> PyTree:
         if self._none is None:
-            self._none = self._zeros(params)
+            everywhere = NamedSharding(self._mesh, PartitionSpec())
+
+            def zeros(replicas: PerDevice) -> Array:
+                whole = np.broadcast_to(np.float32(0), replicas.value.shape[1:])
+                # Without comparing the processes' values, as ``device_put`` does over the links.
+                return jax.make_array_from_callback(whole.shape, everywhere, whole.__getitem__)
+
+            self._none = jax.tree.map(zeros, params, is_leaf=is_per_device)
         return self._none
 
     def _with_methods(self, state: TrainState, methods: Sequence[Any]) -> TrainState:
@@ -150,9 +160,10 @@ def make_overlapped_step(
 
     A compiler with asynchronous collectives overlaps the exchange within :func:`make_train_step`'s one program. On CPU a
     program does one thing after the other; here the exchange is a program of its own, and a thread runs it while the
-    next steps compute. What comes out is what the one program computes, and so is the state: it can be saved, restored and
-    resized, and go on with either. What is in flight is in the state, so nothing is lost with the thread. Exchanges
-    run one after the other, so a step waits once they take longer than ``every`` steps.
+    next steps compute. A step computes its gradient while it waits for the mean that lands in it: with a delay of 1 an exchange
+    has as long as a gradient takes. What comes out is what the one program computes, and so is the state: it can be saved,
+    restored and resized, and go on with either. What is in flight is in the state, so nothing is lost with the thread.
+    Exchanges run one after the other, so a step waits once they take longer than ``every`` steps.
 
     XLA:CPU has as many threads for programs as a process may use cores. On one core an exchange that waits for the network
     holds the only one, and nothing overlaps: set the environment variable ``PJRT_NPROC=4`` before JAX starts.
@@ -235,24 +246,29 @@ def beside(
     mapping: dict[str, Any] = {"mesh": mesh, "axis_names": set(_specs.names_of(axis_name))}
     with_arrived = optax.with_extra_args_support(quiet).update
 
-    def local(state: TrainState, batch: PyTree, arrived: PyTree) -> tuple[TrainState, dict[str, Any]]:
-        state = per_device.lower(state)
-        value, gradient = value_and_grad(state.params, batch)
+    def own(observed: dict[str, Any]) -> dict[str, Any]:
+        return jax.tree.map(lambda x: _compat.varying(jnp.asarray(x, jnp.float32), axis_name)[None], observed)
+
+    def local_gradient(params: PyTree, batch: PyTree) -> tuple[PyTree, dict[str, Any]]:
+        value, found = value_and_grad(per_device.lower(params), batch)
+        return per_device.lift(found), own({"loss": value[0], "aux": value[1]} if has_aux else {"loss": value})
+
+    def gradient(params: PyTree, batch: PyTree) -> Any:
+        specs = state_specs(params, axis_name=axis_name)
+        return jax.shard_map(local_gradient, in_specs=(specs, by_worker), out_specs=by_worker, **mapping)(params, batch)
+
+    def local(state: TrainState, gradient: PyTree, arrived: PyTree) -> tuple[TrainState, dict[str, Any]]:
+        state, gradient = per_device.lower((state, gradient))
         updates, opt_state = with_arrived(gradient, state.opt_state, state.params, **{_ARRIVED: arrived})
         opt_state = restored(opt_state, state.opt_state, (ExchangeState, *MARKED))
         params = optax.apply_updates(state.params, updates)
-        observed = {"loss": value[0], "aux": value[1]} if has_aux else {"loss": value}
-        observed |= {"skipped": skipped(opt_state), "dropped": dropped(opt_state)}
-        metrics = jax.tree.map(lambda x: _compat.varying(jnp.asarray(x, jnp.float32), axis_name)[None], observed)
-        return lift_replicas(TrainState(count_on(state.step), params, opt_state)), metrics
+        counted = own({"skipped": skipped(opt_state), "dropped": dropped(opt_state)})
+        return lift_replicas(TrainState(count_on(state.step), params, opt_state)), counted
 
-    def step(state: TrainState, batch: PyTree, arrived: PyTree) -> Any:
+    def step(state: TrainState, gradient: PyTree, arrived: PyTree) -> Any:
         specs = state_specs(state, axis_name=axis_name)
         mapped = jax.shard_map(local, in_specs=(specs, by_worker, everywhere), out_specs=(specs, by_worker), **mapping)
-        return mapped(state, batch, arrived)
-
-    def nothing(params: PyTree) -> PyTree:
-        return jax.tree.map(lambda m: jnp.zeros(m.value.shape[1:], jnp.float32), params, is_leaf=is_per_device)
+        return mapped(state, gradient, arrived)
 
     def cross(sent: PyTree, inner: Any) -> Any:
         specs = state_specs((sent, inner), axis_name=axis_name)
@@ -264,8 +280,7 @@ def beside(
         )
         return mapped(sent, inner)
 
-    zeros = jax.jit(nothing, out_shardings=NamedSharding(mesh, everywhere))
-    return OverlappedStep(tx, (jax.jit(step, donate_argnums=0), jax.jit(cross), zeros), link)
+    return OverlappedStep(tx, (jax.jit(gradient), jax.jit(step, donate_argnums=0), jax.jit(cross)), link, mesh)
 
 
 def arriving(method: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

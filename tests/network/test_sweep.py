@@ -6,10 +6,11 @@ import pathlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from benchmarks import lab
-from benchmarks.sweep import bounds, checks, links, measure, methods, report, run, tasks
+from benchmarks.sweep import bounds, checks, links, measure, methods, report, run, schedules, tasks
 from benchmarks.sweep.team import Step
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -210,6 +211,74 @@ def test_only_what_is_missing_is_measured_again() -> None:
     wanted = [links.Cell("lstm", 4, 1e8, 0.0), links.Cell("lstm", 4, 1e9, 0.0)]
     assert run.pending(wanted, results(done), ["dgc"]) == wanted[1:]
     assert run.pending(wanted, results(done), ["dgc", "dense"]) == wanted
+
+
+def some_parts(count: int) -> list[schedules.Parts]:
+    """Steps of all kinds: computation, exchange or handling may be most of it."""
+    random = np.random.default_rng(0)
+    return [
+        schedules.Parts(*random.exponential(size=4), bound=1.0, first=share)
+        for share in (0.0, 1.0, *random.random(count - 2))
+    ]
+
+
+def test_parts_add_up_to_the_step() -> None:
+    slow, fast = cell(dense=21.0, dgc=1.9), cell(None, dense=1.4, dgc=2.5)
+    for method, seconds in (("dense", 21.0), ("dgc", 1.9)):
+        slow["methods"][method]["range_s"] = [seconds - 0.5, seconds]
+        found = schedules.parts(slow, fast, method, 0.5)
+        assert schedules.sequence(found) == pytest.approx(seconds)
+        least = schedules.parts(slow, fast, method, 0.5, least=True)
+        assert schedules.sequence(least) == pytest.approx(seconds - 0.5)
+        assert found.computation == 1.1 and found.wire == 8 * 1000 / 1e8 and found.handling >= 0
+    assert schedules.parts(slow, fast, "dense", 0.5).handling == pytest.approx(1.4 - 1.1)
+
+
+def test_schedules_are_in_the_order_of_what_they_may_hide() -> None:
+    for p in some_parts(200):
+        assert schedules.sequence(p) <= schedules.halves(p) * (1 + 1e-12)
+        order = [f(p) for f in (schedules.anywhere, schedules.backward, schedules.sequence)]
+        assert order == sorted(order)
+        assert schedules.late(p) <= schedules.sequence(p)
+        assert schedules.perfect(p) <= schedules.anywhere(p)
+        # Where the first tensor is all of the model, nothing but what is late is hidden.
+        whole = p._replace(first=1.0)
+        assert schedules.backward(whole) == schedules.anywhere(whole) == pytest.approx(schedules.sequence(p))
+
+
+def test_tensors_one_by_one_are_never_faster_than_the_model() -> None:
+    """A step is played: gradients come one after the other, and each tensor crosses when it is done and the link is free."""
+    random = np.random.default_rng(1)
+    for p in some_parts(100):
+        p = p._replace(handling=0.0)
+        shares = random.dirichlet(np.ones(5)) * (1 - p.first)
+        computed = random.dirichlet(np.ones(6)) * (1 - schedules.FORWARD) * p.computation
+        now, free = schedules.FORWARD * p.computation, 0.0
+        for takes, share in zip(computed, (*shares, p.first), strict=True):
+            now += takes
+            free = max(now, free) + share * (p.wire + p.beyond)
+        assert free >= schedules.backward(p) * (1 - 1e-12)
+
+
+def test_the_first_tensor_is_the_one_that_the_loss_uses_first() -> None:
+    embedding, layer = 100 * 32, 8 * 32 * 32 + 4 * 32
+    assert schedules.first_share("tiny") == embedding / (embedding + layer)
+
+
+def test_only_steps_that_miss_the_bound_are_modelled() -> None:
+    slow, fast = cell(dense=21.0, dgc=1.9), cell(None, dense=1.4, dgc=1.3)
+    for found in (slow, fast):
+        found["model"] = "tiny"
+    slow["methods"]["dense"]["bound_s"] = 10.0
+    assert [m.method for m in schedules.missed([slow, fast])] == ["dense"]
+    assert list(schedules.missed([slow])) == []
+    lines = schedules.tables([slow, fast])
+    assert "10 s" in lines[2] and "**2.10x (2.10x)**" in lines[-1] and "dgc" not in "".join(lines)
+
+
+def test_the_page_has_what_is_modelled_from_the_measured_cells() -> None:
+    kept = json.loads((ROOT / "docs" / "results" / "network.json").read_text())
+    assert "\n".join(schedules.tables(kept["cells"])) in (ROOT / "docs" / "network.md").read_text()
 
 
 def test_every_method_is_a_transformation() -> None:

@@ -1,5 +1,7 @@
 """What overlaps: nothing of this step in the exchange of an earlier one, and a thread with the same results."""
 
+import threading
+
 import jax
 import numpy as np
 import optax
@@ -66,6 +68,31 @@ def test_a_thread_computes_what_one_program_does(name: str, delay: int, every: i
         c, _ = overlapped(c, batch(n))
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), a, c)
     overlapped.wait()
+
+
+@pytest.mark.slow
+def test_a_step_computes_its_gradient_while_what_lands_in_it_is_on_its_way() -> None:
+    """With a delay of one step an exchange has as long as the next gradient takes: here it ends only after that."""
+    mesh = mesh_of()
+    step = gc.make_overlapped_step(loss, methods()["dense"], optax.sgd(0.02), mesh, axis_name=AXIS, delay=1)
+    gradient, cross, computed = step._gradient, step._cross, threading.Semaphore(0)
+
+    def counted(*given):
+        found = jax.block_until_ready(gradient(*given))
+        computed.release()
+        return found
+
+    def after_the_gradient(*given):
+        assert computed.acquire(timeout=60), "the step waits for the exchange before it computes"
+        return cross(*given)
+
+    step._gradient, step._cross = counted, after_the_gradient
+    state = gc.init_state(params(), step.tx, mesh, replicas=True)
+    for n in range(4):
+        state, _ = step(state, batch(n))
+    # The last one lands in a step that is not taken.
+    computed.release()
+    step.wait()
 
 
 def test_a_failed_exchange_is_raised_where_it_lands_and_a_new_attempt_begins_anew() -> None:
