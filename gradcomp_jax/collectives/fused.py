@@ -7,7 +7,7 @@ from jax import lax
 
 from gradcomp_jax import _compat, kernels
 from gradcomp_jax._typing import Array, AxisName
-from gradcomp_jax.collectives import gathering, parts
+from gradcomp_jax.collectives import gathering, lanes, parts
 
 LARGE = 2**16
 """Entries from which on a tensor crosses by itself where that is one operation all the same."""
@@ -32,14 +32,14 @@ def _fuse(arrays: Sequence[Array], lead: int, cross: Callable[[Array], Array]) -
     return [r for r in results if r is not None]
 
 
-def _as_words(arrays: Sequence[Array], lead: int, cross: Callable[[Array], Array]) -> list[Array]:
-    """All arrays in one buffer of the narrowest words that any of them has: a second one would cost its own latency."""
+def _as_words(arrays: Sequence[Array], lead: int, cross: Callable[[Sequence[Array]], Sequence[Array]]) -> list[Array]:
+    """All arrays as the narrowest words that any of them has, for one buffer: a second one would cost its own latency."""
     if not arrays:
         return []
     words = [kernels.to_words(a) for a in arrays]
     narrowest = min(w.dtype.itemsize for w in words)
     flat = [w.reshape(*w.shape[:lead], -1) for w in words]
-    crossed = _fuse([kernels.split_words(f, narrowest) for f in flat], lead, cross)
+    crossed = cross([kernels.split_words(f, narrowest) for f in flat])
     joined = [kernels.join_words(c, w.dtype) for c, w in zip(crossed, words, strict=True)]
     shaped = [j.reshape(*j.shape[:-1], *w.shape[lead:]) for j, w in zip(joined, words, strict=True)]
     return [kernels.from_words(j, a.dtype) for j, a in zip(shaped, arrays, strict=True)]
@@ -50,8 +50,15 @@ def all_to_all(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Arra
     if axis_name is None:
         return list(arrays)
 
-    def cross(buffer: Array) -> Array:
-        return lax.all_to_all(_compat.varying(buffer, axis_name), axis_name, 0, 0, tiled=True)
+    def plain(*flat: Array) -> list[Array]:
+        return _fuse(flat, 1, lambda buffer: lanes.all_to_all(buffer, axis_name))
+
+    def for_tpu(*flat: Array) -> list[Array]:
+        return lanes.all_to_all_in_lanes(flat, axis_name)
+
+    def cross(flat: Sequence[Array]) -> Sequence[Array]:
+        # Only the branch of the platform that is lowered for stays in the program.
+        return lax.platform_dependent(*flat, tpu=for_tpu, default=plain) if lanes.pay(flat) else plain(*flat)
 
     return _as_words(arrays, 1, cross)
 
@@ -60,7 +67,7 @@ def all_gather(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Arra
     """Stacks every worker's arrays on a new leading dimension, replicated."""
     if axis_name is None:
         return [a[None] for a in arrays]
-    return _as_words(arrays, 0, lambda buffer: gathering.all_gather(buffer, axis_name))
+    return _as_words(arrays, 0, lambda flat: _fuse(flat, 0, lambda buffer: gathering.all_gather(buffer, axis_name)))
 
 
 def psum(arrays: Sequence[Array], axis_name: AxisName | None, shapes: Sequence[parts.Shapes] = ()) -> list[Array]:
@@ -98,7 +105,11 @@ def pmax(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Array]:
 def permute(arrays: Sequence[Array], to: Sequence[int], axis_name: AxisName) -> list[Array]:
     """Sends every array to worker ``to[index]``, a permutation; what comes back is from whom it sends here."""
     pairs = list(enumerate(to))
-    return _as_words(arrays, 0, lambda buffer: lax.ppermute(_compat.varying(buffer, axis_name), axis_name, pairs))
+
+    def cross(buffer: Array) -> Array:
+        return lax.ppermute(_compat.varying(buffer, axis_name), axis_name, pairs)
+
+    return _as_words(arrays, 0, lambda flat: _fuse(flat, 0, cross))
 
 
 def reduce_scatter(arrays: Sequence[Array], axis_name: AxisName) -> list[Array]:

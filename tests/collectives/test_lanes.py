@@ -1,0 +1,56 @@
+"""Long rows in lanes: what crosses so is what crosses plainly, and little is filled up."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+from gradcomp_jax.collectives import fused, lanes
+
+N = 4
+LENGTHS = (lanes.LONG + 5, 7, lanes.LONG, 300)
+
+
+def rows(dtype: str) -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    return [random.integers(0, 256, (N * N, n)).astype(dtype) for n in LENGTHS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+def test_what_crosses_in_lanes_is_what_crosses(dtype: str) -> None:
+    mesh = jax.make_mesh((N,), ("data",), devices=jax.devices()[:N], axis_types=(AxisType.Auto,))
+
+    def both(*arrays: jax.Array) -> tuple[list, list]:
+        return lanes.all_to_all_in_lanes(arrays, "data"), fused.all_to_all(arrays, "data")
+
+    given = rows(dtype)
+    mapped = jax.shard_map(both, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+    for one, other in zip(*jax.jit(mapped)(*given), strict=True):
+        np.testing.assert_array_equal(one, other)
+    first = np.asarray(jax.jit(mapped)(*given)[0][1]).reshape(N, N, -1)
+    np.testing.assert_array_equal(first, given[1].reshape(N, N, -1).swapaxes(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "dtype", "expected"),
+    [
+        ((lanes.LONG,), jnp.uint8, True),
+        ((lanes.LONG - 1,), jnp.uint8, False),
+        ((lanes.LONG,), jnp.uint16, False),
+        ((lanes.LONG, 1), jnp.uint16, True),
+        ((lanes.LONG - 1,) * 3, jnp.uint8, False),
+    ],
+)
+def test_only_long_rows_are_in_lanes_and_only_on_tpu(lengths: tuple[int, ...], dtype, expected: bool) -> None:
+    mesh = AbstractMesh((N,), ("data",))
+    mapped = jax.shard_map(
+        lambda *arrays: fused.all_to_all(arrays, "data"), mesh=mesh, in_specs=P("data"), out_specs=P("data")
+    )
+    shapes = [jax.ShapeDtypeStruct((N * N, n), dtype) for n in lengths]
+    for platform in ("cpu", "cuda", "tpu"):
+        text = jax.jit(mapped).trace(*shapes).lower(lowering_platforms=(platform,)).as_text()
+        assert text.count('"stablehlo.all_to_all"') == 1
+        assert (f"x{lanes.LANES}xui" in text) == (expected and platform == "tpu")
