@@ -14,7 +14,7 @@ from gradcomp_jax import _compat
 from gradcomp_jax._typing import Array, AxisName
 from gradcomp_jax.collectives.gathering import LANES
 
-LONG = 2**16
+LONG = 2**19
 """Words for one device from which on an array has rows of lanes to itself: of shorter ones the filling would count."""
 
 
