@@ -83,7 +83,7 @@ def test_version(gradcomp):
         (("train", "--checkpoint", ""), "--checkpoint must name a folder of its own"),
         (("train", "--method", "dcg"), "did you mean 'dgc'"),
         (("train", "--method", "all"), "unknown method 'all'"),
-        (("train", "--dataset", "mnist"), "did you mean 'fashion-mnist'"),
+        (("train", "--dataset", "fashon-mnist"), "did you mean 'fashion-mnist'"),
         (("train", "--density", "-0.1"), "--density must be in (0, 1], got -0.1"),
         (("train", "--workers", "64", "--batch", "64"), "64 workers need 64 devices"),
     ],
