@@ -45,7 +45,7 @@ def test_what_crosses_in_lanes_is_what_crosses(dtype: str) -> None:
     ],
 )
 def test_only_long_rows_are_in_lanes_and_only_on_tpu(lengths: tuple[int, ...], dtype, expected: bool) -> None:
-    mesh = AbstractMesh((N,), ("data",))
+    mesh = AbstractMesh((N,), ("data",), axis_types=(AxisType.Auto,))
     mapped = jax.shard_map(
         lambda *arrays: fused.all_to_all(arrays, "data"), mesh=mesh, in_specs=P("data"), out_specs=P("data")
     )
