@@ -1,5 +1,6 @@
 """The sweep of benchmarks/accuracy.py: its order, what it goes on with, and its tables; a run itself is marked slow."""
 
+import dataclasses
 import json
 import pathlib
 import subprocess
@@ -18,6 +19,11 @@ STUDY = Study("digits", {2: (Row("dense-bf16"), Row("diloco", 4), Row("diloco", 
 
 def result(cell: Cell, value: float | None, *, metric: str = "accuracy", sent: float = 100.0) -> dict:
     return {
+        "task": "digits",
+        "row": dataclasses.asdict(cell.row) if cell else {"method": "dense-bf16"},
+        "workers": 2,
+        "seed": cell.seed if cell else 0,
+        "settings": {},
         "metric": metric,
         "evaluation": [value],
         "loss_of_ten_steps": [1.0],
@@ -89,8 +95,10 @@ def test_the_table_has_means_spreads_and_what_is_missing() -> None:
 
 def test_the_page_and_its_picture(tmp_path) -> None:
     page = tmp_path / "page.md"
-    report.write("digits-replicas", STUDY, all_found(STUDY), page)
+    other = Cell("digits", Row("terngrad"), 2, 0, 0.05)
+    report.write("digits-replicas", STUDY, all_found(STUDY) | {other.name: result(other, 0.9)}, page)
     text = page.read_text()
+    # The run of another study in the same folder is not among them.
     assert "## Tuning" in text and "10 runs" in text and "page.png" in text
     assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(SystemExit, match="nothing was run"):

@@ -45,6 +45,14 @@ def test_a_price_is_the_factor_of_steps(metric: str, factor: float) -> None:
     assert found.seeds == 1 and found.spread is None and found.task == "enwik8"
 
 
+def test_steps_are_against_dense_with_the_same_optimizer() -> None:
+    adamw = {"options": {"optimizer": "adamw"}}
+    runs = [made("dense", DENSE), made("dense", slower(2.0), **adamw), made("terngrad", slower(2.0), **adamw)]
+    rows = {line.split("|")[2].strip(): line.split("|")[4].strip() for line in prices.table(runs)[2:]}
+    assert rows["terngrad, optimizer adamw"] == "1.00x"
+    assert prices.package([runs], page="")["terngrad"].steps == 1.0
+
+
 def test_dense_costs_what_it_costs_whatever_noise() -> None:
     noisy = made("dense-bf16", (3.0, 2.2, 2.3, 1.9, 1.95, 1.8), (3.0, 2.0, 1.8, 1.9, 1.7, 1.6))
     found = prices.price(noisy, noisy)

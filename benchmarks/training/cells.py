@@ -154,9 +154,9 @@ def penalty(result: Mapping[str, Any]) -> float:
     return -last if result["metric"] == "accuracy" else last
 
 
-def metric_of(result: Mapping[str, Any], epoch: int = -1) -> float:
-    """Returns the metric after an epoch, by default the last; NaN where the run had diverged."""
-    value = result["evaluation"][epoch]
+def metric_of(result: Mapping[str, Any]) -> float:
+    """Returns the metric after the last epoch; NaN where the run had diverged."""
+    value = result["evaluation"][-1]
     return math.nan if value is None else value
 
 

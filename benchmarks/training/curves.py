@@ -45,6 +45,11 @@ class Curves:
         return ", ".join([self.method, *shown(self.options)])
 
     @property
+    def optimizer(self) -> str | None:
+        """Returns the optimizer of the row, None for the task's."""
+        return self.options.get("optimizer")
+
+    @property
     def epochs(self) -> int:
         """Returns how many there are of every seed."""
         return min(map(len, self.values.values()))
@@ -97,10 +102,11 @@ def of_runs(folder: pathlib.Path) -> list[Curves]:
             if run["seed"] in [one["seed"] for one in same]:
                 raise ValueError(f"{path} has the row, workers, rate and seed of another run: move one of them away")
             same.append(run)
-    return [_curves(max(rates.values(), key=len)) for rates in groups.values()]
+    return [of_row(max(rates.values(), key=len)) for rates in groups.values()]
 
 
-def _curves(runs: Sequence[Mapping[str, Any]]) -> Curves:
+def of_row(runs: Sequence[Mapping[str, Any]]) -> Curves:
+    """Returns what runs of one row are together, one for each seed."""
     one = runs[0]
     options = {name: value for name, value in one["row"].items() if name != "method" and value is not None}
     epochs = len(one["evaluation"])
@@ -137,7 +143,8 @@ def read(path: pathlib.Path) -> list[Curves]:
     return of_comparison(path) if path.is_file() else of_runs(path)
 
 
-def baseline(curves: Sequence[Curves], workers: int) -> Curves | None:
-    """Returns the dense one of as many workers."""
-    dense = {one.method: one for one in curves if one.workers == workers and not one.options}
+def baseline(curves: Sequence[Curves], workers: int, optimizer: str | None = None) -> Curves | None:
+    """Returns the dense one of as many workers with an optimizer, by default the task's."""
+    options = {} if optimizer is None else {"optimizer": optimizer}
+    dense = {one.method: one for one in curves if one.workers == workers and one.options == options}
     return next((dense[name] for name in BASELINES if name in dense), None)

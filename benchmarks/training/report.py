@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.training.cells import Cell, Row, Study, metric_of
+from benchmarks.training.curves import of_row
 from gradcomp_jax import _markdown
 from gradcomp_jax.experiments.tasks import task
 
@@ -85,6 +86,9 @@ def tuning(study: Study, found: Found) -> str:
 
 def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
     """Writes the page of a study, and its picture."""
+    # A folder of runs is of the task: another study's are not counted here, those at rates that were given up are.
+    own = tuple(f"{row}-workers-{workers}-rate-" for workers, rows in study.rows.items() for row in rows)
+    found = {name: result for name, result in found.items() if name.startswith(own)}
     if not found:
         raise SystemExit(f"nothing was run: give --hours, or another --out ({page} is as it was)")
     the_task = task(study.task)
@@ -137,13 +141,11 @@ def plot(study: Study, found: Found, path: pathlib.Path) -> None:
         if not own:
             continue
         number = seen[row.tuned] = seen.get(row.tuned, -1) + 1
-        metric = own[0]["metric"]
-        epochs = len(own[0]["evaluation"])
-        steps = len(own[0]["loss_of_ten_steps"]) * 10 / epochs
-        sent = [(i + 1) * steps * own[0]["wire"]["sent_mean"] for i in range(epochs)]
-        means = [statistics.fmean(metric_of(r, i) for r in own) for i in range(epochs)]
+        one = of_row(own)
+        metric = one.metric
+        sent = [(i + 1) * one.steps * one.sent for i in range(one.epochs)]
         colour = colours[methods.index(row.tuned) % 10]
-        axes.plot(sent, means, styles[number % 3], marker="o", markersize=3, color=colour, label=str(row))
+        axes.plot(sent, one.mean, styles[number % 3], marker="o", markersize=3, color=colour, label=str(row))
     axes.set(xscale="log", xlabel="bytes that a device has sent", ylabel=metric, title=f"{task(study.task).summary}")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)

@@ -42,7 +42,8 @@ def curves(found: Composed) -> bytes:
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
     figure.suptitle(
-        f"{found.dense.task}, {found.dense.workers} workers; dashed: what {found.dense.name} ends at, and 1%"
+        f"{found.dense.task}, {found.dense.workers} workers; dashed: what {found.dense.name} ends at, and"
+        f" {100 * found.tolerance:g}%"
     )
     return _png(figure)
 

@@ -1,7 +1,8 @@
 """An all-to-all of long rows, laid out as TPU lays out what it computes on.
 
-XLA:TPU takes long to compile an all-to-all of long rows of narrow words (libtpu 0.0.42): for four devices and 2**22 words of 8
-bits for each, 144 s of CPU; in rows of 128 lanes, two seconds. The program copies less as well.
+XLA:TPU (libtpu 0.0.42) takes the longer to compile an all-to-all of narrow words the longer its rows are, a minute and more;
+in rows of 128 lanes it takes seconds, and the program copies less. ``benchmarks/tpu.py --table passes --method
+block_quantized`` prints what that makes of a whole update.
 """
 
 import itertools
@@ -15,7 +16,7 @@ from gradcomp_jax._typing import Array, AxisName
 from gradcomp_jax.collectives.gathering import LANES
 
 LONG = 2**19
-"""Words for one device from which on an array has rows of lanes to itself: of shorter ones the filling would count."""
+"""Words for one device from which on an array has rows of lanes to itself: more of them would be more kernels."""
 
 
 def all_to_all(buffer: Array, axis_name: AxisName) -> Array:

@@ -25,16 +25,18 @@ class Task:
       problem: ``problem(data, settings) -> Problem``.
       settings: what a run uses unless the user says otherwise.
       summary: one line for a person.
+      name: what its results are called, where it is not the only task on its data set.
     """
 
     dataset: str
     problem: Callable[[Any, Settings], Problem]
     settings: Settings
     summary: str
+    name: str = ""
 
     def on(self, data: Data) -> Problem:
         """Returns the task with its data, which a run needs."""
-        return self.problem(data, self.settings)
+        return dataclasses.replace(self.problem(data, self.settings), name=self.name or self.dataset)
 
 
 def task(name: str) -> Task:
@@ -79,6 +81,7 @@ TASKS: dict[str, Task] = {
         functools.partial(classification, models.cifar_net(32)),
         Settings(epochs=4, batch_per_worker=8, learning_rate=0.02, density=0.001, clip_norm=8.0, warm_up_epochs=0.5),
         "conv net of 891 thousand parameters on CIFAR-10",
+        name="cifar10-conv",
     ),
     "penn-treebank": Task(
         "penn-treebank",
