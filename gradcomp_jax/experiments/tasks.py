@@ -79,14 +79,14 @@ TASKS: dict[str, Task] = {
     "cifar10-conv": Task(
         "cifar10",
         functools.partial(classification, models.cifar_net(32)),
-        Settings(epochs=4, batch_per_worker=8, learning_rate=0.02, density=0.001, clip_norm=8.0, warm_up_epochs=0.5),
+        Settings(epochs=4, batch_per_worker=8, learning_rate=0.02, density=0.001, clip_norm=22.0, warm_up_epochs=0.5),
         "conv net of 891 thousand parameters on CIFAR-10",
         name="cifar10-conv",
     ),
     "penn-treebank": Task(
         "penn-treebank",
         functools.partial(language_modelling, language_models.lstm, metric="perplexity", steps=1660, judged=1 << 20),
-        Settings(epochs=3, batch_per_worker=2, learning_rate=1.0, density=0.001, clip_norm=1.0, warm_up_epochs=0.25),
+        Settings(epochs=3, batch_per_worker=2, learning_rate=1.0, density=0.001, clip_norm=1.6, warm_up_epochs=0.25),
         "LSTM of 4.7 million parameters on the words of Penn Treebank",
     ),
     "enwik8": Task(
