@@ -1,6 +1,6 @@
 """Trains methods to the end on real tasks, for as many hours as there are, and writes tables of what they gave.
 
-    python benchmarks/accuracy.py enwik8-replicas --hours 2
+    python benchmarks/accuracy.py enwik8-replicas --hours 2 --at-once 2
     python benchmarks/accuracy.py enwik8-replicas --write docs/results/enwik8-replicas.md
 
 Workers are simulated on this machine: what a method does to training, and the bytes that it sends, are as on any other, its
@@ -22,6 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", choices=STUDIES, help="what is trained")
     parser.add_argument("--hours", type=float, default=0.0, help="time for runs (default: none, only the tables)")
+    parser.add_argument("--at-once", type=int, default=1, help="runs that share the cores (default: %(default)s)")
     parser.add_argument("--only", default="", help="a part of the names of the runs that are trained")
     parser.add_argument(
         "--out", type=pathlib.Path, default=pathlib.Path("docs/results/runs"), help="folder of the results"
@@ -40,7 +41,7 @@ def main() -> None:
     # Studies of one task share the runs that they have in common.
     folder, checkpoints = options.out / study.task, options.checkpoints / study.task
     if options.hours:
-        run.run_all(study, folder, checkpoints, hours=options.hours, only=options.only)
+        run.run_all(study, folder, checkpoints, hours=options.hours, only=options.only, at_once=max(1, options.at_once))
     found = run.results(folder)
     print(report.table(study, found))
     if options.write:

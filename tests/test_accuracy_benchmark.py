@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -125,6 +127,28 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch) -> Non
     monkeypatch.setattr(subprocess, "run", process)
     assert not run.run_all(STUDY, tmp_path, tmp_path / "states", hours=1.0)
     assert tried.count("dense-bf16") == 4 and tried.count("diloco") == 2
+
+
+def test_runs_at_once_have_cores_of_their_own_and_wait_for_rates(tmp_path, monkeypatch) -> None:
+    tried, cores, running, most = [], set(), 0, 0
+
+    def process(command, *, env, **options):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        cell = json.loads(env[run.MARK])
+        name = Cell(**{**cell, "row": Row(**cell["row"])}).name
+        tried.append(name)
+        cores.add(command[-1])
+        time.sleep(0.05)
+        pathlib.Path(command[3], f"{name}.json").write_text(json.dumps(result(None, 0.9)))
+        running -= 1
+
+    monkeypatch.setattr(subprocess, "run", process)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3}, raising=False)
+    assert run.run_all(STUDY, tmp_path, tmp_path / "states", hours=1.0, at_once=2)
+    assert cores == {"0,2", "1,3"} and most == 2
+    assert len(tried) == len(set(tried)) == len(all_found(STUDY))
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """One run after the other, each in a process of its own that goes on where it was broken off."""
 
+import concurrent.futures
 import dataclasses
 import json
 import math
@@ -7,6 +8,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -26,7 +28,9 @@ def results(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
-def run_all(study: Study, folder: pathlib.Path, checkpoints: pathlib.Path, *, hours: float, only: str = "") -> bool:
+def run_all(
+    study: Study, folder: pathlib.Path, checkpoints: pathlib.Path, *, hours: float, only: str = "", at_once: int = 1
+) -> bool:
     """Runs what has no result yet, for as long as there is time; says whether everything has one.
 
     Args:
@@ -35,33 +39,70 @@ def run_all(study: Study, folder: pathlib.Path, checkpoints: pathlib.Path, *, ho
         checkpoints: a folder for the states of runs, one within it for each.
         hours: after which a run is stopped; the same call goes on later from its last epoch.
         only: a part of the names of the cells that are run; everything where it is empty.
+        at_once: how many runs share the cores. The devices of one run wait for each other, so two runs on a core each are
+            done sooner than one after the other on both.
     """
     until = time.monotonic() + 3600 * hours
     folder.mkdir(parents=True, exist_ok=True)
+    running: set[str] = set()
     failed: set[str] = set()
-    while True:
+    choosing = threading.Lock()
+
+    def without_result() -> list[Cell]:
         found = results(folder)
-        open_cells = [cell for cell in study.cells(found) if cell.name not in found and cell.name not in failed]
-        open_cells = [cell for cell in open_cells if only in cell.name]
-        if not open_cells:
-            return not failed
-        left = until - time.monotonic()
-        if left <= 0:
-            print(f"out of time; {len(open_cells)} runs that are known of are left", flush=True)
-            return False
-        cell = open_cells[0]
-        print(f"{time.strftime('%H:%M:%S')} {cell.name}; {len(open_cells)} left, {left / 3600:.1f} h", flush=True)
-        # Seeds are in the state: those of a row run one program.
-        cache = {"JAX_COMPILATION_CACHE_DIR": str(checkpoints.absolute() / "compiled")}
-        environment = os.environ | cache | {MARK: json.dumps(dataclasses.asdict(cell))}
-        command = [sys.executable, "-m", "benchmarks.training.run", str(folder), str(checkpoints / cell.name)]
-        try:
-            subprocess.run(command, env=environment, check=True, timeout=left)
-        except subprocess.TimeoutExpired:
-            continue
-        except subprocess.CalledProcessError as error:
-            print(f"{cell.name} failed (exit code {error.returncode}); the others go on", flush=True)
-            failed.add(cell.name)
+        return [cell for cell in study.cells(found) if cell.name not in found and only in cell.name]
+
+    def choose() -> tuple[Cell | None, int]:
+        """Takes the next cell, and counts those that have no result."""
+        with choosing:
+            cells = without_result()
+            cell = next((cell for cell in cells if cell.name not in running | failed), None)
+            if cell is not None:
+                running.add(cell.name)
+            return cell, len(cells)
+
+    def lane(cores: str) -> None:
+        while (left := until - time.monotonic()) > 0:
+            cell, number = choose()
+            if cell is None:
+                if not running:
+                    return
+                # A rate that others are waiting for may be among what runs.
+                time.sleep(1)
+                continue
+            print(f"{time.strftime('%H:%M:%S')} {cell.name}; {number} left, {left / 3600:.1f} h", flush=True)
+            # Seeds are in the state: those of a row run one program.
+            cache = {"JAX_COMPILATION_CACHE_DIR": str(checkpoints.absolute() / "compiled")}
+            environment = os.environ | cache | {MARK: json.dumps(dataclasses.asdict(cell))}
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.training.run",
+                str(folder),
+                str(checkpoints / cell.name),
+                cores,
+            ]
+            try:
+                subprocess.run(command, env=environment, check=True, timeout=left)
+            except subprocess.TimeoutExpired:
+                pass
+            except subprocess.CalledProcessError as error:
+                print(f"{cell.name} failed (exit code {error.returncode}); the others go on", flush=True)
+                failed.add(cell.name)
+            running.remove(cell.name)
+
+    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(lane, _shares(at_once)))
+    left = len(without_result())
+    if left > len(failed):
+        print(f"out of time; {left - len(failed)} runs that are known of are left", flush=True)
+    return not left
+
+
+def _shares(count: int) -> list[str]:
+    """Returns the cores of each of so many lanes; empty where a lane has all, or where the system does not say."""
+    cores = sorted(os.sched_getaffinity(0)) if count > 1 and hasattr(os, "sched_getaffinity") else []
+    return [",".join(map(str, cores[i::count])) for i in range(count)]
 
 
 def run_cell(cell: Cell, folder: pathlib.Path, checkpoint: pathlib.Path) -> None:
@@ -71,7 +112,7 @@ def run_cell(cell: Cell, folder: pathlib.Path, checkpoint: pathlib.Path) -> None
     data = experiments.load(the_task.dataset)
     problem = the_task.on(data.for_tuning() if cell.tuning else data)
     trainer = experiments.Trainer(cell.row.method, problem, settings)
-    result = experiments.train_with_checkpoints(trainer, cell.seed, checkpoint, listener=Epochs())
+    result = experiments.train_with_checkpoints(trainer, cell.seed, checkpoint, listener=Epochs(cell.name))
     loss = result.loss
     blocks = [loss[i : i + 10] for i in range(0, len(loss), 10)]
     fields = {
@@ -91,9 +132,13 @@ def run_cell(cell: Cell, folder: pathlib.Path, checkpoint: pathlib.Path) -> None
 class Epochs(experiments.Listener):
     """Prints the metric of every epoch."""
 
+    def __init__(self, run: str) -> None:
+        self._run = run
+
     def finished_epoch(self, method: str, seed: int, epoch: int, past: experiments.Past) -> None:
         metric = past.metric
-        print(f"  epoch {epoch}: {metric} {experiments.show(metric, past.evaluation[-1])}", flush=True)
+        value = experiments.show(metric, past.evaluation[-1])
+        print(f"  {self._run}, epoch {epoch}: {metric} {value}", flush=True)
 
 
 def _finite(value: float) -> float | None:
@@ -101,5 +146,7 @@ def _finite(value: float) -> float | None:
 
 
 if __name__ == "__main__":
+    if sys.argv[3]:
+        os.sched_setaffinity(0, map(int, sys.argv[3].split(",")))
     fields = json.loads(os.environ[MARK])
     run_cell(Cell(**{**fields, "row": Row(**fields["row"])}), pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))
