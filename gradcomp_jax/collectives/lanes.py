@@ -18,6 +18,9 @@ from gradcomp_jax.collectives.gathering import LANES
 LONG = 2**19
 """Words for one device from which on an array has rows of lanes to itself: more of them would be more kernels."""
 
+LONG_ALONE = 2**22
+"""The same of a single array of wider words: laid in lanes it is copied once more, which a shorter one does not win back."""
+
 
 def all_to_all(buffer: Array, axis_name: AxisName) -> Array:
     """Sends slice j of ``[N, ...]`` to worker j; slice i of the result came from worker i."""
@@ -25,11 +28,9 @@ def all_to_all(buffer: Array, axis_name: AxisName) -> Array:
 
 
 def pay(arrays: Sequence[Array]) -> bool:
-    """Returns whether arrays are to cross in lanes on TPU: long ones of 8 bits, or several.
-
-    A long array of wider words by itself would be copied once more.
-    """
-    return any(a.shape[1] >= LONG for a in arrays) and (len(arrays) > 1 or arrays[0].dtype.itemsize == 1)
+    """Returns whether arrays are to cross in lanes on TPU."""
+    alone = len(arrays) == 1 and arrays[0].dtype.itemsize > 1
+    return any(a.shape[1] >= (LONG_ALONE if alone else LONG) for a in arrays)
 
 
 def all_to_all_in_lanes(arrays: Sequence[Array], axis_name: AxisName) -> list[Array]:

@@ -12,6 +12,7 @@ from gradcomp_jax._typing import Array
 from gradcomp_jax.memory import narrow
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.transforms.layout import Layout
+from gradcomp_jax.transforms.spread import places, taken
 
 MOST = 2**14
 """Entries of a tensor that are looked at."""
@@ -31,22 +32,22 @@ def ratio_of(layout: Layout, memory: Sequence[Sequence[Any]], gradient: Sequence
         for segment, state in zip(segments, states, strict=True):
             if group.memory.keeps:
                 rows = group.memory.held(narrow.opened(jax.tree.map(lambda p: p.value, state, is_leaf=is_per_device)))
-                kept += _squares(rows)
-                seen += sum((_squares(gradient[i]) for i in segment.leaves), jnp.zeros((), jnp.float32))
+                kept += sum_of_squares(rows)
+                seen += sum((sum_of_squares(gradient[i]) for i in segment.leaves), jnp.zeros((), jnp.float32))
     ratio = jnp.sqrt(kept / jnp.where(seen > 0, seen, 1.0))
     usable = ok & (seen > 0) & jnp.isfinite(ratio)
     return dataclasses.replace(before, value=jnp.where(usable, ratio, before.value))
 
 
-def _squares(x: Array) -> Array:
-    """The sum of an array's squares, from a grid of its entries: slices without a reshape, which could be a copy."""
+def sum_of_squares(x: Array) -> Array:
+    """Estimates the sum of an array's squares from a grid of its entries: slices without a reshape, which could be a copy."""
     if not x.size:
         return jnp.zeros((), jnp.float32)
     # The leading dimension is thinned out first: whole lines are cheap to read.
     wanted, strides = MOST, []
     for n in reversed(x.shape):
-        taken = min(n, max(1, wanted))
-        strides.append(-(-n // taken))
+        strides.append(-(-n // min(n, max(1, wanted))))
         wanted //= max(1, -(-n // strides[-1]))
-    grid = x[tuple(slice(None, None, s) for s in reversed(strides))].astype(jnp.float32)
+    where = [places(x.shape, stride, axis) for axis, stride in enumerate(reversed(strides))]
+    grid = taken(x, where).astype(jnp.float32)
     return jnp.sum(grid * grid) * (x.size / math.prod(grid.shape))

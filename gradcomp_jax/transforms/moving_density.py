@@ -19,6 +19,7 @@ from gradcomp_jax.transforms.context import context_of
 from gradcomp_jax.transforms.exchange import ExchangeState, exchange
 from gradcomp_jax.transforms.layout_rules import LayoutRules, layout_rules
 from gradcomp_jax.transforms.masks import Mask, gains
+from gradcomp_jax.transforms.spread import places, taken
 
 
 class DensityState(NamedTuple):
@@ -182,7 +183,7 @@ def selection_error(
 ) -> Array:
     r"""Returns :math:`\|S(\bar x) - \overline{S(x)}\| / \|\bar g\|` over some rows of every compressed tensor: float32 scalar.
 
-    x is what the workers would send from: gradient and memory. Of each tensor ``rows`` evenly spaced rows are measured;
+    x is what the workers would send from: gradient and memory. Of each tensor ``rows`` rows spread over it are measured;
     three times their entries cross in one all-reduce. The same on every worker; zero for zero gradients.
     """
     leaves = jax.tree.leaves(updates)
@@ -190,13 +191,12 @@ def selection_error(
     numbers: list[Array] = []
     for (group, segments), memories in zip(rules.layout(updates).groups[:-1], state.memory[:-1], strict=True):
         for segment, memory in zip(segments, memories, strict=True):
-            stride = max(1, group.rows(segment) // rows)
-            every = slice(None, None, stride)
             gradient = group.join(segment, {i: leaves[i] for i in segment.leaves})
             kept = narrow.opened(jax.tree.map(lambda p: p.value, memory, is_leaf=is_per_device))
             target, _ = group.memory.compensate(gradient, kept)
-            target, gradient = (group.encoded_rows(segment, a)[every][:rows] for a in (target, gradient))
-            count = group.counts(segment)[every][:rows]
+            target, gradient = (group.encoded_rows(segment, a) for a in (target, gradient))
+            where = [places(target.shape, max(1, group.rows(segment) // rows))]
+            target, gradient, count = (taken(a, where)[:rows] for a in (target, gradient, group.counts(segment)))
             numbers += [target, _round_trip(group.compressor, target, count), gradient]
             seen.append((group.compressor, count))
     means = iter(psum(numbers, axis_name))

@@ -40,6 +40,8 @@ def test_what_crosses_in_lanes_is_what_crosses(dtype: str) -> None:
         ((lanes.LONG,), jnp.uint8, True),
         ((lanes.LONG - 1,), jnp.uint8, False),
         ((lanes.LONG,), jnp.uint16, False),
+        ((lanes.LONG_ALONE - 1,), jnp.uint16, False),
+        ((lanes.LONG_ALONE,), jnp.uint16, True),
         ((lanes.LONG, 1), jnp.uint16, True),
         ((lanes.LONG - 1,) * 3, jnp.uint8, False),
     ],

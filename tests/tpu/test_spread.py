@@ -1,0 +1,27 @@
+"""What an update looks at of a large tensor compiles for TPU; by one stride it did not."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from benchmarks import tpu_programs as tpu
+from gradcomp_jax.transforms.memory_ratio import sum_of_squares
+
+from .programs import needs_compiler
+
+pytestmark = needs_compiler
+
+
+@pytest.mark.parametrize("shape", [(128_256, 4096), (2**24, 8), (82_815, 1024)])
+def test_the_size_of_a_large_memory(shape: tuple[int, ...]) -> None:
+    mesh = tpu.TOPOLOGIES["v5e 4x4"].mesh()
+    kept = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, PartitionSpec()))
+
+    def update(memory: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+        memory = 0.9 * memory + gradient
+        return memory, sum_of_squares(memory)
+
+    compiled = jax.jit(update, donate_argnums=0).lower(kept, kept).compile()
+    # Two reads and a write.
+    assert compiled.cost_analysis()["bytes accessed"] < 3.1 * 4 * shape[0] * shape[1]
