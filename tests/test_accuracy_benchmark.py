@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.training import report, run
 from benchmarks.training.cells import STUDIES, Cell, Row, Study
+from gradcomp_jax._files import write_whole
 from gradcomp_jax.experiments.recipes import RECIPES
 from gradcomp_jax.experiments.tasks import TASKS
 
@@ -141,7 +142,7 @@ def test_runs_at_once_have_cores_of_their_own_and_wait_for_rates(tmp_path, monke
         tried.append(name)
         cores.add(command[-1])
         time.sleep(0.05)
-        pathlib.Path(command[3], f"{name}.json").write_text(json.dumps(result(None, 0.9)))
+        write_whole(pathlib.Path(command[3], f"{name}.json"), json.dumps(result(None, 0.9)))
         running -= 1
 
     monkeypatch.setattr(subprocess, "run", process)

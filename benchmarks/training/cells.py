@@ -217,6 +217,8 @@ STUDIES: dict[str, Study] = {
         {
             8: (_BASE, *(Row(method, every) for method in _REPLICAS for every in (30, 15, 100)), *_EVERY_STEP),
             4: (_BASE, *(Row(method, 30) for method in _REPLICAS), *_EVERY_STEP),
+            # How the distance from dense falls with the number of replicas.
+            2: (_BASE, Row("diloco", 30), Row("streaming-diloco", 30), Row("streaming-diloco", 15)),
         },
     ),
 }

@@ -89,7 +89,9 @@ def run_all(
             except subprocess.CalledProcessError as error:
                 print(f"{cell.name} failed (exit code {error.returncode}); the others go on", flush=True)
                 failed.add(cell.name)
-            running.remove(cell.name)
+            # Not while another lane chooses: it may have looked for the result before that was there.
+            with choosing:
+                running.remove(cell.name)
 
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
         list(pool.map(lane, _shares(at_once)))

@@ -21,6 +21,9 @@ LONG = 2**19
 LONG_ALONE = 2**22
 """The same of a single array of wider words: laid in lanes it is copied once more, which a shorter one does not win back."""
 
+MOST_BYTES = 2**30
+"""Of one all-to-all on TPU. At 2^31 libtpu 0.0.42 ends the process, whatever the layout (seen for 256 chips of v5e)."""
+
 
 def all_to_all(buffer: Array, axis_name: AxisName) -> Array:
     """Sends slice j of ``[N, ...]`` to worker j; slice i of the result came from worker i."""
@@ -36,14 +39,16 @@ def pay(arrays: Sequence[Array]) -> bool:
 def all_to_all_in_lanes(arrays: Sequence[Array], axis_name: AxisName) -> list[Array]:
     """Sends row j of every array ``[N, n]`` of one dtype to worker j, in one buffer ``[N, rows, 128]``.
 
-    Long arrays are filled up to whole rows each, the others together.
+    Long arrays are filled up to whole rows each, the others together. A buffer of more than ``MOST_BYTES`` crosses in parts.
     """
     workers = arrays[0].shape[0]
     long = [i for i, a in enumerate(arrays) if a.shape[1] >= LONG]
     short = [i for i in range(len(arrays)) if i not in long]
     together = [jnp.concatenate([arrays[i] for i in short], axis=1)] if short else []
     each = [_in_lanes(a) for a in [*(arrays[i] for i in long), *together]]
-    crossed = all_to_all(jnp.concatenate(each, axis=1), axis_name)
+    buffer = jnp.concatenate(each, axis=1)
+    parts = jnp.array_split(buffer, max(1, -(-buffer.nbytes // MOST_BYTES)), axis=1)
+    crossed = jnp.concatenate([all_to_all(part, axis_name) for part in parts], axis=1)
     ends = list(itertools.accumulate((a.shape[1] for a in each), initial=0))
     rows = [crossed[:, start:end].reshape(workers, -1) for start, end in itertools.pairwise(ends)]
     result = {i: row[:, : arrays[i].shape[1]] for i, row in zip(long, rows, strict=False)}

@@ -19,8 +19,10 @@ def rows(dtype: str) -> list[np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
-def test_what_crosses_in_lanes_is_what_crosses(dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "parts"), [("uint8", 1), ("uint16", 1), ("uint8", 3)])
+def test_what_crosses_in_lanes_is_what_crosses(monkeypatch, dtype: str, parts: int) -> None:
+    filled = sum(-(-n // lanes.LANES) * lanes.LANES for n in LENGTHS)
+    monkeypatch.setattr(lanes, "MOST_BYTES", N * (filled + lanes.LANES) * np.dtype(dtype).itemsize // parts)
     mesh = jax.make_mesh((N,), ("data",), devices=jax.devices()[:N], axis_types=(AxisType.Auto,))
 
     def both(*arrays: jax.Array) -> tuple[list, list]:
@@ -28,6 +30,8 @@ def test_what_crosses_in_lanes_is_what_crosses(dtype: str) -> None:
 
     given = rows(dtype)
     mapped = jax.shard_map(both, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+    lowered = jax.jit(mapped).lower(*given)
+    assert lowered.as_text().count('"stablehlo.all_to_all"') == parts + 1
     for one, other in zip(*jax.jit(mapped)(*given), strict=True):
         np.testing.assert_array_equal(one, other)
     first = np.asarray(jax.jit(mapped)(*given)[0][1]).reshape(N, N, -1)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradcomp_jax.transforms.spread import RUNS, WINDOW, places, taken
+from gradcomp_jax.transforms.spread import NARROW, RUNS, WINDOW, places, taken
 
 
 def test_a_short_stride_is_a_stride() -> None:
@@ -22,7 +22,7 @@ def test_a_long_stride_is_runs_that_are_spread(shape: tuple[int, ...], lines: in
     n = shape[axis]
     runs = places(shape, -(-n // lines), axis)
     if len(runs) == 1 and runs[0].step:
-        assert runs[0].step * 4 * max(shape[-1], 128) <= WINDOW
+        assert runs[0].step * 4 * max(shape[-1], NARROW) <= WINDOW
         return
     assert len(runs) == min(RUNS, lines)
     assert all(0 <= run.start < run.stop <= n for run in runs)
