@@ -13,13 +13,13 @@ and what does not fit there, 16 MiB on v5e and v5p, does not compile."""
 RUNS = 8
 """Stretches that lines are taken in where a stride would be longer."""
 NARROW = 1024
-"""Entries that a shorter line counts as: narrow arrays lie across on TPU, and fail at shorter strides."""
+"""Entries that a shorter line counts as, and one entry of a vector: they lie across on TPU, and fail at shorter strides."""
 
 
 def places(shape: Sequence[int], stride: int, axis: int = 0) -> list[slice]:
     """Returns which lines of a float32 array to take along an axis: every ``stride``-th, or about as many in some runs."""
     n = shape[axis]
-    line = 4 * math.prod(shape[axis + 1 : -1]) * max(shape[-1], NARROW) if axis < len(shape) - 1 else 4
+    line = 4 * max(math.prod(shape[axis + 1 :]), NARROW)
     if stride == 1 or stride * line <= WINDOW:
         return [slice(None, None, stride)]
     lines = -(-n // stride)

@@ -15,7 +15,7 @@ def test_a_short_stride_is_a_stride() -> None:
     np.testing.assert_array_equal(taken(jnp.asarray(x), where), x[::7, ::3])
 
 
-@pytest.mark.parametrize("shape", [(128_256, 4096), (2**24, 8), (82_815, 1024), (1, 128_256, 4096)])
+@pytest.mark.parametrize("shape", [(128_256, 4096), (2**24, 8), (82_815, 1024), (1, 128_256, 4096), (2**28, 1)])
 @pytest.mark.parametrize("lines", [1, 5, 16, 2048])
 def test_a_long_stride_is_runs_that_are_spread(shape: tuple[int, ...], lines: int) -> None:
     axis = len(shape) - 2
