@@ -37,11 +37,13 @@ def main() -> None:
         "--write", type=pathlib.Path, metavar="PAGE", help="also write the page, and its picture beside it"
     )
     options = parser.parse_args()
+    if options.at_once < 1:
+        parser.error(f"--at-once must be at least 1, got {options.at_once}")
     study = STUDIES[options.study]
     # Studies of one task share the runs that they have in common.
     folder, checkpoints = options.out / study.task, options.checkpoints / study.task
     if options.hours:
-        run.run_all(study, folder, checkpoints, hours=options.hours, only=options.only, at_once=max(1, options.at_once))
+        run.run_all(study, folder, checkpoints, hours=options.hours, only=options.only, at_once=options.at_once)
     found = run.results(folder)
     print(report.table(study, found))
     if options.write:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -150,6 +151,18 @@ def test_runs_at_once_have_cores_of_their_own_and_wait_for_rates(tmp_path, monke
     assert run.run_all(STUDY, tmp_path, tmp_path / "states", hours=1.0, at_once=2)
     assert cores == {"0,2", "1,3"} and most == 2
     assert len(tried) == len(set(tried)) == len(all_found(STUDY))
+
+
+def test_an_interrupt_ends_all_lanes(tmp_path, monkeypatch) -> None:
+    tried = []
+
+    def process(command, **options):
+        tried.append(command)
+        raise subprocess.CalledProcessError(-signal.SIGINT, command)
+
+    monkeypatch.setattr(subprocess, "run", process)
+    assert not run.run_all(STUDY, tmp_path, tmp_path / "states", hours=1.0, at_once=2)
+    assert 1 <= len(tried) <= 2
 
 
 @pytest.mark.slow

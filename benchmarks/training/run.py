@@ -1,4 +1,4 @@
-"""One run after the other, each in a process of its own that goes on where it was broken off."""
+"""Runs of a study, each in a process of its own that goes on where it was broken off, one or several at once."""
 
 import concurrent.futures
 import dataclasses
@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import threading
@@ -47,6 +48,7 @@ def run_all(
     running: set[str] = set()
     failed: set[str] = set()
     choosing = threading.Lock()
+    interrupted = threading.Event()
 
     def without_result() -> list[Cell]:
         found = results(folder)
@@ -62,7 +64,7 @@ def run_all(
             return cell, len(cells)
 
     def lane(cores: str) -> None:
-        while (left := until - time.monotonic()) > 0:
+        while (left := until - time.monotonic()) > 0 and not interrupted.is_set():
             cell, number = choose()
             if cell is None:
                 if not running:
@@ -87,6 +89,9 @@ def run_all(
             except subprocess.TimeoutExpired:
                 pass
             except subprocess.CalledProcessError as error:
+                # From the keyboard: the process may know of it before this one does.
+                if error.returncode == -signal.SIGINT:
+                    interrupted.set()
                 print(f"{cell.name} failed (exit code {error.returncode}); the others go on", flush=True)
                 failed.add(cell.name)
             # Not while another lane chooses: it may have looked for the result before that was there.
@@ -94,7 +99,11 @@ def run_all(
                 running.remove(cell.name)
 
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
-        list(pool.map(lane, _shares(at_once)))
+        try:
+            list(pool.map(lane, _shares(at_once)))
+        except BaseException:
+            interrupted.set()
+            raise
     left = len(without_result())
     if left > len(failed):
         print(f"out of time; {left - len(failed)} runs that are known of are left", flush=True)

@@ -33,7 +33,8 @@ def all_to_all(buffer: Array, axis_name: AxisName) -> Array:
 def pay(arrays: Sequence[Array]) -> bool:
     """Returns whether arrays are to cross in lanes on TPU."""
     alone = len(arrays) == 1 and arrays[0].dtype.itemsize > 1
-    return any(a.shape[1] >= (LONG_ALONE if alone else LONG) for a in arrays)
+    long = any(a.shape[1] >= (LONG_ALONE if alone else LONG) for a in arrays)
+    return long or sum(a.size * a.dtype.itemsize for a in arrays) > MOST_BYTES
 
 
 def all_to_all_in_lanes(arrays: Sequence[Array], axis_name: AxisName) -> list[Array]:

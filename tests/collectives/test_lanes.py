@@ -38,6 +38,11 @@ def test_what_crosses_in_lanes_is_what_crosses(monkeypatch, dtype: str, parts: i
     np.testing.assert_array_equal(first, given[1].reshape(N, N, -1).swapaxes(0, 1))
 
 
+def test_a_buffer_that_tpu_could_not_compile_is_in_lanes_whatever_its_rows() -> None:
+    row = jax.ShapeDtypeStruct((2**13, 2**16), jnp.uint8)
+    assert not lanes.pay([row, row]) and lanes.pay([row] * 3)
+
+
 @pytest.mark.parametrize(
     ("lengths", "dtype", "expected"),
     [
