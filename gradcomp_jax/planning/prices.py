@@ -88,12 +88,11 @@ def price_of(method: str, prices: Prices | None) -> Price | None:
     """Returns the price of a method, ``None`` if there is none; ``prices=None`` are those of the package.
 
     Raises:
-        ValueError: for a price of an unknown method.
+        ValueError: for a given price of an unknown method.
     """
-    prices = measured() if prices is None else prices
-    for name in prices:
+    for name in prices or ():
         _checks.one_of("method of a price", name, METHODS)
-    found = prices.get(method)
+    found = (measured() if prices is None else prices).get(method)
     return Price(found) if isinstance(found, int | float) else found
 
 
