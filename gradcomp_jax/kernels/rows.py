@@ -7,6 +7,10 @@ import jax.numpy as jnp
 
 from gradcomp_jax._typing import Array
 from gradcomp_jax.kernels.casting import narrowed
+from gradcomp_jax.kernels.platforms import held_on_tpu
+
+_LARGE = 2**20
+"""Entries of an array whose temporaries count."""
 
 
 def row_count(size: int, block: int) -> int:
@@ -26,6 +30,9 @@ def as_rows(x: Array, block: int) -> Array:
 def from_rows(rows: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
     """Inverts :func:`as_rows`: drops the padding and restores shape and dtype, as :func:`narrowed` casts."""
     size = math.prod(shape)
+    if size >= _LARGE and len(shape) > 1 and shape[-1] != rows.shape[-1]:
+        # Other tiles are a copy on TPU, which would compute the rows anew for each piece of it.
+        rows = held_on_tpu(rows)
     flat = rows.reshape(-1)
     if flat.size != size:
         flat = jax.lax.slice(flat, (0,), (size,))

@@ -154,6 +154,13 @@ def test_passes_kernels_and_temporaries(method: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("method", "most"), [("random_k", 15), ("qsgd", 13)])
+def test_rows_are_computed_once_before_they_are_laid_out_as_a_leaf_of_another_width(method: str, most: float) -> None:
+    row = passes.measure(method, {"square": jax.ShapeDtypeStruct((4096, 4096), jnp.float32)}, tpu.LARGE)
+    assert (row.passes <= most, row.temporaries <= 1.2) == (True, True), row
+
+
+@pytest.mark.slow
 def test_fewer_passes_with_kernels_of_pallas(pallas: None) -> None:
     row = passes.measure("dgc", model.few_leaves(), tpu.LARGE)
     assert (row.passes <= 30, row.kernels <= 240, row.temporaries <= 0.4) == (True,) * 3, row
