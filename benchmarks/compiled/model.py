@@ -69,8 +69,14 @@ def few_leaves() -> Shapes:
     return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
 
 
+def square() -> Shapes:
+    """One leaf four blocks wide."""
+    return {"square": jax.ShapeDtypeStruct((4096, 4096), jnp.float32)}
+
+
 TREES: dict[str, Callable[[], Shapes]] = {
     "Few leaves, float32": few_leaves,
+    "One square leaf, float32": square,
     "LLaMA-like, float32": lambda: llama_like("float32"),
     "LLaMA-like, bfloat16": lambda: llama_like("bfloat16"),
     "ResNet-50, float32": MODELS["resnet50"],

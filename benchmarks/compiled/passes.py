@@ -31,6 +31,9 @@ VARIANTS = {
 }
 """Options whose programs differ much from those of the defaults."""
 
+TRANSFORMS = ("one_bit_adam", "eden", "demo")
+"""Methods with two phases, or with a transform there and one back."""
+
 CASES = {name: lambda method=method: method.build(axis_name=DATA) for name, method in METHODS.items()} | VARIANTS
 
 
@@ -65,6 +68,17 @@ def measure(case: str, params: model.Shapes, topology: Topology) -> Row:
         sent=gc.wire_bytes(compiled, branch=-1).sent,
         seconds=round(seconds, 1),
     )
+
+
+def goal(method: str, params: model.Shapes) -> tuple[float, int, float]:
+    """Returns what passes, kernels and temporaries should not be above."""
+    most = 12 if method in TRANSFORMS else 7 if METHODS[method].kept == "nothing" else 10
+    return most, 2 * len(params) + 30, 0.5
+
+
+def within(row: Row, most: tuple[float, int, float]) -> bool:
+    """Whether a row is not above a goal, or a ceiling."""
+    return row.passes <= most[0] and row.kernels <= most[1] and row.temporaries <= most[2]
 
 
 def bytes_accessed(compiled: jax.stages.Compiled) -> float:

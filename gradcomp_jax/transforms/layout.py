@@ -144,7 +144,7 @@ class Group:
             turned = kernels.from_rows(rows, (leaf.shape[-1], *leaf.shape[:-1]), leaf.dtype)
             return {first: jnp.moveaxis(turned, 0, -1)}
         if len(segment.leaves) == 1:
-            return {first: kernels.from_rows(rows, leaf.shape, leaf.dtype)}
+            return {first: kernels.from_rows(rows, leaf.shape, leaf.dtype, held=self.compressor.is_sparsifier)}
         flat, start, result = rows.reshape(-1), 0, {}
         for i in segment.leaves:
             part = jax.lax.slice(flat, (start,), (start + like[i].size,))

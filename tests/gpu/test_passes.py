@@ -12,30 +12,58 @@ pytestmark = needs_compiler
 
 QUICK = "dgc"
 
-# Passes, kernels and temporaries in gradients: the goal, and where it is not reached what must not become more. A method that
-# comes below its line gets a tighter one, or none.
-GOAL = (10, 2 * len(model.few_leaves()) + 30, 0.5)
+# Passes, kernels and temporaries in gradients, of the few leaves and of the LLaMA-like tree, where the goal is not reached, and
+# why. A method that comes below its line gets a tighter one, or none. With a memory one pass is a sample of the gradient: the
+# count takes it for the whole.
 CEILINGS = {
-    "dgc": (13, 55, 0.7),
-    "topk_sgd": (13, 110, 0.5),
-    "ef21": (14, 113, 0.5),
-    "random_k": (10, 45, 0.5),
-    "gradient_dropping": (13, 65, 0.5),
-    "sparcml": (18, 91, 1.3),
-    "demo": (29, 80, 1.2),
-    "one_bit_sgd": (19, 98, 0.5),
-    "block_quantized": (14, 42, 0.6),
-    "fp8": (15, 40, 0.5),
-    "one_bit_adam": (28, 102, 3.1),
-    "ef_sign_sgd": (11, 38, 0.5),
-    "powersgd": (13, 132, 0.1),
-    "dion": (15, 170, 0.1),
-    "eden": (39, 120, 1.2),
+    # A collective counts a read and a write at its start and at its end: four of these passes, and copies into joint buffers.
+    "dense": ((10, 38, 0.4), (11, 120, 0.6)),
+    "dense_bf16": ((10, 38, 0.6), (13, 90, 1.1)),
+    "stochastic_rounding": ((9, 38, 0.6), (11, 90, 1.1)),
+    # Passes are few; each leaf has kernels that draw, encode and decode.
+    "terngrad": ((7, 38, 0.3), (7, 160, 0.2)),
+    "qsgd": ((7, 38, 0.2), (7, 110, 0.2)),
+    # Eight by hand, the sample, and the norms for clipping; odd shapes are filled up.
+    "dgc": ((13, 55, 0.7), (13, 200, 0.1)),
+    # The entries of a block are found in turn, a kernel each.
+    "topk_sgd": ((13, 110, 0.1), (12, 450, 0.1)),
+    # Two memories and the gradient are read, two and the update are written.
+    "ef21": ((14, 113, 0.1), (14, 460, 0.1)),
+    # Positions are drawn, and looked up: some kernels for each leaf.
+    "random_k": ((10, 45, 0.1), (10, 180, 0.1)),
+    # All leaves are one vector: joined, and cut again.
+    "gradient_dropping": ((13, 65, 0.2), (13, 90, 0.1)),
+    # What the others found is scattered.
+    "sparcml": ((18, 91, 1.3), (20, 460, 1.0)),
+    # A transform there and one back, and a sort.
+    "demo": ((29, 80, 1.2), (31, 440, 0.6)),
+    # A code for each column: a transposition in each direction.
+    "one_bit_sgd": ((19, 98, 0.2), (19, 380, 0.3)),
+    # The collectives of 8 bits count two passes; the scale of a block takes a pass before its codes.
+    "block_quantized": ((14, 42, 0.6), (16, 170, 0.4)),
+    "fp8": ((15, 40, 0.3), (17, 150, 0.3)),
+    "ef_sign_sgd": ((11, 38, 0.2), (11, 140, 0.2)),
+    # Each of the two phases is a branch that copies the state.
+    "one_bit_adam": ((28, 102, 3.1), (28, 460, 3.1)),
+    # Sums stand in memory before the products; factors are made orthogonal column by column.
+    "powersgd": ((13, 132, 0.1), (13, 490, 0.1)),
+    "dion": ((15, 170, 0.1), (15, 860, 0.1)),
+    # Two rotations there and two back, of two products each.
+    "eden": ((39, 120, 1.2), (41, 480, 0.9)),
 }
+TREES = [("few", model.few_leaves()), ("llama", model.llama_like("float32"))]
 
 
-@pytest.mark.parametrize("method", [pytest.param(n, marks=[] if n == QUICK else pytest.mark.slow) for n in METHODS])
-def test_passes_kernels_and_temporaries(method: str) -> None:
-    row = passes.measure(method, model.few_leaves(), gpu.LARGE)
-    most = CEILINGS.get(method, GOAL)
-    assert (row.passes <= most[0], row.kernels <= most[1], row.temporaries <= most[2]) == (True,) * 3, (row, most)
+@pytest.mark.parametrize(
+    ("number", "method"),
+    [
+        pytest.param(i, name, id=f"{tree}-{name}", marks=[] if (tree, name) == ("few", QUICK) else pytest.mark.slow)
+        for i, (tree, _) in enumerate(TREES)
+        for name in METHODS
+    ],
+)
+def test_passes_kernels_and_temporaries(number: int, method: str) -> None:
+    params = TREES[number][1]
+    row = passes.measure(method, params, gpu.LARGE)
+    most = CEILINGS[method][number] if method in CEILINGS else passes.goal(method, params)
+    assert passes.within(row, most), (row, most)

@@ -116,51 +116,64 @@ def test_several_entries_of_a_block_come_from_the_approximate_top_k(one_device) 
     assert compiled.cost_analysis()["bytes accessed"] <= 2.5 * GRADIENT
 
 
-# Passes, kernels and temporaries in gradients: the goal, and where it is not reached what must not become more. A method that
-# comes below its line gets a tighter one, or none.
-GOAL = (10, 2 * len(model.few_leaves()) + 30, 0.5)
+# Passes, kernels and temporaries in gradients where the goal is not reached, and why. A method that comes below its line gets a
+# tighter one, or none. In all of them what is rows or lines lies in other tiles than the leaf, and each change is a read and a
+# write; arrays as small as these are moved through the vector memory in addition, which counts.
 CEILINGS = {
+    # A sum is copied into the vector memory and out of it.
     "dense": (12, 38, 0.1),
+    # Halves of words lie in other tiles than words: each cast is a copy, and leaves are joined and cut.
     "dense_bf16": (19, 70, 3.1),
-    "terngrad": (25, 350, 0.9),
-    "dgc": (52, 260, 2.0),
-    "gradient_dropping": (92, 330, 3.2),
-    "topk_sgd": (71, 300, 2.1),
-    "random_k": (29, 340, 0.3),
-    "one_bit_sgd": (37, 500, 1.3),
-    "qsgd": (30, 550, 1.4),
     "stochastic_rounding": (29, 500, 0.7),
-    "fp8": (51, 190, 2.3),
-    "block_quantized": (48, 190, 1.8),
+    # Each leaf has kernels that draw, encode and decode.
+    "terngrad": (25, 350, 0.9),
+    "qsgd": (30, 550, 1.4),
+    # Bits are packed by shifts, a kernel for each.
     "sign_sgd": (24, 610, 0.6),
     "ef_sign_sgd": (42, 320, 1.3),
+    # What is selected is laid out as lines, and copied to the leaf; kernels of Pallas have no such copy.
+    "dgc": (52, 260, 2.0),
+    # The same, and ten columns for ten entries.
+    "topk_sgd": (71, 300, 2.1),
+    "gradient_dropping": (92, 330, 3.2),
+    "ef21": (77, 280, 2.1),
+    # What the others found is scattered.
+    "sparcml": (494, 330, 2.7),
+    # Positions are drawn.
+    "random_k": (29, 340, 0.3),
+    # A code for each column: a transposition in each direction.
+    "one_bit_sgd": (37, 500, 1.3),
+    # Codes of 8 bits lie in other tiles than words, and a scale for each row is written out dense.
+    "fp8": (51, 190, 2.3),
+    "block_quantized": (48, 190, 1.8),
+    # Each of the two phases is a branch that copies the state.
     "one_bit_adam": (51, 460, 3.0),
+    # Sums stand in memory before the products; factors are made orthogonal column by column.
     "powersgd": (28, 440, 0.2),
     "dion": (24, 390, 0.2),
-    "ef21": (77, 280, 2.1),
+    # A transform there and one back, and a sort.
     "demo": (78, 231, 2.1),
-    "sparcml": (494, 330, 2.7),
 }
 MINUTES = {"eden"}
-"""Methods whose program takes minutes of compilation."""
+"""Methods whose program takes minutes of compilation: docs/tpu.md has the figures."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [m for m in METHODS if m not in MINUTES])
 def test_passes_kernels_and_temporaries(method: str) -> None:
     row = passes.measure(method, model.few_leaves(), tpu.LARGE)
-    most = CEILINGS.get(method, GOAL)
-    assert (row.passes <= most[0], row.kernels <= most[1], row.temporaries <= most[2]) == (True,) * 3, (row, most)
+    most = CEILINGS.get(method) or passes.goal(method, model.few_leaves())
+    assert passes.within(row, most), (row, most)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "most"), [("random_k", 15), ("qsgd", 13)])
 def test_rows_are_computed_once_before_they_are_laid_out_as_a_leaf_of_another_width(method: str, most: float) -> None:
-    row = passes.measure(method, {"square": jax.ShapeDtypeStruct((4096, 4096), jnp.float32)}, tpu.LARGE)
+    row = passes.measure(method, model.square(), tpu.LARGE)
     assert (row.passes <= most, row.temporaries <= 1.2) == (True, True), row
 
 
 @pytest.mark.slow
 def test_fewer_passes_with_kernels_of_pallas(pallas: None) -> None:
     row = passes.measure("dgc", model.few_leaves(), tpu.LARGE)
-    assert (row.passes <= 30, row.kernels <= 240, row.temporaries <= 0.4) == (True,) * 3, row
+    assert passes.within(row, (30, 240, 0.4)), row
