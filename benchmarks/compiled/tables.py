@@ -145,7 +145,8 @@ def passes(
         if not found:
             continue
         cells = [(f"`{name}`", *compared(row, before.kept(name, tree, platform.LARGE))) for name, row in found.items()]
-        lines += [f"### {tree}: {len(shapes())} leaves, {values:,} values", ""]
+        leaves = len(shapes())
+        lines += [f"### {tree}: {leaves} {'leaf' if leaves == 1 else 'leaves'}, {values:,} values", ""]
         lines += [*_markdown.table(header, cells, align="l" + "r" * (len(header) - 1)), ""]
     return "\n".join(lines)
 

@@ -74,7 +74,6 @@ from gradcomp_jax.kernels.reductions import sum_of_rows as sum_of_rows
 from gradcomp_jax.kernels.repeats import place_repeated as place_repeated
 from gradcomp_jax.kernels.rows import as_rows as as_rows
 from gradcomp_jax.kernels.rows import from_rows as from_rows
-from gradcomp_jax.kernels.rows import held_before_copy as held_before_copy
 from gradcomp_jax.kernels.rows import row_count as row_count
 from gradcomp_jax.kernels.rows import valid_counts as valid_counts
 from gradcomp_jax.kernels.rows import valid_mask as valid_mask

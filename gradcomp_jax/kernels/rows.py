@@ -30,24 +30,16 @@ def as_rows(x: Array, block: int) -> Array:
 def from_rows(rows: Array, shape: tuple[int, ...], dtype: jnp.dtype, *, held: bool = False) -> Array:
     """Inverts :func:`as_rows`: drops the padding and restores shape and dtype, as :func:`narrowed` casts.
 
-    ``held``: of :func:`held_before_copy` first.
+    ``held``: TPU has rows that become a large array of another width in memory first. The change of tiles is a copy there, and
+    the rows would be computed anew for each piece of it.
     """
     size = math.prod(shape)
-    if held:
-        rows = held_before_copy(rows, shape)
+    if held and size >= _LARGE and len(shape) > 1 and shape[-1] != rows.shape[-1]:
+        rows = held_on_tpu(rows)
     flat = rows.reshape(-1)
     if flat.size != size:
         flat = jax.lax.slice(flat, (0,), (size,))
     return narrowed(flat.reshape(shape), dtype)
-
-
-def held_before_copy(rows: Array, shape: tuple[int, ...]) -> Array:
-    """Returns rows that TPU is to hold in memory if they become a large array of another width.
-
-    The change of tiles is a copy there, for each piece of which the rows would be computed anew.
-    """
-    other = len(shape) > 1 and shape[-1] != rows.shape[-1]
-    return held_on_tpu(rows) if other and math.prod(shape) >= _LARGE else rows
 
 
 def valid_counts(size: int, block: int) -> Array:

@@ -37,7 +37,6 @@ def take_in(
         span = (starts[i], starts[i] + received[i])
         like = leaves[segment.leaves[0]] if len(segment.leaves) == 1 else None
         mean = came.mean(span, group.laid(segment, like), (turn,) * 5)
-        mean = mean if like is None or group.memory.keeps else kernels.held_before_copy(mean, like.shape)
         updates |= group.split(segment, jnp.where(turn, mean, 0.0), leaves)
         if group.memory.keeps:
             state.memory[n][j] = _memory(out, i, came, span, leaves, state.memory[n][j], (turn, kept), workers)

@@ -167,10 +167,9 @@ def test_passes_kernels_and_temporaries(method: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "most"), [("random_k", 15), ("qsgd", 13)])
-def test_rows_are_computed_once_before_they_are_laid_out_as_a_leaf_of_another_width(method: str, most: float) -> None:
-    row = passes.measure(method, model.square(), tpu.LARGE)
-    assert (row.passes <= most, row.temporaries <= 1.2) == (True, True), row
+def test_few_entries_are_placed_once_before_they_are_laid_out_as_a_leaf_of_another_width() -> None:
+    row = passes.measure("random_k", model.square(), tpu.LARGE)
+    assert (row.passes <= 15, row.temporaries <= 1.2) == (True, True), row
 
 
 @pytest.mark.slow
