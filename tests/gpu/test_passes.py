@@ -18,8 +18,8 @@ QUICK = "dgc"
 CEILINGS = {
     # A collective counts a read and a write at its start and at its end: four of these passes, and copies into joint buffers.
     "dense": ((10, 38, 0.4), (11, 120, 0.6)),
-    "dense_bf16": ((10, 38, 0.6), (13, 90, 1.1)),
-    "stochastic_rounding": ((9, 38, 0.6), (11, 90, 1.1)),
+    "dense_bf16": ((10, 38, 0.5), (13, 90, 1.1)),
+    "stochastic_rounding": ((9, 38, 0.5), (11, 90, 1.1)),
     # Passes are few; each leaf has kernels that draw, encode and decode.
     "terngrad": ((7, 38, 0.3), (7, 160, 0.2)),
     "qsgd": ((7, 38, 0.2), (7, 110, 0.2)),
