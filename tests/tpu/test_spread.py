@@ -13,7 +13,7 @@ from .programs import needs_compiler
 pytestmark = needs_compiler
 
 
-@pytest.mark.parametrize("shape", [(128_256, 4096), (2**24, 8), (82_815, 1024), (2**28,), (1, 2**28)])
+@pytest.mark.parametrize("shape", [(128_256, 4096), (2**24, 8), (82_815, 1024), (2**28,), (1, 2**28), (4, 3 * 2**24)])
 def test_the_size_of_a_large_memory(shape: tuple[int, ...]) -> None:
     mesh = tpu.TOPOLOGIES["v5e 4x4"].mesh()
     kept = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, PartitionSpec()))
