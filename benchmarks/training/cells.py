@@ -227,4 +227,6 @@ STUDIES: dict[str, Study] = {
             2: (_BASE, *(Row(method, 30) for method in ("diloco", "streaming-diloco", "local-sgd"))),
         },
     ),
+    # With four sequences for each worker, as two workers have them above.
+    "enwik8-batch-32": Study("enwik8-batch-32", {8: (_BASE, Row("streaming-diloco", 30), Row("local-sgd", 30))}),
 }

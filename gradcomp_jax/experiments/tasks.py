@@ -89,24 +89,28 @@ TASKS: dict[str, Task] = {
         Settings(epochs=3, batch_per_worker=2, learning_rate=1.0, density=0.001, clip_norm=1.6, warm_up_epochs=0.25),
         "LSTM of 4.7 million parameters on the words of Penn Treebank",
     ),
-    "enwik8": Task(
-        "enwik8",
-        functools.partial(
-            language_modelling,
-            language_models.transformer,
-            metric="bits per character",
-            steps=120,
-            judged=1 << 16,
-        ),
-        Settings(
-            epochs=10,
-            batch_per_worker=1,
-            learning_rate=1e-3,
-            density=0.01,
-            clip_norm=1.0,
-            warm_up_epochs=1,
-            optimizer="adamw",
-        ),
-        "transformer of 859 thousand parameters on the characters of enwik8, with AdamW",
-    ),
+    **{
+        name: Task(
+            "enwik8",
+            functools.partial(
+                language_modelling,
+                language_models.transformer,
+                metric="bits per character",
+                steps=120,
+                judged=1 << 16,
+            ),
+            Settings(
+                epochs=10,
+                batch_per_worker=batch_per_worker,
+                learning_rate=1e-3,
+                density=0.01,
+                clip_norm=1.0,
+                warm_up_epochs=1,
+                optimizer="adamw",
+            ),
+            f"transformer of 859 thousand parameters on the characters of enwik8, with AdamW{more}",
+            name=name,
+        )
+        for name, batch_per_worker, more in (("enwik8", 1, ""), ("enwik8-batch-32", 4, ", four times the batch"))
+    },
 }
