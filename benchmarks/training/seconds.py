@@ -2,15 +2,18 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import optax
 
 from benchmarks.training.curves import BASELINES, Curves
 from gradcomp_jax import experiments
 from gradcomp_jax.experiments import recipes
 from gradcomp_jax.experiments.problem import Problem
 from gradcomp_jax.experiments.registered import optimizer
+from gradcomp_jax.experiments.replicas import muon
 from gradcomp_jax.experiments.settings import Settings, split_batch
 from gradcomp_jax.experiments.tasks import task
 from gradcomp_jax.methods.registry import METHODS, command_name
@@ -23,6 +26,9 @@ OVERLAP = 2 / 3
 BUCKETS = (2, 4, 8)
 LATE = ("delayed-average", "delayed-int8", "delayed-dgc", "stale-synchronous", "streaming-diloco")
 """Recipes whose exchanges arrive some steps later, beside all computation."""
+
+OPTIMIZERS = {"muloco": muon}
+"""Of recipes whose steps are not those of the task's optimizer."""
 
 _WITHIN = {
     "streaming-diloco": "block_quantized",
@@ -41,10 +47,16 @@ class Worker:
     Attributes:
         compute: seconds of the gradient of its part of the batch, and of the optimizer.
         copy_rate: bytes a second that a copy reads and writes there, together.
+        own: the seconds in place of ``compute`` of recipes that have an optimizer of their own, where they are known.
     """
 
     compute: float
     copy_rate: float
+    own: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def computing(self, recipe: str) -> float:
+        """Returns the seconds of a recipe's gradient and optimizer."""
+        return self.own.get(recipe, self.compute)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,14 +121,15 @@ def step(curves: Curves, described: Traffic, worker: Worker, link: Link, *, buck
         launches = [(c, c.launches * parts) for c in described.collectives]
         return often * sum(n * costs.collective(c.kind, curves.workers, larger * c.sent / n, link) for c, n in launches)
 
-    hidden = worker.compute if curves.method in LATE else 0.0
+    compute = worker.computing(curves.method)
+    hidden = compute if curves.method in LATE else 0.0
     exposed = max(0.0, seconds(1) - hidden)
     if buckets and curves.method in BASELINES:
-        beside = (max(0.0, seconds(parts) - OVERLAP * worker.compute) for parts in BUCKETS)
+        beside = (max(0.0, seconds(parts) - OVERLAP * compute) for parts in BUCKETS)
         exposed = min(exposed, *beside)
     values = sum(leaf.size for leaf in jax.tree.leaves(shapes(curves.task)))
     arithmetic = Device(worker.copy_rate).compression(within(curves.method), values)
-    return Step(worker.compute, often * arithmetic, exposed)
+    return Step(compute, often * arithmetic, exposed)
 
 
 def float32(curves: Curves) -> Curves:
@@ -135,17 +148,20 @@ def within(recipe: str) -> str:
 
 
 def measure(name: str, workers: int) -> Worker:
-    """Times one worker's step on this machine, without an exchange, and a copy."""
+    """Times one worker's step on this machine, without an exchange, with each optimizer that a recipe has, and a copy."""
     one = problem(name)
     part = split_batch(one.settings.batch, workers)
     settings = dataclasses.replace(one.settings, workers=1, batch_per_worker=part)
     batch = jax.tree.map(jax.numpy.asarray, next(iter(one.batches(settings, 0, 0))))
-    after, params = optimizer(settings), one.init(0)
+    params = one.init(0)
 
-    def train(params: Any, state: Any, batch: Any) -> Any:
-        loss, gradient = jax.value_and_grad(one.loss)(params, batch)
-        updates, state = after.update(gradient, state, params)
-        return loss, jax.tree.map(jax.numpy.add, params, updates), state
+    def compute(after: optax.GradientTransformation) -> float:
+        def train(params: Any, state: Any, batch: Any) -> Any:
+            loss, gradient = jax.value_and_grad(one.loss)(params, batch)
+            updates, state = after.update(gradient, state, params)
+            return loss, jax.tree.map(jax.numpy.add, params, updates), state
 
-    found = profile_step(train, (params, after.init(params), batch), params=params, repeats=9)
-    return Worker(found.compute, profile_compression([]).copy_rate)
+        return profile_step(train, (params, after.init(params), batch), params=params, repeats=9).compute
+
+    own = {recipe: compute(make(settings)) for recipe, make in OPTIMIZERS.items()}
+    return Worker(compute(optimizer(settings)), profile_compression([]).copy_rate, own)

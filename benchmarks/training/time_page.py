@@ -6,7 +6,7 @@ import pathlib
 from benchmarks.sweep.links import rate_name
 from benchmarks.training import time_plot
 from benchmarks.training.curves import Curves
-from benchmarks.training.seconds import BUCKETS
+from benchmarks.training.seconds import BUCKETS, OPTIMIZERS
 from benchmarks.training.time_to_loss import Composed, needed, steps_table, table, weak_wins, wins
 from gradcomp_jax.experiments.tasks import task
 from gradcomp_jax.planning.predict import CLEAR
@@ -42,7 +42,7 @@ def text(found: Composed, command: str, measured: str, map_of: str, curves_of: s
         "",
         "- **Steps** are measured: mean curves over the seeds, straight lines between epochs. Workers are simulated, which"
         " changes nothing of them.",
-        f"- **Seconds of a step** are modelled. Computation: {1e3 * worker.compute:.3g} ms; arithmetic of the methods:"
+        f"- **Seconds of a step** are modelled. Computation: {_computation(found)}; arithmetic of the methods:"
         f" copies of the gradient at {worker.copy_rate / 1e9:.3g} GB/s. {measured} Communication: the bytes of the run's"
         " compiled program, by the planner's formulas, at the full rate of the link and"
         f" {1e3 * found.latency:g} ms of latency. The steps that [slow links](../network.md) measured are of other models.",
@@ -72,6 +72,13 @@ def text(found: Composed, command: str, measured: str, map_of: str, curves_of: s
         "What all of this does not know: stragglers, other traffic, links that give less than their rate, and faster"
         " devices. These make the exchange a larger part of a step: `--step` takes their seconds.",
     ]
+
+
+def _computation(found: Composed) -> str:
+    own = [f"{1e3 * found.worker.own[name]:.3g} ms of {name}" for name in OPTIMIZERS if name in found.worker.own]
+    others = sorted({one.method for one in found.compressed} & OPTIMIZERS.keys() - found.worker.own.keys())
+    own += [f"the optimizer of {name} is not counted" for name in others]
+    return ", ".join([f"{1e3 * found.worker.compute:.3g} ms", *own])
 
 
 def answers(found: Composed) -> list[str]:

@@ -103,13 +103,16 @@ def _diloco(
     return optax.chain(_own_steps(dataclasses.replace(settings, learning_rate=rate)), outer)
 
 
+def muon(settings: Settings) -> Transformation:
+    """Makes what is inside MuLoCo. Adam has what is no matrix: vectors, and here the convolutions."""
+    adam = settings.learning_rate * (ADAM if settings.optimizer == "sgd" else 1.0)
+    return optax.contrib.muon(adam * MUON / ADAM, adam_learning_rate=adam)
+
+
 def _muloco(settings: Settings) -> Transformation:
     """MuLoCo; Thérien et al., 2025, https://arxiv.org/abs/2505.23725: Muon inside, and two bits with error feedback outside."""
-    # Adam has what is no matrix: vectors, and here the convolutions.
-    adam = settings.learning_rate * (ADAM if settings.optimizer == "sgd" else 1.0)
-    muon = optax.contrib.muon(adam * MUON / ADAM, adam_learning_rate=adam)
     outer = c.diloco(_int2(settings), **_period(settings), learning_rate=MULOCO_RATE, momentum=MULOCO_MOMENTUM)
-    return optax.chain(muon, outer)
+    return optax.chain(muon(settings), outer)
 
 
 def _streaming(settings: Settings) -> Transformation:
