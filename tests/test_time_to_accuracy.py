@@ -4,9 +4,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Iterator
 
-import jax
 import pytest
 
 pytest.importorskip("sklearn")
@@ -23,13 +21,6 @@ from gradcomp_jax.planning import Link, costs
 SETTINGS = dataclasses.asdict(dataclasses.replace(TASKS["digits"].settings, workers=4, every=5))
 WORKER = Worker(5e-3, 20e9)
 SLOW, FAST = Link.of_bits(20e6, 1e-4), Link.of_bits(10e9, 1e-4)
-
-
-@pytest.fixture
-def mixed_dtypes() -> Iterator[None]:
-    """Allows what Optax's Muon does."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 def made(method: str, values: tuple[float, ...] = (0.5, 0.8, 0.9, 0.95), sent: float | None = None) -> Curves:
@@ -82,7 +73,8 @@ def test_what_is_late_hides_behind_all_of_the_computation() -> None:
         assert of(late, link).exposed == pytest.approx(max(0.0, of(now, link).exposed - WORKER.compute))
 
 
-def test_a_recipe_with_an_optimizer_of_its_own_takes_that_ones_seconds(mixed_dtypes: None) -> None:
+@pytest.mark.standard_promotion
+def test_a_recipe_with_an_optimizer_of_its_own_takes_that_ones_seconds() -> None:
     muloco = made("muloco", sent=100.0)
     slower = dataclasses.replace(WORKER, own={"muloco": 0.02})
     assert step(muloco, traffic(muloco), slower, FAST).compute == 0.02
@@ -187,6 +179,7 @@ def test_the_command(tmp_path, monkeypatch, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_a_workers_step_is_timed(mixed_dtypes: None) -> None:
+@pytest.mark.standard_promotion
+def test_a_workers_step_is_timed() -> None:
     found = seconds.measure("digits", 4)
     assert 0 < found.compute < 60 and found.copy_rate > 0 and found.own.keys() == seconds.OPTIMIZERS.keys()
