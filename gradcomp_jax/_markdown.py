@@ -19,5 +19,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, align: str
     return lines
 
 
+def figure(value: float) -> str:
+    """Returns a number to three digits, and from a thousand on whole: ``1.38``, ``1,380``."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
+
+
 def _line(cells: Iterable[object]) -> str:
     return "|" + "".join(f" {cell} |" if str(cell) else " |" for cell in cells)

@@ -58,7 +58,7 @@ def _row(study: Study, found: Found, row: Row, workers: int, base: list[Mapping[
         mean = statistics.fmean(values)
         percent = own[0]["metric"] != "accuracy"
         against = f"{100 * (mean / first - 1):+.1f}%" if percent else f"{100 * (mean - first):+.2f} points"
-        fewer = f"{base[0]['wire']['sent_mean'] / sent:.3g}x"
+        fewer = f"{_markdown.figure(base[0]['wire']['sent_mean'] / sent)}x"
     judged = spread(values, own[0]["metric"])
     return (row.name, str(workers), every, judged, against, f"{sent:,.0f}", fewer, f"{rate:g}", str(len(own)))
 

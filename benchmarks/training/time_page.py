@@ -8,6 +8,7 @@ from benchmarks.training import time_plot
 from benchmarks.training.curves import Curves
 from benchmarks.training.seconds import BUCKETS, OPTIMIZERS
 from benchmarks.training.time_to_loss import Composed, needed, steps_table, table, weak_wins, wins
+from gradcomp_jax import _markdown
 from gradcomp_jax.experiments.tasks import task
 from gradcomp_jax.planning.predict import CLEAR
 
@@ -32,7 +33,7 @@ def text(found: Composed, command: str, measured: str, map_of: str, curves_of: s
     dense, worker = found.dense, found.worker
     end = f"{dense.mean[-1]:.4g} {dense.metric}"
     return [
-        "# Time to accuracy",
+        f"# Time to accuracy: {dense.task}, {100 * found.tolerance:g}% from dense",
         "",
         f"```\n{command}\n```",
         "",
@@ -93,9 +94,8 @@ def answers(found: Composed) -> list[str]:
     return [
         "**Agarwal et al., 2021 ([2103.00543](https://arxiv.org/abs/2103.00543)): of more than 200 set-ups in a data"
         f" centre, 6 gain.** Here {wins(found, rates)} of {cells} cells of method and link are more than"
-        f" {100 * (CLEAR - 1):.0f}% faster to the target than {plain}, of {methods} methods each: {by_rate}. The best at"
-        f" {rate_name(fast)} is {_best(found, best[fast], fast)}; at {rate_name(slow)} it is"
-        f" {_best(found, best[slow], slow)}.",
+        f" {100 * (CLEAR - 1):.0f}% faster to the target than {plain}, of {methods} methods each: {by_rate}."
+        f" {_best(found, best[fast], fast)} {_best(found, best[slow], slow)}",
         "**Han et al., 2024 ([2407.01378](https://arxiv.org/abs/2407.01378)): baselines in 32 bits, and no metric from"
         " end to end.** By seconds of a step against dense float32 of which nothing is hidden,"
         f" {weak_wins(found, rates)} of {cells} cells would win. By seconds to the target against the best {plain},"
@@ -109,11 +109,12 @@ def answers(found: Composed) -> list[str]:
 
 
 def _times(value: float) -> str:
-    return "none" if value <= 1 else f"{value:,.3g}x"
+    return "none" if value <= 1 else f"{_markdown.figure(value)}x"
 
 
 def _best(found: Composed, one: Curves, rate: float) -> str:
     ratio = found.ratio(one, rate)
     if math.isinf(ratio):
-        return "none, as none comes to the loss"
-    return f"{one.name} with {ratio:.2f}x the seconds and {found.dense.sent / one.sent:.3g}x fewer bytes"
+        return f"At {rate_name(rate)} none comes to the target."
+    fewer = _markdown.figure(found.dense.sent / one.sent)
+    return f"The best at {rate_name(rate)} is {one.name} with {ratio:.2f}x the seconds and {fewer}x fewer bytes."

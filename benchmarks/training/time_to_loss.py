@@ -120,7 +120,7 @@ def table(found: Composed) -> list[str]:
         rows.append(
             (
                 one.name,
-                f"{found.dense.sent / one.sent:.3g}x",
+                f"{_markdown.figure(found.dense.sent / one.sent)}x",
                 len(one.values),
                 f"{steps:,.0f}" if there else f"> {one.steps * one.epochs:,.0f}",
                 *cells,
@@ -133,7 +133,7 @@ def _cell(found: Composed, one: Curves, rate: float) -> str:
     ratio, time = found.ratio(one, rate), found.time(one, rate)
     if math.isinf(ratio):
         return f"not reached (> {found.more_than(one, rate):.2f}x)"
-    text = f"{time:.3g} s ({ratio:.2f}x)"
+    text = f"{_markdown.figure(time)} s ({ratio:.2f}x)"
     return f"**{text}**" if one is not found.dense and ratio > 1 else text
 
 
@@ -146,7 +146,7 @@ def steps_table(found: Composed) -> list[str]:
 
 
 def _milliseconds(one: Step) -> str:
-    return f"{1e3 * one.total:,.3g} ms"
+    return f"{_markdown.figure(1e3 * one.total)} ms"
 
 
 def wins(found: Composed, rates: Sequence[float]) -> int:

@@ -33,6 +33,7 @@ COPIES: dict[str, float] = {
     "ef_sign_sgd": 8.921,
     "one_bit_adam": 4.844,
     "powersgd": 3.631,
+    "dion": 3.673,
     "eden": 17.138,
     "ef21": 5.393,
     "demo": 6.966,
