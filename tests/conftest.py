@@ -97,13 +97,17 @@ HAS_QUICK = pytest.StashKey[dict[str, bool]]()
 """Of each test that was collected, whether any of its parameters are quick."""
 
 
+# First, so that pytest-xdist sees the groups: it reads them in a hook of the same name.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks as slow what the README's line leaves out, and lets one process run what shares programs."""
     has_quick = config.stash.setdefault(HAS_QUICK, {})
     for item in items:
         name, _, rest = item.nodeid.partition("[")
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        item.add_marker(pytest.mark.xdist_group(_shares_programs_with(item)))
+        # Programs of accelerators take minutes: those have groups of their own, or none.
+        if not item.get_closest_marker("xdist_group") and not name.startswith(("tests/tpu/", "tests/gpu/")):
+            item.add_marker(pytest.mark.xdist_group(_shares_programs_with(item)))
         chosen = quick.QUICK.get(name)
         if name in quick.SLOW:
             item.add_marker("slow")
