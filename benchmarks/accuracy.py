@@ -23,7 +23,13 @@ def main() -> None:
     parser.add_argument("study", choices=STUDIES, help="what is trained")
     parser.add_argument("--hours", type=float, default=0.0, help="time for runs (default: none, only the tables)")
     parser.add_argument("--at-once", type=int, default=1, help="runs that share the cores (default: %(default)s)")
-    parser.add_argument("--only", default="", help="a part of the names of the runs that are trained")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[""],
+        metavar="PART",
+        help="train runs with such a part in their names, those with the first part first; * stands for anything",
+    )
     parser.add_argument(
         "--out", type=pathlib.Path, default=pathlib.Path("docs/results/runs"), help="folder of the results"
     )

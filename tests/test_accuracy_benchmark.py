@@ -153,6 +153,24 @@ def test_runs_at_once_have_cores_of_their_own_and_wait_for_rates(tmp_path, monke
     assert len(tried) == len(set(tried)) == len(all_found(STUDY))
 
 
+def test_what_is_asked_for_first_is_run_first_and_nothing_else(tmp_path, monkeypatch) -> None:
+    tried = []
+
+    def process(command, *, env, **options):
+        cell = json.loads(env[run.MARK])
+        name = Cell(**{**cell, "row": Row(**cell["row"])}).name
+        tried.append(name)
+        pathlib.Path(command[3], f"{name}.json").write_text(json.dumps(result(None, 0.9)))
+
+    monkeypatch.setattr(subprocess, "run", process)
+    parts = ("diloco", "dense-bf16*tuning")
+    assert run.run_all(STUDY, tmp_path, tmp_path / "states", hours=1.0, only=parts)
+    kinds = [next(i for i, part in enumerate(parts) if part.partition("*")[0] in name) for name in tried]
+    assert kinds == sorted(kinds) and set(kinds) == {0, 1}
+    assert all(name.endswith("tuning") for name in tried if "dense" in name)
+    assert any("seed" in name for name in tried if "diloco" in name)
+
+
 def test_an_interrupt_ends_all_lanes(tmp_path, monkeypatch) -> None:
     tried = []
 

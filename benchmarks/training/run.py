@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import fnmatch
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.training.cells import Cell, Row, Study
@@ -30,7 +32,13 @@ def results(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
 
 
 def run_all(
-    study: Study, folder: pathlib.Path, checkpoints: pathlib.Path, *, hours: float, only: str = "", at_once: int = 1
+    study: Study,
+    folder: pathlib.Path,
+    checkpoints: pathlib.Path,
+    *,
+    hours: float,
+    only: Sequence[str] = ("",),
+    at_once: int = 1,
 ) -> bool:
     """Runs what has no result yet, for as long as there is time; says whether everything has one.
 
@@ -39,7 +47,7 @@ def run_all(
         folder: of the results, one file a run.
         checkpoints: a folder for the states of runs, one within it for each.
         hours: after which a run is stopped; the same call goes on later from its last epoch.
-        only: a part of the names of the cells that are run; everything where it is empty.
+        only: parts of the names of the cells that are run, the first ones first; ``*`` within a part stands for anything.
         at_once: how many runs share the cores. The devices of one run wait for each other, so two runs on a core each are
             done sooner than one after the other on both.
     """
@@ -52,7 +60,9 @@ def run_all(
 
     def without_result() -> list[Cell]:
         found = results(folder)
-        return [cell for cell in study.cells(found) if cell.name not in found and only in cell.name]
+        cells = [cell for cell in study.cells(found) if cell.name not in found]
+        chosen = [cell for part in only for cell in cells if fnmatch.fnmatchcase(cell.name, f"*{part}*")]
+        return list(dict.fromkeys(chosen))
 
     def choose() -> tuple[Cell | None, int]:
         """Takes the next cell, and counts those that have no result."""
