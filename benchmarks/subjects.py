@@ -126,6 +126,17 @@ def decode_add(compressor: gc.compressors.Compressor) -> Start:
     return donated(init, add)
 
 
+def of_two_workers(function: Callable[[Any], Any]) -> Start:
+    """What an owner of half of a gradient, twice as large, does with the messages of two workers in bfloat16."""
+
+    def start(x: jax.Array) -> Round:
+        stacked = jnp.stack([x, -2 * x]).astype(jnp.bfloat16)
+        compiled = jax.jit(function).lower(stacked).compile()
+        return Round(lambda: compiled(stacked), counted(compiled))
+
+    return start
+
+
 def select_with_residual(x: jax.Array) -> Any:
     compressor = gc.compressors.topk(1e-3)
     rows, (payload, _) = kernels.as_rows(x, compressor.block), encode(compressor)(x)
@@ -194,6 +205,7 @@ SUBJECTS: dict[str, Subject] = {
     "decode + add ternary": Subject(decode_add(TERNARY), "one payload into a dense sum", 2.05),
     "decode + add top 1": Subject(decode_add(gc.compressors.topk(1e-3)), "one payload into a dense sum", 2.0),
     "decode + add int8": Subject(decode_add(gc.compressors.block_quantized()), "one payload into a dense sum", 2.27),
+    "sum of 2 in bfloat16": Subject(of_two_workers(kernels.sum_of_workers), "two messages to a dense sum", 2.0),
     "u = m u + g; v = v + u": Subject(donated(lambda x: (x, x), momentum_alone), "momentum alone, state donated", 5),
     "dgc local step": Subject(local_step(gc.dgc(**EVERYTHING)), "state donated; no update", 8),
     "dgc step + sgd": Subject(whole_step(gc.dgc(**EVERYTHING)), "state and parameters donated", 10),
@@ -204,6 +216,9 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "terngrad encode + decode (in place)": Subject(
         donated(lambda x: jnp.zeros_like(x), terngrad_step), "one worker, the mean added to parameters", 5.1
+    ),
+    "naive: jnp.sum of 2 in bfloat16": Subject(
+        of_two_workers(lambda stacked: jnp.sum(stacked.astype(jnp.float32), axis=0)), "the same", 2.0
     ),
     "naive: jax.random ternarize": Subject(pure(ternarize_with_uniform), "int8 values, not packed"),
     "naive: lax.top_k 0.1%": Subject(pure(lambda x: lax.top_k(jnp.abs(x), max(1, x.size // 1000))), "global"),

@@ -199,7 +199,7 @@ STUDIES: dict[str, Study] = {
         },
     ),
     "cifar10-conv": Study("cifar10-conv", {8: (_BASE, Row("dgc"), Row("terngrad"))}),
-    "penn-treebank": Study("penn-treebank", {8: (_BASE, Row("dgc"), Row("gradient-dropping"), Row("block-quantized"))}),
+    "penn-treebank": Study("penn-treebank", {4: (_BASE, Row("dgc"), Row("gradient-dropping"), Row("block-quantized"))}),
     "enwik8": Study(
         "enwik8",
         {

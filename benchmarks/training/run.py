@@ -22,6 +22,9 @@ from gradcomp_jax.cli.runs import simulate
 from gradcomp_jax.experiments.machine import machine, versions
 from gradcomp_jax.experiments.tasks import task
 
+KEPT = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
+"""Environment variables by which glibc keeps the memory that a step has freed for the next one."""
+
 MARK = "GRADCOMP_CELL"
 """Environment variable: the cell that a process is to run, as JSON."""
 
@@ -85,7 +88,7 @@ def run_all(
             print(f"{time.strftime('%H:%M:%S')} {cell.name}; {number} left, {left / 3600:.1f} h", flush=True)
             # Seeds are in the state: those of a row run one program.
             cache = {"JAX_COMPILATION_CACHE_DIR": str(checkpoints.absolute() / "compiled")}
-            environment = os.environ | cache | {MARK: json.dumps(dataclasses.asdict(cell))}
+            environment = os.environ | KEPT | cache | {MARK: json.dumps(dataclasses.asdict(cell))}
             command = [
                 sys.executable,
                 "-m",

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from gradcomp_jax import kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import Compressor, RowInfo
 
@@ -38,7 +39,7 @@ class Dense(Compressor):
 
     def reduce(self, payloads: DensePayload, info: RowInfo = RowInfo()) -> Array:
         """Sums in float32; the cast fuses into the reduction."""
-        return jnp.sum(payloads.values.astype(jnp.float32), axis=0)
+        return kernels.sum_of_workers(payloads.values)
 
 
 def dense(dtype: Any = jnp.float32) -> Dense:

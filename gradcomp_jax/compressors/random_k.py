@@ -65,7 +65,7 @@ class RandomK(Compressor):
 
     def reduce(self, payloads: RandomKPayload, info: RowInfo = RowInfo()) -> Array:
         """Adds the values, then places them once."""
-        total = jnp.sum(payloads.value.astype(jnp.float32), axis=0)
+        total = kernels.sum_of_workers(payloads.value)
         return self.decode(RandomKPayload(total), info)
 
     def downlink(self, workers: int) -> "RandomK":

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from gradcomp_jax import kernels as _kernels
 from tests.programs import kernels
 
 norm = jax.jit(kernels.norm_of_rows)
@@ -77,3 +78,14 @@ def test_finite_up_to_a_magnitude(dtype) -> None:
     for bad in (np.nan, np.inf, -np.inf):
         assert not kernels.all_finite(np.asarray(np.append(x, bad), dtype))
     assert kernels.all_finite(jnp.zeros((0,), dtype))
+
+
+@pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16, jnp.float16))
+def test_sum_of_workers(dtype) -> None:
+    values = np.asarray(np.random.default_rng(0).normal(size=(5, 7, 3)), dtype)
+    program = jax.jit(_kernels.sum_of_workers).lower(values).compile()
+    exact = np.asarray(values, np.float64).sum(0)
+    np.testing.assert_allclose(np.asarray(program(values)), exact, rtol=1e-5, atol=1e-6)
+    if jax.default_backend() == "cpu":
+        # What the CPU's library for reductions takes is many times slower for few long rows.
+        assert " reduce(" not in program.as_text()
