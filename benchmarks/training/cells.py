@@ -100,12 +100,14 @@ class Study:
         grid: fractions of the task's learning rate; the best of them on the validation part, by one run of half the length, is
             what a method is trained at, with its optimizer. A method is tuned at the first of its rows.
         seeds: how many.
+        papers: what papers give for the task, and why that differs from ours.
     """
 
     task: str
     rows: Mapping[int, tuple[Row, ...]]
     grid: tuple[float, ...] = (0.5, 1.0, 2.0)
     seeds: int = 3
+    papers: str = ""
 
     @property
     def tuned(self) -> list[str]:
@@ -171,6 +173,8 @@ _TERNGRAD = (
     Row("dgc"),
     Row("block-quantized"),
 )
+_TERNGRAD_PAPER = "[TernGrad](https://arxiv.org/abs/1705.07878)"
+_DGC_PAPER = "[DGC](https://arxiv.org/abs/1712.01887)"
 _PARTS_OF_DGC = tuple(Row(f"dgc-no-{part}") for part in ("correction", "masking", "warm-up", "clip"))
 
 STUDIES: dict[str, Study] = {
@@ -184,6 +188,8 @@ STUDIES: dict[str, Study] = {
             **dict.fromkeys((64, 2, 32, 4, 16), _TERNGRAD),
         },
         seeds=5,
+        papers=f"{_TERNGRAD_PAPER}: the same network stays within 0.2 points of float32 with 2 to 64 workers. The runs here are"
+        " two passes over the data at a constant learning rate, far shorter than the paper's, so both ends are lower.",
     ),
     "cifar10": Study(
         "cifar10",
@@ -197,9 +203,22 @@ STUDIES: dict[str, Study] = {
             ),
             **dict.fromkeys((4, 16, 32), (_BASE, Row("dgc"), Row("terngrad"))),
         },
+        papers=f"{_DGC_PAPER}, ResNet-110, dense and DGC: 93.75 and 93.87% with 4 workers, 92.92 and 93.28 with 8, 93.14 and"
+        " 93.20 with 16, 93.10 and 93.18 with 32. The network here has a 20th of those parameters and sees the data 4 times,"
+        " without augmentation or a schedule: accuracies are lower, and DGC's warm-up is an eighth of the run.",
     ),
-    "cifar10-conv": Study("cifar10-conv", {8: (_BASE, Row("dgc"), Row("terngrad"))}),
-    "penn-treebank": Study("penn-treebank", {4: (_BASE, Row("dgc"), Row("gradient-dropping"), Row("block-quantized"))}),
+    "cifar10-conv": Study(
+        "cifar10-conv",
+        {8: (_BASE, Row("dgc"), Row("terngrad"))},
+        papers=f"{_TERNGRAD_PAPER}, a network twice as wide with Adam, 2 workers: 86.56% with float32, 85.64% with TernGrad."
+        " The runs here are shorter, without augmentation, and with SGD.",
+    ),
+    "penn-treebank": Study(
+        "penn-treebank",
+        {4: (_BASE, Row("dgc"), Row("gradient-dropping"), Row("block-quantized"))},
+        papers=f"{_DGC_PAPER}, two layers of 1,500 units: a perplexity of 72.30 dense and 72.24 with DGC. The layers here have"
+        " 200 units, and see the text three times, without dropout or a schedule.",
+    ),
     "enwik8": Study(
         "enwik8",
         {

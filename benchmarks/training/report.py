@@ -110,6 +110,7 @@ def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
         "",
         f"![{name}]({picture.name})",
         "",
+        *((f"In the papers: {study.papers}", "") if study.papers else ()),
         "## Tuning",
         "",
         "One run of half the length for each method and rate, judged by the validation part; the best is the rate above. The"
