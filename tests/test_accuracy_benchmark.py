@@ -94,6 +94,9 @@ def test_the_table_has_means_spreads_and_what_is_missing() -> None:
     del found[next(name for name in found if name.startswith("diloco-every-8") and "seed-1" in name)]
     assert report.table(STUDY, found).splitlines()[4].endswith("| 0.05 | 1 |")
     assert "not run" in report.table(STUDY, {})
+    some = {name: r for name, r in found.items() if not name.startswith("diloco-every-8") or "tuning" in name}
+    assert "every-8" not in report.table(STUDY, some, missing=False) and not report.not_run(STUDY, found)
+    assert report.not_run(STUDY, some) == "Not run so far: diloco-every-8 with 2 workers."
     assert "91.00" in report.tuning(STUDY, found) or "0.91" in report.tuning(STUDY, found)
 
 
@@ -105,6 +108,11 @@ def test_the_page_and_its_picture(tmp_path) -> None:
     # The run of another study in the same folder is not among them.
     assert "## Tuning" in text and "10 runs" in text and "page.png" in text
     assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    # With a panel for several numbers of workers, of which one has no run.
+    report.plot(
+        dataclasses.replace(STUDY, rows={**STUDY.rows, 4: STUDY.rows[2]}), all_found(STUDY), tmp_path / "two.png"
+    )
+    assert (tmp_path / "two.png").stat().st_size
     with pytest.raises(SystemExit, match="nothing was run"):
         report.write("digits-replicas", STUDY, {}, tmp_path / "none.md")
     assert not (tmp_path / "none.md").exists()

@@ -23,14 +23,15 @@ def runs(study: Study, found: Found, row: Row, workers: int) -> list[Mapping[str
     return [found[name] for name in names if name in found]
 
 
-def table(study: Study, found: Found) -> str:
-    """Returns a row for each method and number of workers, with what is missing said so."""
+def table(study: Study, found: Found, *, missing: bool = True) -> str:
+    """Returns a row for each method and number of workers; with ``missing`` for those without a run too, which say so."""
     lines = []
     metric = next(iter(found.values()))["metric"] if found else "metric"
     for workers, rows in study.rows.items():
         for row in rows:
             base = runs(study, found, dataclasses.replace(rows[0], optimizer=row.optimizer), workers)
-            lines.append(_row(study, found, row, workers, base))
+            if missing or runs(study, found, row, workers):
+                lines.append(_row(study, found, row, workers, base))
     heads = (
         "method",
         "workers",
@@ -43,6 +44,17 @@ def table(study: Study, found: Found) -> str:
         "seeds",
     )
     return "\n".join(_markdown.table(heads, lines, align="lr"))
+
+
+def not_run(study: Study, found: Found) -> str:
+    """Returns a sentence on the methods without a run, by their numbers of workers; empty where each has one."""
+    left: dict[str, list[str]] = {}
+    for workers, rows in study.rows.items():
+        for row in rows:
+            if not runs(study, found, row, workers):
+                left.setdefault(str(row), []).append(str(workers))
+    of = "; ".join(f"{name} with {', '.join(numbers)} workers" for name, numbers in left.items())
+    return f"Not run so far: {of}." if of else ""
 
 
 def _row(study: Study, found: Found, row: Row, workers: int, base: list[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -106,8 +118,9 @@ def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
         " metric on the test part after the last epoch, mean and standard deviation over the seeds; bytes that a device sends,"
         " read from the compiled program, averaged over the run.",
         "",
-        table(study, found),
+        table(study, found, missing=False),
         "",
+        *((left, "") if (left := not_run(study, found)) else ()),
         f"![{name}]({picture.name})",
         "",
         *((f"In the papers: {study.papers}", "") if study.papers else ()),
@@ -125,15 +138,21 @@ def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
 
 
 def plot(study: Study, found: Found, path: pathlib.Path) -> None:
-    """Draws the metric against the bytes that a device has sent, epoch by epoch."""
+    """Draws the metric against the bytes that a device has sent, epoch by epoch, and at the end against the workers."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(10, 6), layout="constrained")
-    colours = plt.get_cmap("tab10").colors
-    methods, (workers, rows) = study.tuned, study.most
+    several = len(study.rows) > 1
+    figure, panels = plt.subplots(1, 1 + several, figsize=(10 + 4 * several, 6), layout="constrained", squeeze=False)
+    axes = panels[0, 0]
+    methods = study.tuned
+    colours = plt.get_cmap("tab10" if len(methods) <= 10 else "tab20").colors
+    # The first number has all the methods; until those are run, the one with the most of them.
+    numbers = {n: sum(bool(runs(study, found, row, n)) for row in rows) for n, rows in study.rows.items()}
+    workers = max(numbers, key=lambda n: numbers[n])
+    rows = study.rows[workers]
     styles = {0: "-", 1: "--", 2: ":"}
     seen: dict[str, int] = {}
     metric = ""
@@ -145,10 +164,27 @@ def plot(study: Study, found: Found, path: pathlib.Path) -> None:
         one = of_row(own)
         metric = one.metric
         sent = [(i + 1) * one.steps * one.sent for i in range(one.epochs)]
-        colour = colours[methods.index(row.tuned) % 10]
+        colour = colours[methods.index(row.tuned) % len(colours)]
         axes.plot(sent, one.mean, styles[number % 3], marker="o", markersize=3, color=colour, label=str(row))
-    axes.set(xscale="log", xlabel="bytes that a device has sent", ylabel=metric, title=f"{task(study.task).summary}")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.set(xscale="log", xlabel=f"bytes that one of {workers} devices has sent", ylabel=metric)
+    for axes in panels[0, 1:]:
+        for row in dict.fromkeys(row for rows in study.rows.values() for row in rows):
+            ends = {n: [metric_of(r) for r in runs(study, found, row, n)] for n in sorted(study.rows)}
+            ends = {n: values for n, values in ends.items() if values and row in study.rows[n]}
+            if len(ends) > 1:
+                means = [statistics.fmean(values) for values in ends.values()]
+                bars = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in ends.values()]
+                colour = colours[methods.index(row.tuned) % len(colours)]
+                axes.errorbar(
+                    list(ends), means, bars, marker="o", markersize=3, capsize=3, color=colour, label=str(row)
+                )
+        axes.set(xscale="log", xlabel="workers", ylabel=f"{metric} at the end")
+        axes.set_xticks(sorted(study.rows), labels=list(map(str, sorted(study.rows))), minor=False)
+        axes.minorticks_off()
+    for axes in panels[0]:
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=8)
+    figure.suptitle(task(study.task).summary)
     figure.savefig(path, dpi=110)
     plt.close(figure)
