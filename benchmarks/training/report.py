@@ -48,12 +48,15 @@ def table(study: Study, found: Found, *, missing: bool = True) -> str:
 
 def not_run(study: Study, found: Found) -> str:
     """Returns a sentence on the methods without a run, by their numbers of workers; empty where each has one."""
-    left: dict[str, list[str]] = {}
+    left: dict[str, list[int]] = {}
     for workers, rows in study.rows.items():
         for row in rows:
             if not runs(study, found, row, workers):
-                left.setdefault(str(row), []).append(str(workers))
-    of = "; ".join(f"{name} with {', '.join(numbers)} workers" for name, numbers in left.items())
+                left.setdefault(str(row), []).append(workers)
+    same: dict[str, list[str]] = {}
+    for name, numbers in left.items():
+        same.setdefault(", ".join(map(str, sorted(numbers))), []).append(name)
+    of = "; ".join(f"{', '.join(names)} with {numbers} workers" for numbers, names in same.items())
     return f"Not run so far: {of}." if of else ""
 
 
@@ -91,6 +94,8 @@ def tuning(study: Study, found: Found) -> str:
             result = found.get(cell.name)
             last = result and result["evaluation"][-1]
             values.append("not run" if result is None else "diverged" if last is None else f"{last:.4g}")
+        if set(values) == {"not run"}:
+            continue
         lines.append((name, f"{cells[study.grid.index(1.0)].learning_rate:g}", *values))
     heads = ("method", "rate", *(f"{fraction:g} of it" for fraction in study.grid))
     return "\n".join(_markdown.table(heads, lines, align="lr"))
@@ -137,6 +142,16 @@ def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
     page.write_text("\n".join(lines))
 
 
+def at_the_end(study: Study, found: Found) -> dict[Row, dict[int, list[float]]]:
+    """Returns the metric after the last epoch of every seed, by row and number of workers."""
+    ends: dict[Row, dict[int, list[float]]] = {}
+    for workers in sorted(study.rows):
+        for row in study.rows[workers]:
+            if own := runs(study, found, row, workers):
+                ends.setdefault(row, {})[workers] = [metric_of(r) for r in own]
+    return ends
+
+
 def plot(study: Study, found: Found, path: pathlib.Path) -> None:
     """Draws the metric against the bytes that a device has sent, epoch by epoch, and at the end against the workers."""
     import matplotlib
@@ -144,47 +159,36 @@ def plot(study: Study, found: Found, path: pathlib.Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    several = len(study.rows) > 1
+    ends = at_the_end(study, found)
+    several = any(len(by_workers) > 1 for by_workers in ends.values())
     figure, panels = plt.subplots(1, 1 + several, figsize=(10 + 4 * several, 6), layout="constrained", squeeze=False)
-    axes = panels[0, 0]
-    methods = study.tuned
-    colours = plt.get_cmap("tab10" if len(methods) <= 10 else "tab20").colors
+    colours = plt.get_cmap("tab10" if len(study.tuned) <= 10 else "tab20").colors
+    colour = {name: colours[i % len(colours)] for i, name in enumerate(study.tuned)}
     # The first number has all the methods; until those are run, the one with the most of them.
-    numbers = {n: sum(bool(runs(study, found, row, n)) for row in rows) for n, rows in study.rows.items()}
-    workers = max(numbers, key=lambda n: numbers[n])
-    rows = study.rows[workers]
-    styles = {0: "-", 1: "--", 2: ":"}
-    seen: dict[str, int] = {}
-    metric = ""
-    for row in rows:
-        own = runs(study, found, row, workers)
-        if not own:
+    workers = max(study.rows, key=lambda n: sum(n in by_workers for by_workers in ends.values()))
+    of_bytes, *of_workers = panels[0]
+    styles, seen, metric = ["-", "--", ":"], dict[str, int](), ""
+    for row in study.rows[workers]:
+        if not (own := runs(study, found, row, workers)):
             continue
-        number = seen[row.tuned] = seen.get(row.tuned, -1) + 1
         one = of_row(own)
-        metric = one.metric
+        metric, seen[row.tuned] = one.metric, seen.get(row.tuned, -1) + 1
         sent = [(i + 1) * one.steps * one.sent for i in range(one.epochs)]
-        colour = colours[methods.index(row.tuned) % len(colours)]
-        axes.plot(sent, one.mean, styles[number % 3], marker="o", markersize=3, color=colour, label=str(row))
-    axes.set(xscale="log", xlabel=f"bytes that one of {workers} devices has sent", ylabel=metric)
-    for axes in panels[0, 1:]:
-        for row in dict.fromkeys(row for rows in study.rows.values() for row in rows):
-            ends = {n: [metric_of(r) for r in runs(study, found, row, n)] for n in sorted(study.rows)}
-            ends = {n: values for n, values in ends.items() if values and row in study.rows[n]}
-            if len(ends) > 1:
-                means = [statistics.fmean(values) for values in ends.values()]
-                bars = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in ends.values()]
-                colour = colours[methods.index(row.tuned) % len(colours)]
-                axes.errorbar(
-                    list(ends), means, bars, marker="o", markersize=3, capsize=3, color=colour, label=str(row)
-                )
+        look = {"linestyle": styles[seen[row.tuned] % 3], "color": colour[row.tuned], "label": str(row)}
+        of_bytes.plot(sent, one.mean, marker="o", markersize=3, **look)
+    of_bytes.set(xscale="log", xlabel=f"bytes that one of {workers} devices has sent", ylabel=metric)
+    for axes in of_workers:
+        for row, by_workers in ends.items():
+            means = [statistics.fmean(values) for values in by_workers.values()]
+            bars = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in by_workers.values()]
+            look = {"marker": "o", "markersize": 3, "capsize": 3, "color": colour[row.tuned], "label": str(row)}
+            axes.errorbar(list(by_workers), means, bars, **look)
         axes.set(xscale="log", xlabel="workers", ylabel=f"{metric} at the end")
-        axes.set_xticks(sorted(study.rows), labels=list(map(str, sorted(study.rows))), minor=False)
+        axes.set_xticks(sorted(study.rows), labels=list(map(str, sorted(study.rows))))
         axes.minorticks_off()
     for axes in panels[0]:
         axes.grid(alpha=0.3)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize=8)
+        axes.legend(fontsize=8)
     figure.suptitle(task(study.task).summary)
     figure.savefig(path, dpi=110)
     plt.close(figure)
