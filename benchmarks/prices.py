@@ -14,7 +14,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks.training import curves, prices
+from benchmarks.training import prices
 from gradcomp_jax._files import write_whole
 from gradcomp_jax.planning.prices import DATA
 
@@ -33,9 +33,13 @@ def main() -> None:
     )
     add("--write", type=pathlib.Path, metavar="PAGE", help="write the page, and the prices of the package")
     options = parser.parse_args()
-    tasks = [found for path in options.runs or prices.tasks_in(RUNS) if (found := curves.read(path))]
+    tasks = prices.read(options.runs or prices.tasks_in(RUNS))
     lines = [line for task in tasks for line in [*prices.table(task), ""]]
-    print("\n".join(lines) if lines else "there are no runs: python benchmarks/accuracy.py makes them")
+    print(
+        "\n".join(lines)
+        if lines
+        else f"there are no runs of {prices.LEAST} evaluations: python benchmarks/accuracy.py makes them"
+    )
     if options.write is None:
         return
     if options.runs:
@@ -60,7 +64,7 @@ def text(lines: list[str], page: pathlib.Path) -> list[str]:
         " curve is as good, over the baseline's own (best so far, straight lines between epochs). The price is the"
         " median. `>`: the method came to fewer than half of them, and the price is a lower bound: its whole run, over"
         " what the baseline takes to where the method ended. Single seeds are held against the same mean curve; the"
-        " baseline's own spread is what chance does.",
+        " baseline's own spread is what chance does. Tasks of two evaluations (MNIST) have no price.",
         "",
         "[The planner](../planner.md#steps-to-a-loss) weighs steps by the highest price of a method, of its default options"
         " where there are runs of these.",

@@ -8,9 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.training.curves import Curves, baseline, epochs_to, shown
+from benchmarks.training.curves import read as read_curves
 from gradcomp_jax import _markdown
 from gradcomp_jax.methods.registry import METHODS, command_name
 from gradcomp_jax.planning.prices import Price
+
+LEAST = 3
+"""Evaluations of a run from which steps are read: with two, a price would be of one straight line."""
 
 
 def price(curves: Curves, dense: Curves, *, page: str = "") -> Price:
@@ -101,3 +105,9 @@ def as_json(prices: Mapping[str, Price]) -> dict[str, Any]:
 def tasks_in(runs: pathlib.Path) -> list[pathlib.Path]:
     """Returns the folders of tasks in the folder of all runs."""
     return sorted(path for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
+
+
+def read(paths: Sequence[pathlib.Path]) -> list[list[Curves]]:
+    """Reads the curves of tasks, those left out that have too few points."""
+    tasks = [[one for one in read_curves(path) if one.epochs >= LEAST] for path in paths]
+    return [task for task in tasks if task]
