@@ -95,13 +95,13 @@ def answers(found: Composed) -> list[str]:
     never = sum(math.isinf(found.steps(one)) for one in found.compressed)
     return [
         "**Agarwal et al., 2021 ([2103.00543](https://arxiv.org/abs/2103.00543)): of more than 200 set-ups in a data"
-        f" centre, 6 gain.** Here {wins(found, rates)} of {cells} cells of method and link are more than"
-        f" {100 * (CLEAR - 1):.0f}% faster to the target than {plain}, of {methods} methods each: {by_rate}."
+        f" centre, 6 gain.** Here {wins(found, rates)} of {cells} cells of method and link ({methods} x"
+        f" {len(rates)}) are more than {100 * (CLEAR - 1):.0f}% faster to the target than {plain}: {by_rate}."
         f" {_best(found, best[fast], fast)} {_best(found, best[slow], slow)}",
         "**Han et al., 2024 ([2407.01378](https://arxiv.org/abs/2407.01378)): baselines in 32 bits, and no metric from"
         " end to end.** By seconds of a step against dense float32 of which nothing is hidden,"
         f" {weak_wins(found, rates)} of {cells} cells would win. By seconds to the target against the best {plain},"
-        f" {wins(found, rates)} do. {never} of {methods} methods do not come to the target within their runs, however"
+        f" {wins(found, rates)} do. Of {methods} compared, {never} do not come to the target within their runs, however"
         " fast their steps are.",
         "**Zhang et al., 2020 ([2006.10103](https://arxiv.org/abs/2006.10103)): at 10 Gbit/s that are used in full, 2 to"
         " 5 times fewer bytes suffice for almost linear scaling.** For an exchange that takes a twentieth of the"
