@@ -147,7 +147,7 @@ def test_the_page_says_what_its_tables_do(tmp_path) -> None:
         assert text.count(f"https://arxiv.org/abs/{paper}") == 1
     strong = time_to_loss.wins(found, found.rates)
     assert (
-        f"Here {strong} of {3 * len(found.rates)} cells" in text and "1 of 3 methods do not come to the target" in text
+        f"Here {strong} of {3 * len(found.rates)} cells" in text and "Of 3 methods, 1 never came to the target" in text
     )
 
 
