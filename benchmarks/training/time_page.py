@@ -89,6 +89,7 @@ def answers(found: Composed) -> list[str]:
     fast, slow, rates = max(found.rates), min(found.rates), found.rates
     methods = len(found.compressed)
     cells, plain = methods * len(rates), found.dense.name
+    counted = f"{methods} method{'' if methods == 1 else 's'}"
     by_rate = ", ".join(f"{wins(found, [rate])} at {rate_name(rate)}" for rate in rates)
     best = {rate: min(found.compressed, key=lambda one: found.ratio(one, rate)) for rate in (fast, slow)}
     needs = ", ".join(f"{_times(needed(found, rate))} at {rate_name(rate)}" for rate in rates)
