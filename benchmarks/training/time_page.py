@@ -102,7 +102,7 @@ def answers(found: Composed) -> list[str]:
         "**Han et al., 2024 ([2407.01378](https://arxiv.org/abs/2407.01378)): baselines in 32 bits, and no metric from"
         " end to end.** By seconds of a step against dense float32 of which nothing is hidden,"
         f" {weak_wins(found, rates)} of {cells} cells would win. By seconds to the target against the best {plain},"
-        f" {wins(found, rates)} do. Of {methods} method{'' if methods == 1 else 's'}, {never} never came to the target in their runs, however"
+        f" {wins(found, rates)} do. Of {counted}, {never} never came to the target in their runs, however"
         " fast their steps are.",
         "**Zhang et al., 2020 ([2006.10103](https://arxiv.org/abs/2006.10103)): at 10 Gbit/s that are used in full, 2 to"
         " 5 times fewer bytes suffice for almost linear scaling.** For an exchange that takes a twentieth of the"
