@@ -119,7 +119,7 @@ def sum_of_workers(values: Array) -> Array:
     """Returns the sum over the first dimension: floats ``[workers, ...]`` to float32 ``[...]``."""
 
     def in_turn(x: Array) -> Array:
-        # A sum over few long rows is 5 to 25 times slower in the library that XLA's CPU backend takes for it. Rows are cut
+        # A sum over few long rows is many times slower in the library that XLA's CPU backend takes for it. Rows are cut
         # from words: of bfloat16 it would cut them from all of the array as float32.
         words = to_words(x)
         return functools.reduce(jnp.add, [from_words(words[i], x.dtype).astype(jnp.float32) for i in range(len(x))])
