@@ -205,7 +205,7 @@ STUDIES: dict[str, Study] = {
         },
         papers=f"{_DGC_PAPER}, ResNet-110, dense and DGC: 93.75 and 93.87% with 4 workers, 92.92 and 93.28 with 8, 93.14 and"
         " 93.20 with 16, 93.10 and 93.18 with 32. The network here has a 20th of those parameters and sees the data 4 times,"
-        " without augmentation or a schedule: accuracies are lower, and DGC's warm-up is an eighth of the run.",
+        " without augmentation: accuracies are lower, and DGC's warm-up is an eighth of the run.",
     ),
     "cifar10-conv": Study(
         "cifar10-conv",
@@ -217,7 +217,7 @@ STUDIES: dict[str, Study] = {
         "penn-treebank",
         {4: (_BASE, Row("dgc"), Row("gradient-dropping"), Row("block-quantized"))},
         papers=f"{_DGC_PAPER}, two layers of 1,500 units: a perplexity of 72.30 dense and 72.24 with DGC. The layers here have"
-        " 200 units, and see the text three times, without dropout or a schedule.",
+        " 200 units, and see the text three times, without dropout.",
     ),
     "enwik8": Study(
         "enwik8",

@@ -114,14 +114,15 @@ def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
     machine, versions = (", ".join(f"{k} {v}" for k, v in one[kind].items()) for kind in ("machine", "versions"))
     picture = page.with_suffix(".png")
     plot(study, found, picture)
+    falling = ", at a learning rate that falls linearly to zero" if settings.schedule == "linear" else ""
     lines = [
         f"# {name}: {the_task.summary}",
         "",
         f"```\npython benchmarks/accuracy.py {name} --hours HOURS --write {page}\n```",
         "",
-        f"A batch of {settings.batch} for all workers together, {settings.epochs} epochs, {settings.optimizer}. Measured: the"
-        " metric on the test part after the last epoch, mean and standard deviation over the seeds; bytes that a device sends,"
-        " read from the compiled program, averaged over the run.",
+        f"A batch of {settings.batch} for all workers together, {settings.epochs} epochs, {settings.optimizer}{falling}."
+        " Measured: the metric on the test part after the last epoch, mean and standard deviation over the seeds; bytes that a"
+        " device sends, read from the compiled program, averaged over the run.",
         "",
         table(study, found, missing=False),
         "",

@@ -72,9 +72,8 @@ def notes(comparison: Comparison) -> list[str]:
 def title(comparison: Comparison) -> str:
     """Returns one line that says what was compared."""
     settings = comparison.settings
-    optimizer = f"SGD {settings.learning_rate:g}, momentum {settings.momentum:g}"
-    if settings.optimizer == "adamw":
-        optimizer = f"AdamW {settings.learning_rate:g}"
+    rate = f"{settings.learning_rate:g}{' falling to 0' if settings.schedule == 'linear' else ''}"
+    optimizer = f"AdamW {rate}" if settings.optimizer == "adamw" else f"SGD {rate}, momentum {settings.momentum:g}"
     line = (
         f"{comparison.dataset}: {settings.workers} workers x {settings.batch_per_worker} examples, "
         f"{settings.epochs} epochs, {optimizer}, density {settings.density:g}"

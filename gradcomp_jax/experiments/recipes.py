@@ -25,7 +25,7 @@ from gradcomp_jax.experiments.registered import (
     warm_up_stages,
 )
 from gradcomp_jax.experiments.replicas import REPLICA_RECIPES
-from gradcomp_jax.experiments.settings import Settings
+from gradcomp_jax.experiments.settings import CountedSettings, Settings
 from gradcomp_jax.methods import dgc, terngrad
 from gradcomp_jax.methods.registry import METHODS, command_name
 from gradcomp_jax.transforms import exchange, masks
@@ -43,8 +43,10 @@ def build(method: str, settings: Settings, steps_per_epoch: int, *, seed: int = 
       SettingError: if the method cannot run with these settings.
     """
     recipe = look_up("method", method, RECIPES)
+    given = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    counted = CountedSettings(**given, steps=settings.epochs * steps_per_epoch)
     try:
-        return recipe.make(settings, recipe.warm_up(settings, steps_per_epoch), seed)
+        return recipe.make(counted, recipe.warm_up(settings, steps_per_epoch), seed)
     except ValueError as error:
         raise SettingError(f"{method}: {error}") from error
 

@@ -88,7 +88,7 @@ def make_registered(settings: Settings, warm_up: Stages, seed: int, *, name: str
         rate = settings.learning_rate if method.update == "mean" else rate / NO_LENGTH
     if method.update == "mean" and method.momentum == "after":
         return after(exchange, dataclasses.replace(settings, learning_rate=rate))
-    return optax.chain(exchange, optax.sgd(rate))
+    return optax.chain(exchange, optax.sgd(dataclasses.replace(settings, learning_rate=rate).rate()))
 
 
 def dense_stage(settings: Settings, steps_per_epoch: int, *, name: str) -> Stages:
@@ -111,8 +111,8 @@ def after(exchange: Transformation, settings: Settings) -> Transformation:
 def optimizer(settings: Settings) -> optax.GradientTransformation:
     """Returns SGD with momentum, or AdamW with its own."""
     if settings.optimizer == "adamw":
-        return optax.adamw(settings.learning_rate)
-    return optax.sgd(settings.learning_rate, momentum=settings.momentum)
+        return optax.adamw(settings.rate())
+    return optax.sgd(settings.rate(), momentum=settings.momentum)
 
 
 class _SeededState(NamedTuple):

@@ -106,7 +106,8 @@ def _diloco(
 def muon(settings: Settings) -> Transformation:
     """Makes what is inside MuLoCo. Adam has what is no matrix: vectors, and here the convolutions."""
     adam = settings.learning_rate * (ADAM if settings.optimizer == "sgd" else 1.0)
-    return optax.contrib.muon(adam * MUON / ADAM, adam_learning_rate=adam)
+    own, others = (dataclasses.replace(settings, learning_rate=rate).rate() for rate in (adam * MUON / ADAM, adam))
+    return optax.contrib.muon(own, adam_learning_rate=others)
 
 
 def _muloco(settings: Settings) -> Transformation:

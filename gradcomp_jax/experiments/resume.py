@@ -178,8 +178,8 @@ def _restore(trainer: Trainer, seed: int, own: "RunFolder", saved: list[int]) ->
 def _describe(trainer: Trainer, seed: int) -> dict[str, str | bool | int | float | None]:
     """What two runs must have in common for one to go on with the other."""
     settings = dataclasses.asdict(trainer.settings)
-    # More epochs are what a run goes on for, and workers may share the same batch anew.
-    for name in ("epochs", "workers", "batch_per_worker"):
+    # Workers may share the same batch anew; and more epochs are what a run goes on for, unless its rate has fallen to zero.
+    for name in ("workers", "batch_per_worker", *(["epochs"] if trainer.settings.schedule == "constant" else [])):
         del settings[name]
     return {
         "method": trainer.method,

@@ -22,7 +22,7 @@ _LOCK = "run.lock"
 _KEPT = 2
 """Epochs whose states stay in the folder: should the newest be damaged, there is one to go back to."""
 
-_LATER: What = {"optimizer": "sgd"}
+_LATER: What = {"optimizer": "sgd", "schedule": "constant"}
 """Settings that older records do not name, and what they were."""
 
 _STATE = re.compile(r"epoch-([1-9][0-9]{0,9})")

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import optax
+
 from gradcomp_jax._checks import Range
 from gradcomp_jax._errors import SettingError
 
@@ -21,6 +23,7 @@ RANGES: dict[str, Range] = {
 """Of the fields of :class:`Settings`, and of the options that set them."""
 
 OPTIMIZERS = ("sgd", "adamw")
+SCHEDULES = ("constant", "linear")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,7 @@ class Settings:
       workers: devices on the data axis.
       epochs: passes over the training set.
       batch_per_worker: examples that one worker sees in a step.
-      learning_rate: constant over the run.
+      learning_rate: of the first step.
       momentum: of the heavy-ball kind, inside or after the exchange as the method has it; SGD's alone.
       density: the fraction of entries that a sparse method sends after its warm-up.
       clip_norm: threshold of DGC's local clipping, for the norm of the mean gradient; None for no clipping.
@@ -39,6 +42,7 @@ class Settings:
       delay: steps until a delayed average arrives.
       every: steps from one exchange to the next, of methods that do not exchange in each.
       optimizer: what follows the exchange: ``sgd`` with ``momentum``, or ``adamw``.
+      schedule: of the learning rate: ``constant``, or ``linear``, which falls to zero at the end of the run.
       axis_name: name of the data axis.
     """
 
@@ -53,19 +57,21 @@ class Settings:
     delay: int = 4
     every: int = 4
     optimizer: str = "sgd"
+    schedule: str = "constant"
     axis_name: str = "data"
 
     def __post_init__(self) -> None:
         """Checks every field by itself.
 
         Raises:
-          SettingError: if one is out of its range, or the optimizer is unknown.
+          SettingError: if one is out of its range, or the optimizer or the schedule is unknown.
         """
         for name, allowed in RANGES.items():
             if (name, value := getattr(self, name)) != ("clip_norm", None):
                 allowed.check(name, value)
-        if self.optimizer not in OPTIMIZERS:
-            raise SettingError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
+        for name, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
+            if (value := getattr(self, name)) not in known:
+                raise SettingError(f"{name} must be one of {', '.join(known)}, got {value!r}")
 
     @property
     def batch(self) -> int:
@@ -85,6 +91,23 @@ class Settings:
                 f"larger than the training set of {examples}: use a smaller batch"
             )
         return steps
+
+    def rate(self) -> optax.ScalarOrSchedule:
+        """Returns the learning rate as optimizers take it: that of the first step, as long as nobody has counted the steps."""
+        return self.learning_rate
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CountedSettings(Settings):
+    """The settings of a run whose ``steps`` are known, so that its learning rate can follow the schedule."""
+
+    steps: int
+
+    def rate(self) -> optax.ScalarOrSchedule:
+        """Returns the learning rate as optimizers take it."""
+        if self.schedule == "constant":
+            return self.learning_rate
+        return optax.linear_schedule(self.learning_rate, 0.0, self.steps)
 
 
 def split_batch(batch: int, workers: int) -> int:
