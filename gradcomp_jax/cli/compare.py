@@ -8,7 +8,7 @@ from rich.console import Console
 from gradcomp_jax._errors import SettingError, look_up
 from gradcomp_jax._process import leaving
 from gradcomp_jax.cli import ranges, runs
-from gradcomp_jax.cli.options import WORKERS, Training, with_training_options
+from gradcomp_jax.cli.options import Training, with_training_options
 from gradcomp_jax.cli.progress import Leaving, progress
 from gradcomp_jax.cli.user_errors import user_errors
 from gradcomp_jax.experiments import Listeners, compare
@@ -46,8 +46,9 @@ def compare_command(
     console = Console()
     with user_errors():
         names = _method_names(methods)
-        workers = WORKERS if training.workers is None else training.workers
-        problem, settings = runs.prepare(training, workers, simulated=not training.real_devices, quick=quick)
+        problem, settings = runs.prepare(
+            training, runs.workers(training), simulated=not training.real_devices, quick=quick
+        )
         if seeds is None:
             seeds = _SEEDS if problem.has_seeds else 1
         if quick:

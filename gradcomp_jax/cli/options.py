@@ -36,7 +36,7 @@ class Training:
     ] = None
     workers: Annotated[
         int | None,
-        typer.Option(help="Devices that share every batch.", show_default=str(WORKERS)),
+        typer.Option(help="Devices that share every batch.", show_default=f"the task's own; {WORKERS} of --from"),
         RANGES["workers"],
     ] = None
     epochs: Annotated[

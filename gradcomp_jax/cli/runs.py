@@ -14,7 +14,7 @@ from gradcomp_jax._errors import SettingError
 from gradcomp_jax._files import write_whole
 from gradcomp_jax.cli import report
 from gradcomp_jax.cli.event_files import EventFiles
-from gradcomp_jax.cli.options import DATASET, Training
+from gradcomp_jax.cli.options import DATASET, WORKERS, Training
 from gradcomp_jax.cli.own_code import imported
 from gradcomp_jax.cli.ranges import spelled
 from gradcomp_jax.cli.tables import print_table, tell
@@ -26,6 +26,17 @@ METHODS = ", ".join(RECIPES)
 _FLAG = "--xla_force_host_platform_device_count"
 _SIMULATED = Range(1, 1_024)
 _SAID = ("epochs", "learning_rate", "momentum", "density", "delay", "every")
+
+
+def workers(training: Training) -> int:
+    """Returns the number of workers that one is told, or that of the task.
+
+    Raises:
+      UnknownNameError: if there is no such task.
+    """
+    if training.workers is not None:
+        return training.workers
+    return WORKERS if training.source is not None else task(training.dataset or DATASET).settings.workers
 
 
 def prepare(training: Training, workers: int, *, simulated: bool, quick: bool = False) -> tuple[Problem, Settings]:

@@ -64,9 +64,7 @@ def train_command(
             check_equal(told, remedy="start all of them with the same command line")
         elif not (coordinator is None and process_id is None and processes is None):
             raise SettingError("--coordinator, --process-id and --processes need --distributed")
-        workers = training.workers
-        if workers is None:
-            workers = jax.device_count() if distributed else options.WORKERS
+        workers = jax.device_count() if distributed and training.workers is None else runs.workers(training)
         problem, settings = runs.prepare(training, workers, simulated=not (training.real_devices or distributed))
         if training.checkpoint is not None and not distributed:
             # Before anything is compiled; of several processes the first looks, when all can hear of it.

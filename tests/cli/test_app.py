@@ -6,7 +6,10 @@ from typing import Any, get_args
 
 import pytest
 
+from gradcomp_jax.cli import runs
+from gradcomp_jax.cli.options import Training
 from gradcomp_jax.experiments.recipes import ABLATIONS, ALL, RECIPES
+from gradcomp_jax.experiments.settings import split_batch
 from gradcomp_jax.experiments.tasks import TASKS
 from gradcomp_jax.methods import METHODS, markdown_table
 from gradcomp_jax.methods.registry import command_name
@@ -28,6 +31,15 @@ def test_help_names_every_method_and_data_set(gradcomp, command):
     text = " ".join(result.stdout.replace("│", " ").split())
     for name in (*RECIPES, *TASKS):
         assert name in text
+
+
+@pytest.mark.parametrize("dataset", TASKS)
+def test_a_task_starts_with_its_own_number_of_workers(dataset):
+    own = TASKS[dataset].settings
+    assert runs.workers(Training(dataset=dataset)) == own.workers
+    assert split_batch(own.batch, runs.workers(Training(dataset=dataset))) == own.batch_per_worker
+    assert runs.workers(Training(dataset=dataset, workers=2)) == 2
+    assert runs.workers(Training(source="module:function")) == 8
 
 
 def test_version(gradcomp):

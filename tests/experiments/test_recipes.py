@@ -103,3 +103,31 @@ def test_the_seed_is_in_the_state_and_not_in_the_program():
     leaves = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
     assert sum(not np.array_equal(a, b) for a, b in leaves) == 1
     assert program(build(1)) == program(build(2))
+
+
+@pytest.mark.standard_promotion  # What Muon and Adam in optax need.
+@pytest.mark.parametrize(
+    ("method", "optimizer"), [("dense", "sgd"), ("dense", "adamw"), ("sign-sgd", "sgd"), ("muloco", "sgd")]
+)
+def test_a_linear_schedule_takes_every_step_s_length_to_zero(method, optimizer):
+    """In every place where a recipe has its learning rate: its optimizer, one of its own, or that of replicas."""
+    steps = 4
+    params = {"w": jnp.arange(32.0).reshape(4, 8) - 9}
+    # Replicas do not exchange in so few steps.
+    same = dataclasses.replace(SETTINGS, workers=1, epochs=2, every=9, optimizer=optimizer, axis_name="x")
+
+    def lengths(schedule):
+        tx = recipes.build(method, dataclasses.replace(same, schedule=schedule), steps // 2)
+
+        def run(gradient):
+            def step(state, _):
+                updates, state = tx.update(gradient, state, params)
+                return state, updates["w"]
+
+            return jax.lax.scan(step, tx.init(params), length=steps)[1]
+
+        one_worker = jax.tree.map(lambda leaf: leaf[None], params)
+        return np.asarray(jax.jit(jax.vmap(run, axis_name="x"))(one_worker))[0]
+
+    falling = np.array([1, 0.75, 0.5, 0.25])[:, None, None]
+    np.testing.assert_allclose(lengths("linear"), falling * lengths("constant"), rtol=1e-5)

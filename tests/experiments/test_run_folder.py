@@ -1,11 +1,23 @@
 """The folder of a run: nothing that is not of the run is touched."""
 
+import dataclasses
 import pathlib
 
 import pytest
 
 from gradcomp_jax.experiments import Listener, SettingError, train_with_checkpoints
-from tests.experiments.descent import STEPS, After, Stop, everything_in, link, link_to_file, notes, stopped, thesis
+from tests.experiments.descent import (
+    STEPS,
+    After,
+    Stop,
+    everything_in,
+    link,
+    link_to_file,
+    longer,
+    notes,
+    stopped,
+    thesis,
+)
 
 pytest.importorskip("pydantic")
 from gradcomp_jax.experiments import run_folder
@@ -186,3 +198,14 @@ def test_where_nothing_is_saved_yet_other_settings_are_welcome(descent, tmp_path
     stopped(descent, tmp_path, 1)
     with pytest.raises(SettingError, match="a run with seed 0, not 1"):
         train_with_checkpoints(descent, 1, tmp_path)
+
+
+def test_a_learning_rate_that_has_fallen_to_zero_is_not_gone_on_with(descent, tmp_path) -> None:
+    """A run at a constant rate has as many epochs as one likes; here they are part of what it is."""
+    falling, more = longer(4), longer(6)
+    for trainer in (falling, more):
+        trainer.settings = dataclasses.replace(trainer.settings, schedule="linear")
+    stopped(falling, tmp_path, 2)
+    with pytest.raises(SettingError, match="a run with epochs 4, not 6"):
+        train_with_checkpoints(more, 0, tmp_path)
+    assert len(train_with_checkpoints(falling, 0, tmp_path).evaluation) == 4

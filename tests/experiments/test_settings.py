@@ -37,6 +37,13 @@ def test_a_value_out_of_range_is_named(field, value):
         dataclasses.replace(SETTINGS, **{field: value})
 
 
+@pytest.mark.parametrize("field", ["optimizer", "schedule"])
+def test_an_unknown_name_is_refused_with_those_there_are(field):
+    known = "sgd, adamw" if field == "optimizer" else "constant, linear"
+    with pytest.raises(SettingError, match=f"{field} must be one of {known}, got 'lion'"):
+        dataclasses.replace(SETTINGS, **{field: "lion"})
+
+
 def test_steps_per_epoch_counts_whole_batches():
     settings = dataclasses.replace(SETTINGS, workers=4, batch_per_worker=8)
     assert settings.steps_per_epoch(32) == 1
