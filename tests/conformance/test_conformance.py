@@ -75,8 +75,8 @@ def is_variant(method: str) -> bool:
     return "-" in method and not method.startswith("dense")
 
 
-EVERYWHERE = ("terngrad", "dgc")
-"""A shared statistic, and a selection with owners and momentum."""
+EVERYWHERE = ("dgc",)
+"""A selection with owners and momentum."""
 
 
 def quick_environments(method: str) -> tuple[str, ...]:
