@@ -196,8 +196,10 @@ STUDIES: dict[str, Study] = {
         {
             8: (
                 _BASE,
-                Row("dgc"),
-                *(Row(name) for name in ("terngrad", "topk-sgd", "block-quantized", "block-quantized-4-bit")),
+                *(
+                    Row(name)
+                    for name in ("dgc", "dgc-paper", "terngrad", "topk-sgd", "block-quantized", "block-quantized-4-bit")
+                ),
                 *(Row(name) for name in ("powersgd", "one-bit-sgd")),
                 *_PARTS_OF_DGC,
             ),

@@ -122,6 +122,11 @@ RECIPES: dict[str, Recipe] = {
     "dgc-no-warm-up": Recipe(_dgc, "DGC at its final density from the first step"),
     "dgc-no-clip": Recipe(functools.partial(_dgc, clip_norm=None), "DGC without local clipping", stages=warm_up_stages),
     "dgc-gather": Recipe(_dgc_gather, "DGC by gather, at the density that sends the same bytes", stages=warm_up_stages),
+    "dgc-paper": Recipe(
+        functools.partial(_dgc, collective=_collective("all_gather")),
+        "DGC by gather at its full density, as in the paper: whatever any worker sends is in the update",
+        stages=warm_up_stages,
+    ),
     "dgc-put-back": Recipe(
         functools.partial(_dgc, collective=_collective("put_back")),
         "DGC whose workers take back all that owners do not keep",
