@@ -92,7 +92,7 @@ TASKS: dict[str, Task] = {
         "cifar10",
         functools.partial(classification, models.resnet()),
         Settings(
-            epochs=4,
+            epochs=8,
             batch_per_worker=8,
             learning_rate=0.1,
             schedule="linear",
