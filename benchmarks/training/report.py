@@ -114,6 +114,8 @@ def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
     machine, versions = (", ".join(f"{k} {v}" for k, v in one[kind].items()) for kind in ("machine", "versions"))
     picture = page.with_suffix(".png")
     plot(study, found, picture)
+    short = max(1, settings.epochs // study.short)
+    epochs = "one epoch" if short == 1 else f"{short} epochs"
     falling = ", at a learning rate that falls linearly to zero" if settings.schedule == "linear" else ""
     lines = [
         f"# {name}: {the_task.summary}",
@@ -132,8 +134,8 @@ def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
         *((f"In the papers: {study.papers}", "") if study.papers else ()),
         "## Tuning",
         "",
-        f"One run of {max(1, settings.epochs // study.short)} epochs for each method and rate, judged by the validation part; the"
-        " best is the rate above. The test part is used for nothing else than the table.",
+        f"One run of {epochs} for each method and rate, judged by the validation part; the best is the rate above. The test part"
+        " is used for nothing else than the table.",
         "",
         tuning(study, found),
         "",
