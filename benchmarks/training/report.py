@@ -134,8 +134,8 @@ def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
         *((f"In the papers: {study.papers}", "") if study.papers else ()),
         "## Tuning",
         "",
-        f"One run of {epochs} for each method and rate, judged by the validation part; the best is the rate above. The test part"
-        " is used for nothing else than the table.",
+        f"One run of {epochs} for each method and rate, judged by the validation part; the best is the rate above. The test"
+        " part is used for nothing else than the table.",
         "",
         tuning(study, found),
         "",
