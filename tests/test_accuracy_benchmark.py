@@ -100,6 +100,20 @@ def test_the_table_has_means_spreads_and_what_is_missing() -> None:
     assert "91.00" in report.tuning(STUDY, found) or "0.91" in report.tuning(STUDY, found)
 
 
+def test_a_longer_row_has_the_rate_of_the_others_and_is_held_against_a_dense_one_as_long() -> None:
+    dense, longer = Row("dense-bf16"), Row("dense-bf16", epochs=60)
+    study = dataclasses.replace(STUDY, rows={2: (dense, longer, Row("diloco", 4, epochs=60))}, short=5)
+    cells = {cell.name: cell for cell in study.cells(all_found(study))}
+    assert study.tuned == ["dense-bf16", "diloco"] and len(cells) == 2 * 2 + 3 * 2
+    assert cells["dense-bf16-epochs-60-workers-2-rate-0.05-seed-1"].settings().epochs == 60
+    assert cells["dense-bf16-workers-2-rate-0.05-tuning"].settings().epochs == TASKS["digits"].settings.epochs // 5
+    found = all_found(study)
+    for seed in range(2):
+        found[f"dense-bf16-workers-2-rate-0.05-seed-{seed}"]["evaluation"] = [0.5]
+    lines = report.table(study, found).splitlines()[2:]
+    assert lines[2].startswith("| diloco-epochs-60 | 2 | 4 | 91.05 ± 0.07 | -1.00 points |")
+
+
 def test_the_page_and_its_picture(tmp_path) -> None:
     page = tmp_path / "page.md"
     other = Cell("digits", Row("terngrad"), 2, 0, 0.05)

@@ -45,12 +45,22 @@ def test_a_price_is_the_factor_of_steps(metric: str, factor: float) -> None:
     assert found.seeds == 1 and found.spread is None and found.task == "enwik8"
 
 
-def test_steps_are_against_dense_with_the_same_optimizer() -> None:
-    adamw = {"options": {"optimizer": "adamw"}}
-    runs = [made("dense", DENSE), made("dense", slower(2.0), **adamw), made("terngrad", slower(2.0), **adamw)]
+@pytest.mark.parametrize("options", [{"optimizer": "adamw"}, {"epochs": 16}], ids=str)
+def test_steps_are_against_dense_with_the_same_optimizer_and_as_many_epochs(options) -> None:
+    both = {"options": options}
+    runs = [made("dense", DENSE), made("dense", slower(2.0), **both), made("terngrad", slower(2.0), **both)]
     rows = {line.split("|")[2].strip(): line.split("|")[4].strip() for line in prices.table(runs)[2:]}
-    assert rows["terngrad, optimizer adamw"] == "1.00x"
+    ((name, value),) = options.items()
+    assert rows[f"terngrad, {name} {value}"] == "1.00x"
     assert prices.package([runs], page="")["terngrad"].steps == 1.0
+
+
+def test_a_run_whose_row_has_fewer_fields_is_of_the_same_row(tmp_path) -> None:
+    run = json.loads(next((RUNS / "enwik8-long").glob("dense*seed-0.json")).read_text())
+    for seed, row in ((0, {"method": "dense"}), (1, {"method": "dense", "every": None, "epochs": None})):
+        (tmp_path / f"{seed}.json").write_text(json.dumps({**run, "row": row, "seed": seed}))
+    (one,) = curves.of_runs(tmp_path)
+    assert one.values.keys() == {0, 1} and one.options == {}
 
 
 def test_dense_costs_what_it_costs_whatever_noise() -> None:

@@ -25,6 +25,7 @@ class Row:
     every: int | None = None
     density: float | None = None
     optimizer: str | None = None
+    epochs: int | None = None
 
     def __str__(self) -> str:
         """Returns ``diloco-every-30``, or ``dgc-density-0.001``."""
@@ -33,7 +34,8 @@ class Row:
     @property
     def name(self) -> str:
         """Returns its name without ``every``."""
-        return self.tuned if self.density is None else f"{self.tuned}-density-{self.density:g}"
+        given = {"density": self.density, "epochs": self.epochs}
+        return "".join([self.tuned, *(f"-{name}-{value:g}" for name, value in given.items() if value is not None)])
 
     @property
     def tuned(self) -> str:
@@ -79,10 +81,12 @@ class Cell:
     def settings(self) -> Settings:
         """Returns its hyper-parameters."""
         own = task(self.task).settings
-        given: dict[str, Any] = {k: v for k in ("every", "density") if (v := getattr(self.row, k)) is not None}
+        given: dict[str, Any] = {
+            k: v for k in ("every", "density", "epochs") if (v := getattr(self.row, k)) is not None
+        }
         given |= OPTIMIZERS.get(self.row.optimizer or "", {})
         if self.tuning:
-            given["epochs"] = max(1, own.epochs // self.short)
+            given["epochs"] = max(1, given.get("epochs", own.epochs) // self.short)
         return dataclasses.replace(
             own,
             workers=self.workers,
@@ -208,6 +212,8 @@ STUDIES: dict[str, Study] = {
                 ),
                 *(Row(name) for name in ("powersgd", "one-bit-sgd")),
                 *_PARTS_OF_DGC,
+                # How the distance from dense falls with the steps.
+                *(Row(name, epochs=16) for name in ("dense-bf16", "dgc-paper")),
             ),
             **dict.fromkeys((4, 16, 32), (_BASE, Row("dgc-paper"), Row("terngrad"))),
         },

@@ -45,9 +45,9 @@ class Curves:
         return ", ".join([self.method, *shown(self.options)])
 
     @property
-    def optimizer(self) -> str | None:
-        """Returns the optimizer of the row, None for the task's."""
-        return self.options.get("optimizer")
+    def shared(self) -> dict[str, Any]:
+        """Returns those of the options that are no method's: a run is compared to one that has them too."""
+        return {name: self.options[name] for name in ("optimizer", "epochs") if name in self.options}
 
     @property
     def epochs(self) -> int:
@@ -97,7 +97,7 @@ def of_runs(folder: pathlib.Path) -> list[Curves]:
     for path in sorted(folder.glob("*.json")):
         run = json.loads(path.read_text(encoding="utf-8"))
         if not run["tuning"]:
-            row = json.dumps([run["row"], run["workers"]], sort_keys=True)
+            row = json.dumps([_given(run), run["workers"]], sort_keys=True)
             same = groups.setdefault(row, collections.defaultdict(list))[run["learning_rate"]]
             if run["seed"] in [one["seed"] for one in same]:
                 raise ValueError(f"{path} has the row, workers, rate and seed of another run: move one of them away")
@@ -108,7 +108,7 @@ def of_runs(folder: pathlib.Path) -> list[Curves]:
 def of_row(runs: Sequence[Mapping[str, Any]]) -> Curves:
     """Returns what runs of one row are together, one for each seed."""
     one = runs[0]
-    options = {name: value for name, value in one["row"].items() if name != "method" and value is not None}
+    options = {name: value for name, value in _given(one).items() if name != "method"}
     epochs = len(one["evaluation"])
     return Curves(
         one["task"],
@@ -121,6 +121,11 @@ def of_row(runs: Sequence[Mapping[str, Any]]) -> Curves:
         one["settings"],
         one["wire"]["sent_mean"],
     )
+
+
+def _given(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the row of a run names; one that was written earlier has fewer fields."""
+    return {name: value for name, value in run["row"].items() if value is not None}
 
 
 def of_comparison(path: pathlib.Path) -> list[Curves]:
@@ -143,8 +148,7 @@ def read(path: pathlib.Path) -> list[Curves]:
     return of_comparison(path) if path.is_file() else of_runs(path)
 
 
-def baseline(curves: Sequence[Curves], workers: int, optimizer: str | None = None) -> Curves | None:
-    """Returns the dense one of as many workers with an optimizer, by default the task's."""
-    options = {} if optimizer is None else {"optimizer": optimizer}
-    dense = {one.method: one for one in curves if one.workers == workers and one.options == options}
+def baseline(curves: Sequence[Curves], workers: int, shared: Mapping[str, Any] | None = None) -> Curves | None:
+    """Returns the dense one of as many workers with these options, by default those of the task."""
+    dense = {one.method: one for one in curves if one.workers == workers and one.options == (shared or {})}
     return next((dense[name] for name in BASELINES if name in dense), None)

@@ -62,7 +62,7 @@ def table(curves: Sequence[Curves]) -> list[str]:
     """Returns a row for each method and number of workers that there is a dense one of."""
     rows = []
     for one in sorted(curves, key=lambda c: -c.workers):
-        dense = baseline(curves, one.workers, one.optimizer)
+        dense = baseline(curves, one.workers, one.shared)
         if dense is None or one.epochs == 0:
             continue
         found = price(one, dense)
@@ -82,7 +82,7 @@ def package(tasks: Sequence[Sequence[Curves]], *, page: str) -> dict[str, Price]
     found: dict[str, list[Price]] = {}
     for curves in tasks:
         for one in curves:
-            name, dense = _registered().get(one.method), baseline(curves, one.workers, one.optimizer)
+            name, dense = _registered().get(one.method), baseline(curves, one.workers, one.shared)
             if name is not None and dense is not None and one.method != dense.method:
                 found.setdefault(name, []).append(price(one, dense, page=page))
     return {name: max(_default(prices), key=lambda p: p.steps) for name, prices in sorted(found.items())}

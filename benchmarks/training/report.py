@@ -29,7 +29,7 @@ def table(study: Study, found: Found, *, missing: bool = True) -> str:
     metric = next(iter(found.values()))["metric"] if found else "metric"
     for workers, rows in study.rows.items():
         for row in rows:
-            base = runs(study, found, dataclasses.replace(rows[0], optimizer=row.optimizer), workers)
+            base = runs(study, found, dataclasses.replace(rows[0], optimizer=row.optimizer, epochs=row.epochs), workers)
             if missing or runs(study, found, row, workers):
                 lines.append(_row(study, found, row, workers, base))
     heads = (

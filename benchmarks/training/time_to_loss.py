@@ -81,13 +81,13 @@ def compose(
     latency: float,
     tolerance: float = TOLERANCE,
 ) -> Composed:
-    """Puts the runs of a task, those with its own optimizer, and the seconds of a step together.
+    """Puts the runs of a task, those with its own optimizer and epochs, and the seconds of a step together.
 
     Raises:
         ValueError: if there is no dense run of as many workers, or nothing beside it.
     """
     dense = baseline(curves, workers)
-    others = [one for one in curves if one.workers == workers and one.optimizer is None and one is not dense]
+    others = [one for one in curves if one.workers == workers and not one.shared and one is not dense]
     if dense is None or not others:
         there = ", ".join(sorted({str(one.workers) for one in curves})) or "no"
         raise ValueError(
