@@ -67,7 +67,7 @@ def dgc(
         exact: the paper's selection, by sorting, as for :func:`gradcomp_jax.topk_sgd`.
         collective: see :func:`gradcomp_jax.exchange`. By default ``all_gather`` for two workers and ``two_phase`` for more,
             where a worker takes back, of an entry that its owner does not send, at most the smallest that it does, and the
-            owner keeps the rest.
+            owner keeps the rest. The paper's form is ``all_gather``: the update has all that any worker sends.
         memory_dtype: what momentum and residual are kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions.
 
