@@ -278,4 +278,4 @@ SLOW = (
     "tests/transforms/test_sharded_parameters.py::test_each_shard_is_an_exchange_of_its_own",
     "tests/transforms/test_sharded_parameters.py::test_it_trains_with_the_model_axis_left_to_the_compiler",
 )
-"""Whole tests, of processes, notebooks and large models."""
+"""Whole tests: of processes, notebooks, large models, and methods that a conformance test runs on the line already."""

@@ -206,11 +206,8 @@ STUDIES: dict[str, Study] = {
         {
             8: (
                 _BASE,
-                *(
-                    Row(name)
-                    for name in ("dgc", "dgc-paper", "terngrad", "topk-sgd", "block-quantized", "block-quantized-4-bit")
-                ),
-                *(Row(name) for name in ("powersgd", "one-bit-sgd")),
+                *(Row(name) for name in ("dgc", "dgc-paper", "terngrad", "topk-sgd")),
+                *(Row(name) for name in ("block-quantized", "block-quantized-4-bit", "powersgd", "one-bit-sgd")),
                 *_PARTS_OF_DGC,
                 # How the distance from dense falls with the steps.
                 *(Row(name, epochs=16) for name in ("dense-bf16", "dgc-paper")),

@@ -43,8 +43,7 @@ def build(method: str, settings: Settings, steps_per_epoch: int, *, seed: int = 
       SettingError: if the method cannot run with these settings.
     """
     recipe = look_up("method", method, RECIPES)
-    given = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-    counted = CountedSettings(**given, steps=settings.epochs * steps_per_epoch)
+    counted = CountedSettings(**dataclasses.asdict(settings), steps=settings.epochs * steps_per_epoch)
     try:
         return recipe.make(counted, recipe.warm_up(settings, steps_per_epoch), seed)
     except ValueError as error:
