@@ -1,6 +1,7 @@
 """Trains methods to the end on real tasks, for as many hours as there are, and writes tables of what they gave.
 
     python benchmarks/accuracy.py enwik8-replicas --hours 2 --at-once 2
+    python benchmarks/accuracy.py cifar10 --hours 1 --at-once 8 --one-device    # on a machine with a GPU
     python benchmarks/accuracy.py enwik8-replicas --write docs/results/enwik8-replicas.md
 
 Workers are simulated on this machine: what a method does to training, and the bytes that it sends, are as on any other, its
@@ -23,6 +24,11 @@ def main() -> None:
     parser.add_argument("study", choices=STUDIES, help="what is trained")
     parser.add_argument("--hours", type=float, default=0.0, help="time for runs (default: none, only the tables)")
     parser.add_argument("--at-once", type=int, default=1, help="runs that share the cores (default: %(default)s)")
+    parser.add_argument(
+        "--one-device",
+        action="store_true",
+        help="the workers of a run share the first device that JAX finds, such as a GPU, in the place of CPU devices",
+    )
     parser.add_argument(
         "--only",
         nargs="+",
@@ -49,7 +55,15 @@ def main() -> None:
     # Studies of one task share the runs that they have in common.
     folder, checkpoints = options.out / study.task, options.checkpoints / study.task
     if options.hours:
-        run.run_all(study, folder, checkpoints, hours=options.hours, only=options.only, at_once=options.at_once)
+        run.run_all(
+            study,
+            folder,
+            checkpoints,
+            hours=options.hours,
+            only=options.only,
+            at_once=options.at_once,
+            one_device=options.one_device,
+        )
     found = run.results(folder)
     print(report.table(study, found))
     if options.write:

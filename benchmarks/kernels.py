@@ -216,7 +216,8 @@ def main() -> None:
     if options.write:
         bandwidth = max(8 * n / results[n]["copy"]["ms"] / 1e6 for n in results)
         lines = [
-            f"`python benchmarks/kernels.py --sizes {sizes} --rounds {options.rounds}`; measured on {facts['device']},"
+            f"`python benchmarks/kernels.py --sizes {sizes} --rounds {options.rounds} --calls {options.calls}"
+            f"{' --no-torch' if options.no_torch else ''}`; measured on {facts['device']},"
             f" Python {facts['python']}, jax {facts['jax']}. The copy reaches {bandwidth:,.0f} GB/s.",
             *(table(n, rows) for n, rows in results.items()),
         ]

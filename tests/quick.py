@@ -148,6 +148,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "tests/training/test_checkpoint.py::test_another_number_of_workers": ("dgc-2-8", "int8-2-8", "dgc-8-3"),
     "tests/training/test_checkpoint.py::test_restored_training_is_uninterrupted_training": ("dgc",),
     "tests/training/test_loops.py::test_flax_train_state": ("batch_stats",),
+    "tests/training/test_simulated.py::test_a_method_trains_alike_and_its_bytes_are_the_same": FEW,
     "tests/training/test_step.py::test_one_program_whatever_the_mesh": ("dgc-True-True", "terngrad-False-False"),
     "tests/training/test_trees.py::test_any_tree_trains_alike": ("none", "nnx", "dataclass"),
     "tests/training/test_unreduced.py::test_micro_batches_are_exchanged_once": ("typed",),

@@ -33,7 +33,7 @@ def result(cell: Cell, value: float | None, *, metric: str = "accuracy", sent: f
         "loss_of_ten_steps": [1.0],
         "wire": {"sent_mean": sent},
         "step_s": 0.1,
-        "machine": {"cores": 2},
+        "machine": {"cores": 2, "platform": "cpu"},
         "versions": {"jax": "0"},
     }
 

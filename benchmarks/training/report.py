@@ -109,9 +109,7 @@ def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
     if not found:
         raise SystemExit(f"nothing was run: give --hours, or another --out ({page} is as it was)")
     the_task = task(study.task)
-    settings, one = the_task.settings, next(iter(found.values()))
-    hours = sum(len(r["loss_of_ten_steps"]) * 10 * r["step_s"] for r in found.values()) / 3600
-    machine, versions = (", ".join(f"{k} {v}" for k, v in one[kind].items()) for kind in ("machine", "versions"))
+    settings = the_task.settings
     picture = page.with_suffix(".png")
     plot(study, found, picture)
     short = max(1, settings.epochs // study.short)
@@ -139,10 +137,35 @@ def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
         "",
         tuning(study, found),
         "",
-        f"{len(found)} runs, about {hours:.1f} hours of steps. Machine: {machine}. Versions: {versions}.",
+        "## Machines",
+        "",
+        *machines(found),
         "",
     ]
     page.write_text("\n".join(lines))
+
+
+def machines(found: Found) -> list[str]:
+    """Returns a line for each machine that runs were on: which, for how long, and how it held the workers."""
+    by_machine: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for name, result in found.items():
+        facts = (", ".join(f"{k} {v}" for k, v in result[kind].items()) for kind in ("machine", "versions"))
+        by_machine.setdefault("; ".join(facts), {})[name] = result
+    lines = []
+    for facts, own in by_machine.items():
+        hours = sum(len(r["loss_of_ten_steps"]) * 10 * r["step_s"] for r in own.values()) / 3600
+        rows = dict.fromkeys(name.partition("-rate-")[0] for name in own)
+        which = f" ({', '.join(rows)})" if len(by_machine) > 1 else ""
+        first = next(iter(own.values()))
+        # Runs say so since there are others.
+        shared = first.get("one_device", first["machine"]["platform"] != "cpu")
+        how = (
+            "all workers on one device, under `vmap`; bytes are those of the step of devices of their own, as lowered"
+            if shared
+            else "a simulated CPU device for each worker"
+        )
+        lines.append(f"- {len(own)} runs{which}, about {hours:.1f} hours of steps: {how}. {facts}.")
+    return lines
 
 
 def at_the_end(study: Study, found: Found) -> dict[Row, dict[int, list[float]]]:

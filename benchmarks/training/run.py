@@ -15,6 +15,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from benchmarks.training.cells import Cell, Row, Study
 from gradcomp_jax import experiments
 from gradcomp_jax._files import write_whole
@@ -42,6 +44,7 @@ def run_all(
     hours: float,
     only: Sequence[str] = ("",),
     at_once: int = 1,
+    one_device: bool = False,
 ) -> bool:
     """Runs what has no result yet, for as long as there is time; says whether everything has one.
 
@@ -53,6 +56,8 @@ def run_all(
         only: parts of the names of the cells that are run, the first ones first; ``*`` within a part stands for anything.
         at_once: how many runs share the cores. The devices of one run wait for each other, so two runs on a core each are
             done sooner than one after the other on both.
+        one_device: whether the workers of a run share the first device that JAX finds, such as a GPU; they have a CPU device
+            each otherwise.
     """
     until = time.monotonic() + 3600 * hours
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,6 +101,7 @@ def run_all(
                 str(folder),
                 str(checkpoints / cell.name),
                 cores,
+                *(["one-device"] if one_device else []),
             ]
             try:
                 subprocess.run(command, env=environment, check=True, timeout=left)
@@ -129,13 +135,17 @@ def _shares(count: int) -> list[str]:
     return [",".join(map(str, cores[i::count])) for i in range(count)]
 
 
-def run_cell(cell: Cell, folder: pathlib.Path, checkpoint: pathlib.Path) -> None:
+def run_cell(cell: Cell, folder: pathlib.Path, checkpoint: pathlib.Path, *, one_device: bool = False) -> None:
     """Trains, or goes on, and writes the result."""
-    simulate(cell.workers)
+    if one_device:
+        # Of float32, where a GPU would round to fewer bits.
+        jax.config.update("jax_default_matmul_precision", "highest")
+    else:
+        simulate(cell.workers)
     the_task, settings = task(cell.task), cell.settings()
     data = experiments.load(the_task.dataset)
     problem = the_task.on(data.for_tuning() if cell.tuning else data)
-    trainer = experiments.Trainer(cell.row.method, problem, settings)
+    trainer = experiments.Trainer(cell.row.method, problem, settings, one_device=one_device)
     result = experiments.train_with_checkpoints(trainer, cell.seed, checkpoint, listener=Epochs(cell.name))
     loss = result.loss
     blocks = [loss[i : i + 10] for i in range(0, len(loss), 10)]
@@ -147,6 +157,7 @@ def run_cell(cell: Cell, folder: pathlib.Path, checkpoint: pathlib.Path) -> None
         "wire": dataclasses.asdict(result.wire),
         "step_s": _finite(result.step_time.median),
         "settings": dataclasses.asdict(settings),
+        "one_device": one_device,
         "machine": machine(),
         "versions": versions(),
     }
@@ -173,4 +184,5 @@ if __name__ == "__main__":
     if sys.argv[3]:
         os.sched_setaffinity(0, map(int, sys.argv[3].split(",")))
     fields = json.loads(os.environ[MARK])
-    run_cell(Cell(**{**fields, "row": Row(**fields["row"])}), pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))
+    the_cell = Cell(**{**fields, "row": Row(**fields["row"])})
+    run_cell(the_cell, pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), one_device=sys.argv[4:] == ["one-device"])

@@ -46,9 +46,7 @@ def compare_command(
     console = Console()
     with user_errors():
         names = _method_names(methods)
-        problem, settings = runs.prepare(
-            training, runs.workers(training), simulated=not training.real_devices, quick=quick
-        )
+        problem, settings = runs.prepare(training, runs.workers(training), quick=quick)
         if seeds is None:
             seeds = _SEEDS if problem.has_seeds else 1
         if quick:
@@ -67,6 +65,7 @@ def compare_command(
                 settings=settings,
                 listener=Listeners(log, shown, Leaving()),
                 checkpoint=training.checkpoint,
+                one_device=training.one_device,
             )
         runs.finish(console, result, training, "compare", context.obj or "gradcomp compare")
 

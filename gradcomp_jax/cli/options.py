@@ -83,6 +83,10 @@ class Training:
     real_devices: Annotated[
         bool, typer.Option("--real-devices", help="Use the devices that JAX finds instead of simulated CPU workers.")
     ] = False
+    one_device: Annotated[
+        bool,
+        typer.Option("--one-device", help="Let all workers share the first device that JAX finds, such as one GPU."),
+    ] = False
     out: Annotated[pathlib.Path, typer.Option(help="Folder for the picture and the JSON.")] = pathlib.Path(
         "gradcomp-results"
     )

@@ -39,13 +39,19 @@ def workers(training: Training) -> int:
     return WORKERS if training.source is not None else task(training.dataset or DATASET).settings.workers
 
 
-def prepare(training: Training, workers: int, *, simulated: bool, quick: bool = False) -> tuple[Problem, Settings]:
+def prepare(
+    training: Training, workers: int, *, several_processes: bool = False, quick: bool = False
+) -> tuple[Problem, Settings]:
     """Returns what is trained and how, having made sure that a run can start before anything is drawn.
 
     Raises:
       SettingError: if the options do not fit each other, the data or the devices.
     """
     RANGES["workers"].check("workers", workers)
+    if training.one_device and (training.real_devices or several_processes):
+        other = "--real-devices" if training.real_devices else "--distributed"
+        raise SettingError(f"--one-device puts all workers on one device, and {other} on several: drop one of them")
+    simulated = not (training.real_devices or training.one_device or several_processes)
     if training.checkpoint is not None and not str(training.checkpoint).strip("."):
         raise SettingError("--checkpoint must name a folder of its own, not the current one")
     for option in ("checkpoint", "log_dir", "out", "data_dir"):
@@ -60,7 +66,7 @@ def prepare(training: Training, workers: int, *, simulated: bool, quick: bool = 
         settings = _settings(training, the_task.settings, workers, quick)
         if simulated:
             simulate(workers)
-        data_mesh(settings.workers, settings.axis_name)
+        data_mesh(1 if training.one_device else settings.workers, settings.axis_name)
         problem = the_task.on(load(the_task.dataset, data_dir=training.data_dir))
     else:
         both = {"--dataset": training.dataset, "--batch": training.batch, "--data-dir": training.data_dir}
@@ -72,7 +78,7 @@ def prepare(training: Training, workers: int, *, simulated: bool, quick: bool = 
             simulate(workers)
         problem = own_problem(training.source, imported(training.source))
         settings = _settings(training, problem.settings, workers, quick)
-        data_mesh(settings.workers, settings.axis_name)
+        data_mesh(1 if training.one_device else settings.workers, settings.axis_name)
     problem.steps_per_epoch(settings)
     return problem, settings
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 import pathlib
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import typer
@@ -65,7 +65,7 @@ def train_command(
         elif not (coordinator is None and process_id is None and processes is None):
             raise SettingError("--coordinator, --process-id and --processes need --distributed")
         workers = jax.device_count() if distributed and training.workers is None else runs.workers(training)
-        problem, settings = runs.prepare(training, workers, simulated=not (training.real_devices or distributed))
+        problem, settings = runs.prepare(training, workers, several_processes=distributed)
         if training.checkpoint is not None and not distributed:
             # Before anything is compiled; of several processes the first looks, when all can hear of it.
             check_free(training.checkpoint, share=share_folder)
@@ -92,8 +92,9 @@ def train_command(
             else:
                 stack.enter_context(leaving(shown.stopped))
                 listener = Listeners(listener, Leaving())
-            trainer = Trainer(method, problem, settings, listener=listener, verify_every=verify_every)
-            baselines = count_baselines(problem, settings, known=[trainer], listener=listener)
+            one: dict[str, Any] = {"one_device": training.one_device}
+            trainer = Trainer(method, problem, settings, listener=listener, verify_every=verify_every, **one)
+            baselines = count_baselines(problem, settings, known=[trainer], listener=listener, **one)
             run = _train(trainer, seed, training.checkpoint, share_folder, listener)
         if first:
             result = summarize([run], baselines)

@@ -100,6 +100,7 @@ def compare(
     settings: Settings | None = None,
     listener: Listener | None = None,
     checkpoint: pathlib.Path | None = None,
+    one_device: bool = False,
 ) -> Comparison:
     """Trains every method with every seed, and counts its bytes against both dense baselines.
 
@@ -108,6 +109,7 @@ def compare(
 
     Methods are names of ``recipes.RECIPES``; the settings are those of the problem by default. With ``checkpoint``, a folder,
     each run saves in ``METHOD-seed-SEED`` within it, goes on from there, and is only read when it was complete.
+    ``one_device`` is that of :class:`Trainer`.
 
     Raises:
       UnknownNameError: if a method is unknown.
@@ -128,8 +130,9 @@ def compare(
     for method in methods:
         look_up("method", method, recipes.RECIPES)
 
-    trainers = {method: Trainer(method, problem, settings, listener=listener) for method in methods}
-    baseline_bytes = count_baselines(problem, settings, known=trainers.values(), listener=listener)
+    how: dict[str, Any] = {"listener": listener, "one_device": one_device}
+    trainers = {method: Trainer(method, problem, settings, **how) for method in methods}
+    baseline_bytes = count_baselines(problem, settings, known=trainers.values(), **how)
     runs: list[RunResult] = []
     for seed in seeds:
         for method, trainer in trainers.items():
@@ -147,12 +150,13 @@ def count_baselines(
     *,
     known: Iterable[Trainer] = (),
     listener: Listener | None = None,
+    one_device: bool = False,
 ) -> dict[str, int]:
     """Returns the bytes that a device sends in a step of each dense method; ``known`` trainers are compiled already."""
     sent = {trainer.method: trainer.wire.sent for trainer in known}
     for name in BASELINES:
         if name not in sent:
-            sent[name] = Trainer(name, problem, settings, listener=listener).wire.sent
+            sent[name] = Trainer(name, problem, settings, listener=listener, one_device=one_device).wire.sent
     return {name: sent[name] for name in BASELINES}
 
 

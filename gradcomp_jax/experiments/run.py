@@ -23,6 +23,7 @@ from gradcomp_jax.experiments.settings import Settings
 from gradcomp_jax.experiments.tasks import task
 from gradcomp_jax.replicas import consolidate, mean_wire_bytes
 from gradcomp_jax.training import init_state, make_train_step
+from gradcomp_jax.training.simulated import make_simulated_step, sent_program, simulated_state
 
 
 class Trainer:
@@ -40,11 +41,15 @@ class Trainer:
         *,
         listener: Listener | None = None,
         verify_every: int = 0,
+        one_device: bool = False,
     ) -> None:
         """Builds the transformation of a name of ``recipes.RECIPES``, and compiles the training step.
 
         With ``verify_every`` the copies of the parameters on all devices are compared every so many steps, and before the end
         of every epoch. Several processes compare program and initial parameters always.
+
+        With ``one_device`` all workers share the first device that JAX finds: each is a lane of a ``vmap``. The bytes are those
+        of the program that devices of their own would run, lowered and not compiled.
 
         Raises:
           UnknownNameError: if there is no such method.
@@ -56,7 +61,8 @@ class Trainer:
         self.settings = settings
         self.steps_per_epoch = problem.steps_per_epoch(settings)
         tx = recipes.build(self.method, settings, self.steps_per_epoch)
-        self.mesh = data_mesh(settings.workers, settings.axis_name)
+        self.one_device = one_device
+        self.mesh = data_mesh(1 if one_device else settings.workers, settings.axis_name)
         if verify_every and recipes.RECIPES[self.method].replicas:
             raise SettingError(f"the workers of {self.method} have parameters that differ: drop --verify-every")
         self._verifier = Verifier(self.mesh, verify_every)
@@ -64,10 +70,15 @@ class Trainer:
         self._consolidate = jax.jit(consolidate, out_shardings=NamedSharding(self.mesh, P()))
         if listener is not None:
             listener.compiling(self.method)
-        step = make_train_step(problem.loss, tx, self.mesh, axis_name=settings.axis_name)
         batch = self._place(next(iter(problem.batches(settings, 0, 0))))
+        state = self.initial_state(seed=0)
+        axis: dict[str, Any] = {"axis_name": settings.axis_name}
+        if one_device:
+            step = make_simulated_step(problem.loss, tx, settings.workers, **axis)
+        else:
+            step = make_train_step(problem.loss, tx, self.mesh, **axis)
         # Called as compiled, so that the audited program and the one that trains are the same.
-        lowered = step.lower(self.initial_state(seed=0), batch)
+        lowered = step.lower(state, batch)
         if jax.process_count() > 1:
             program = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:12]
             check_equal(
@@ -75,7 +86,8 @@ class Trainer:
                 remedy="give all of them the same code and data",
             )
         self._step = lowered.compile()
-        self.wire = self._count_bytes()
+        sends = sent_program(problem.loss, tx, settings.workers, state, batch, **axis) if one_device else self._step
+        self.wire = self._count_bytes(sends)
         if listener is not None:
             listener.compiled(self.method, self.wire)
 
@@ -87,7 +99,10 @@ class Trainer:
             check_equal({f"the initial {name}": value for name, value in digest(params).items()}, remedy=remedy)
         tx = recipes.build(self.method, self.settings, self.steps_per_epoch, seed=seed)
         replicas = recipes.RECIPES[self.method].replicas
-        return init_state(params, tx, self.mesh, axis_name=self.settings.axis_name, replicas=replicas)
+        how: dict[str, Any] = {"axis_name": self.settings.axis_name, "replicas": replicas}
+        if self.one_device:
+            return simulated_state(params, tx, self.settings.workers, **how)
+        return init_state(params, tx, self.mesh, **how)
 
     def run(self, seed: int, *, listener: Listener | None = None, past: Past | None = None) -> RunResult:
         """Trains from the start, or on from where an earlier run was broken off.
@@ -162,19 +177,19 @@ class Trainer:
 
         return jax.tree.map(split, batch)
 
-    def _count_bytes(self) -> Wire:
+    def _count_bytes(self, program: Any) -> Wire:
         """Reads the bytes of every stage of the warm-up, and of the stage after it; or of a period, averaged over its steps."""
         if recipes.RECIPES[self.method].periodic:
             # Of a period's steps each exchange takes place in one: those of its final density.
-            mean = mean_wire_bytes(self._step, every=self.settings.every)
-            return Wire(sent=round(mean), sent_mean=mean, sent_most=wire_bytes(self._step, branch=-1).sent)
+            mean = mean_wire_bytes(program, every=self.settings.every)
+            return Wire(sent=round(mean), sent_mean=mean, sent_most=wire_bytes(program, branch=-1).sent)
         warm_up = recipes.RECIPES[self.method].warm_up(self.settings, self.steps_per_epoch)
-        final = wire_bytes(self._step, branch=-1).sent
+        final = wire_bytes(program, branch=-1).sent
         left = self.settings.epochs * self.steps_per_epoch
         total = 0
         stages = []
         for branch, (steps, _) in enumerate(warm_up):
-            stages.append(wire_bytes(self._step, branch=branch).sent)
+            stages.append(wire_bytes(program, branch=branch).sent)
             taken = min(steps, left)
             total += taken * stages[-1]
             left -= taken
@@ -226,7 +241,7 @@ def data_mesh(workers: int, axis_name: str) -> Mesh:
     if workers > len(devices):
         raise SettingError(
             f"{workers} workers need {workers} devices and {devices[0].platform} has "
-            f"{len(devices)}: use fewer workers, or simulated ones (XLA_FLAGS="
-            f"--xla_force_host_platform_device_count={workers} before jax starts)"
+            f"{len(devices)}: use fewer workers, one device for all of them (one_device=True, or --one-device), or simulated"
+            f" ones (XLA_FLAGS=--xla_force_host_platform_device_count={workers} before jax starts)"
         )
     return Mesh(np.asarray(devices[:workers]), (axis_name,), axis_types=(AxisType.Auto,))

@@ -106,7 +106,7 @@ TASKS: dict[str, Task] = {
         "cifar10",
         functools.partial(classification, models.cifar_net(32)),
         Settings(
-            epochs=4,
+            epochs=8,
             batch_per_worker=8,
             learning_rate=0.02,
             schedule="linear",

@@ -109,6 +109,53 @@ def make_train_step(
             "param_compressor is for parameters that lie along the axis of the workers: give their param_specs"
         )
     names = _specs.names_of(axis_name)
+    local = worker_step(
+        loss,
+        tx,
+        axis_name=axis_name,
+        has_aux=has_aux,
+        accumulate=accumulate,
+        rngs=rngs,
+        param_specs=param_specs,
+        param_compressor=param_compressor,
+        mean_metrics=mean_metrics,
+        weight=weight,
+    )
+
+    def step(state: Any, batch: PyTree) -> tuple[Any, dict[str, Any]]:
+        refusals.refuse_unmapped(state.opt_state, mesh, axis_name)
+        refusals.refuse_unplaced(batch, mesh, axis_name)
+        manual = None if has_replicas(state) else manual_specs(param_specs, state.params, axis_name)
+        specs = state_specs(state, axis_name=axis_name, param_specs=manual)
+        mapped = jax.shard_map(
+            local,
+            mesh=mesh,
+            axis_names=set(names),
+            in_specs=(specs, PartitionSpec(axis_name)),
+            out_specs=(specs, PartitionSpec() if mean_metrics else PartitionSpec(axis_name)),
+            check_vma=check_vma,
+        )
+        new, metrics = mapped(state, batch)
+        return new, metrics | (diagnose(new) if diagnostics else {})
+
+    return TrainStep(jax.jit(step, donate_argnums=(0,) if donate else ()), mesh)
+
+
+def worker_step(
+    loss: Callable[..., Any],
+    tx: optax.GradientTransformation,
+    *,
+    axis_name: AxisName,
+    has_aux: bool = False,
+    accumulate: int = 1,
+    rngs: Any = None,
+    param_specs: PyTree | None = None,
+    param_compressor: Compressor | None = None,
+    mean_metrics: bool = True,
+    weight: Callable[[PyTree], Any] | None = None,
+) -> Callable[[Any, PyTree], tuple[Any, dict[str, Any]]]:
+    """Returns what one worker does in a step of :func:`make_train_step`, to be mapped over the axis; the arguments are its."""
+    names = _specs.names_of(axis_name)
     value_and_grad = local_value_and_grad(
         functools.partial(_observed, loss, has_aux), axis_name=axis_name, has_aux=True, accumulate=accumulate
     )
@@ -157,23 +204,7 @@ def make_train_step(
             metrics = jax.tree.map(lambda x: _compat.varying(x, axis_name)[None], metrics)
         return new, metrics
 
-    def step(state: Any, batch: PyTree) -> tuple[Any, dict[str, Any]]:
-        refusals.refuse_unmapped(state.opt_state, mesh, axis_name)
-        refusals.refuse_unplaced(batch, mesh, axis_name)
-        manual = None if has_replicas(state) else manual_specs(param_specs, state.params, axis_name)
-        specs = state_specs(state, axis_name=axis_name, param_specs=manual)
-        mapped = jax.shard_map(
-            local,
-            mesh=mesh,
-            axis_names=set(names),
-            in_specs=(specs, PartitionSpec(axis_name)),
-            out_specs=(specs, PartitionSpec() if mean_metrics else PartitionSpec(axis_name)),
-            check_vma=check_vma,
-        )
-        new, metrics = mapped(state, batch)
-        return new, metrics | (diagnose(new) if diagnostics else {})
-
-    return TrainStep(jax.jit(step, donate_argnums=(0,) if donate else ()), mesh)
+    return local
 
 
 def _observed(
@@ -246,7 +277,8 @@ class TrainStep:
     def __init__(self, jitted: jax.stages.Wrapped, mesh: Mesh) -> None:
         """Wraps a function of a state and a batch that returns a state and metrics."""
         self._jitted, self._mesh = jitted, mesh
-        self._waits = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
+        # An abstract mesh has no devices: its program is lowered and not run.
+        self._waits = isinstance(mesh, Mesh) and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
         self._last: Any = ()
         self._watch = SkipWatch()
 

@@ -130,6 +130,18 @@ def test_a_resumed_run_is_the_run_that_was_never_broken_off(dgc, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch-1", "epoch-2", "run.json", "run.lock"]
 
 
+def test_workers_that_share_a_device_go_on_with_the_run_of_workers_that_do_not(digits_task, digits, dgc, tmp_path):
+    shared = Trainer("dgc", digits_task.on(digits), digits_task.settings, one_device=True)
+    assert shared.wire == dgc.wire
+    whole = dgc.run(5)
+    np.testing.assert_allclose(shared.run(5).loss, whole.loss, rtol=1e-3)
+    with pytest.raises(Stop):
+        train_with_checkpoints(dgc, 5, tmp_path, listener=StopAfter(1))
+    resumed = train_with_checkpoints(shared, 5, tmp_path)
+    assert resumed.loss[:8] == whole.loss[:8]
+    np.testing.assert_allclose(resumed.loss, whole.loss, rtol=1e-3)
+
+
 class NeverTrains(Listener):
     """Hears of a run that is only read."""
 
