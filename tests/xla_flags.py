@@ -4,7 +4,7 @@ import importlib.metadata
 
 # The programs are many and small, and most of the suite's time is compilation: with these it takes a third of the time.
 _FAST_COMPILATION = {"--xla_backend_optimization_level": "0"}
-if tuple(int(number) for number in importlib.metadata.version("jaxlib").split(".")[:2]) < (0, 12):
+if tuple(int(number) for number in importlib.metadata.version("jaxlib").split(".")[:2]) < (0, 11):
     _FAST_COMPILATION |= {
         "--xla_cpu_use_fusion_emitters": "false",
         # Two processes of tests keep two cores busy.
