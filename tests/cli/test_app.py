@@ -98,6 +98,7 @@ def test_version(gradcomp):
         (("train", "--dataset", "fashon-mnist"), "did you mean 'fashion-mnist'"),
         (("train", "--density", "-0.1"), "--density must be in (0, 1], got -0.1"),
         (("train", "--workers", "64", "--batch", "64"), "64 workers need 64 devices"),
+        (("train", "--one-device", "--real-devices"), "--real-devices on several: drop one of them"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
