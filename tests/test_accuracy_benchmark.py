@@ -205,6 +205,22 @@ def test_an_interrupt_ends_all_lanes(tmp_path, monkeypatch) -> None:
     assert 1 <= len(tried) <= 2
 
 
+def test_the_page_says_what_each_machine_ran_and_how_it_held_the_workers(tmp_path) -> None:
+    found = {name: dict(one) for name, one in all_found(STUDY).items()}
+    on_gpu = [name for name in found if name.startswith("diloco-every-8")]
+    for name in on_gpu:
+        found[name]["machine"] = {"cores": 16, "platform": "gpu"}
+    report.write("digits-replicas", STUDY, found, tmp_path / "page.md")
+    cpu, gpu = [line for line in (tmp_path / "page.md").read_text().splitlines() if "hours of steps" in line]
+    assert f"{len(found) - len(on_gpu)} runs" in cpu and "a simulated CPU device for each worker" in cpu
+    assert f"{len(on_gpu)} runs (diloco-every-8-workers-2)" in gpu and "under `vmap`" in gpu and "platform gpu" in gpu
+    # A machine with a CPU can hold them so, too.
+    for name in on_gpu:
+        found[name]["machine"] = {"cores": 16, "platform": "cpu"}
+        found[name]["one_device"] = True
+    assert "under `vmap`" in "".join(report.machines(found))
+
+
 @pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path) -> None:
     """The result after a kill is that of a run which was left alone."""
