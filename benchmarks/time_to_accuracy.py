@@ -27,6 +27,7 @@ def main() -> None:
     add = parser.add_argument
     add("runs", type=pathlib.Path, help="a folder of runs of one task, or a file of gradcomp compare --out")
     add("--workers", type=int, help="of the runs (default: the number that most methods have)")
+    add("--epochs", type=int, help="of rows that were run longer than the task (default: the task's own)")
     add("--measure", action="store_true", help="time one worker's step and a copy on this machine")
     add("--step", metavar="TIME", help="in its place: a worker's step without an exchange, such as 5ms")
     add(
@@ -59,7 +60,13 @@ def main() -> None:
         measured = "Both given."
     rates = [rate for text in options.rates if (rate := parse_rate(text))]
     latency = units.seconds("--latency", options.latency)
-    more = {"workers": workers, "rates": rates, "latency": latency, "tolerance": options.tolerance}
+    more = {
+        "workers": workers,
+        "epochs": options.epochs,
+        "rates": rates,
+        "latency": latency,
+        "tolerance": options.tolerance,
+    }
     try:
         composed = time_to_loss.compose(found, worker, **more)
     except ValueError as error:

@@ -156,6 +156,16 @@ def test_it_needs_a_dense_run_and_another_one() -> None:
         time_to_loss.compose([made("dgc")], WORKER, workers=4, latency=0.0)
     with pytest.raises(ValueError, match="with 2 workers; there are 4"):
         time_to_loss.compose([made("dense"), made("dgc")], WORKER, workers=2, latency=0.0)
+    with pytest.raises(ValueError, match="with 4 workers and 8 epochs; there are 4 workers"):
+        time_to_loss.compose([made("dense"), made("dgc")], WORKER, workers=4, latency=0.0, epochs=8)
+
+
+def test_longer_runs_are_held_against_longer_ones() -> None:
+    short = [made("dense-bf16"), made("dgc")]
+    long = [dataclasses.replace(one, options={"epochs": 8}) for one in (made("dense-bf16", (0.6, 0.99)), made("dgc"))]
+    of_long = time_to_loss.compose([*short, *long], WORKER, workers=4, latency=0.0, epochs=8)
+    assert of_long.curves == tuple(long) and of_long.dense.name == "dense-bf16, epochs 8"
+    assert time_to_loss.compose([*long, *short], WORKER, workers=4, latency=0.0).curves == tuple(short)
 
 
 def test_the_command(tmp_path, monkeypatch, capsys) -> None:

@@ -80,18 +80,23 @@ def compose(
     rates: Sequence[float] = RATES,
     latency: float,
     tolerance: float = TOLERANCE,
+    epochs: int | None = None,
 ) -> Composed:
     """Puts the runs of a task, those with its own optimizer and epochs, and the seconds of a step together.
+
+    With ``epochs`` the rows are taken that were run for so many in the place of the task's.
 
     Raises:
         ValueError: if there is no dense run of as many workers, or nothing beside it.
     """
-    dense = baseline(curves, workers)
-    others = [one for one in curves if one.workers == workers and not one.shared and one is not dense]
+    shared = {} if epochs is None else {"epochs": epochs}
+    dense = baseline(curves, workers, shared)
+    others = [one for one in curves if one.workers == workers and one.shared == shared and one is not dense]
     if dense is None or not others:
-        there = ", ".join(sorted({str(one.workers) for one in curves})) or "no"
+        kinds = {(one.workers, one.shared.get("epochs")) for one in curves}
+        there = ", ".join(sorted(_kind(*kind) for kind in kinds)) or "none"
         raise ValueError(
-            f"needs a run of {' or '.join(BASELINES)} and another one with {workers} workers; there are {there}"
+            f"needs a run of {' or '.join(BASELINES)} and another one with {_kind(workers, epochs)}; there are {there}"
         )
     chosen = (dense, *others)
     links = {rate: Link.of_bits(rate, latency) for rate in rates}
@@ -107,6 +112,10 @@ def compose(
         both = seconds[dense.name, rate], step(plain, described, worker, link)
         seconds[dense.name, rate] = min(both, key=lambda one: one.total)
     return Composed(dense, chosen, tuple(rates), latency, worker, seconds, weak, tolerance)
+
+
+def _kind(workers: int, epochs: int | None) -> str:
+    return f"{workers} workers" if epochs is None else f"{workers} workers and {epochs} epochs"
 
 
 def table(found: Composed) -> list[str]:
