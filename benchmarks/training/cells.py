@@ -217,8 +217,8 @@ STUDIES: dict[str, Study] = {
         grid=(0.25, 0.5, 1.0, 2.0),
         short=4,
         papers=f"{_DGC_PAPER}, ResNet-110, dense and DGC: 93.75 and 93.87% with 4 workers, 92.92 and 93.28 with 8, 93.14 and"
-        " 93.20 with 16, 93.10 and 93.18 with 32. The network here has a 20th of those parameters and sees the data 8 or 16 times,"
-        " without augmentation: accuracies are lower.",
+        " 93.20 with 16, 93.10 and 93.18 with 32. The network here has a 20th of those parameters and sees the data 8 or 16"
+        " times, without augmentation: accuracies are lower.",
     ),
     "cifar10-conv": Study(
         "cifar10-conv",
