@@ -191,9 +191,7 @@ def plot(study: Study, found: Found, path: pathlib.Path) -> None:
     colours = plt.get_cmap("tab10" if len(study.tuned) <= 10 else "tab20").colors
     colour = {name: colours[i % len(colours)] for i, name in enumerate(study.tuned)}
     # The first number has all the methods; until those are run, the one with the most of them and their baseline.
-    workers = max(
-        study.rows, key=lambda n: (n in ends.get(study.rows[n][0], ()), sum(n in by for by in ends.values()))
-    )
+    workers = max(study.rows, key=lambda n: (n in ends.get(study.rows[n][0], ()), sum(n in by for by in ends.values())))
     of_bytes, *of_workers = panels[0]
     styles, seen, metric = ["-", "--", ":"], dict[str, int](), ""
     for row in study.rows[workers]:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from gradcomp_jax import _compat, _specs, per_device
 from gradcomp_jax._typing import AxisName, PyTree
@@ -278,7 +278,8 @@ class TrainStep:
         """Wraps a function of a state and a batch that returns a state and metrics."""
         self._jitted, self._mesh = jitted, mesh
         # An abstract mesh has no devices: its program is lowered and not run.
-        self._waits = isinstance(mesh, Mesh) and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
+        has_devices = not isinstance(mesh, AbstractMesh)
+        self._waits = has_devices and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
         self._last: Any = ()
         self._watch = SkipWatch()
 
