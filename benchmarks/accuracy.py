@@ -1,7 +1,7 @@
 """Trains methods to the end on real tasks, for as many hours as there are, and writes tables of what they gave.
 
     python benchmarks/accuracy.py enwik8-replicas --hours 2 --at-once 2
-    python benchmarks/accuracy.py cifar10 --hours 1 --at-once 8 --one-device    # on a machine with a GPU
+    python benchmarks/accuracy.py cifar10 --hours 1 --at-once 2 --one-device    # on a machine with a GPU
     python benchmarks/accuracy.py enwik8-replicas --write docs/results/enwik8-replicas.md
 
 Workers are simulated on this machine: what a method does to training, and the bytes that it sends, are as on any other, its

@@ -216,9 +216,9 @@ def test_the_page_says_what_each_machine_ran_and_how_it_held_the_workers(tmp_pat
     assert f"{len(on_gpu)} runs (diloco-every-8-workers-2)" in gpu and "under `vmap`" in gpu and "platform gpu" in gpu
     # A machine with a CPU can hold them so, too.
     for name in on_gpu:
-        found[name]["machine"] = {"cores": 16, "platform": "cpu"}
-        found[name]["one_device"] = True
-    assert "under `vmap`" in "".join(report.machines(found))
+        found[name] |= {"machine": found["dense-bf16-workers-2-rate-0.05-seed-0"]["machine"], "one_device": True}
+    plain, shared = report.machines(found)
+    assert "under `vmap`" not in plain and "under `vmap`" in shared
 
 
 @pytest.mark.slow

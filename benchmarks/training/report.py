@@ -147,18 +147,17 @@ def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
 
 def machines(found: Found) -> list[str]:
     """Returns a line for each machine that runs were on: which, for how long, and how it held the workers."""
-    by_machine: dict[str, dict[str, Mapping[str, Any]]] = {}
+    by_machine: dict[tuple[str, bool], dict[str, Mapping[str, Any]]] = {}
     for name, result in found.items():
-        facts = (", ".join(f"{k} {v}" for k, v in result[kind].items()) for kind in ("machine", "versions"))
-        by_machine.setdefault("; ".join(facts), {})[name] = result
+        facts = "; ".join(", ".join(f"{k} {v}" for k, v in result[kind].items()) for kind in ("machine", "versions"))
+        # Runs say so since there are others.
+        shared = result.get("one_device", result["machine"]["platform"] != "cpu")
+        by_machine.setdefault((facts, shared), {})[name] = result
     lines = []
-    for facts, own in by_machine.items():
+    for (facts, shared), own in by_machine.items():
         hours = sum(len(r["loss_of_ten_steps"]) * 10 * r["step_s"] for r in own.values()) / 3600
         rows = dict.fromkeys(name.partition("-rate-")[0] for name in own)
         which = f" ({', '.join(rows)})" if len(by_machine) > 1 else ""
-        first = next(iter(own.values()))
-        # Runs say so since there are others.
-        shared = first.get("one_device", first["machine"]["platform"] != "cpu")
         how = (
             "all workers on one device, under `vmap`; bytes are those of the step of devices of their own, as lowered"
             if shared

@@ -20,7 +20,7 @@ _METRICS: dict[Metric, tuple[str, str]] = {
 _NOTES = (
     "{metric}, mean and standard deviation over {seeds}.",
     "bytes/step: what one device sends, indices, scales and dense leaves included, read from the "
-    "compiled program at the final density; run mean: the same over the whole run, warm-up "
+    "{program} at the final density; run mean: the same over the whole run, warm-up "
     "included.",
     "vs bf16, vs f32: how many times fewer bytes than the dense all-reduce, at the final density.",
     "step ms: median. {where}",
@@ -63,9 +63,11 @@ def notes(comparison: Comparison) -> list[str]:
         workers=comparison.settings.workers, processes=processes
     )
     metric = _METRICS[comparison.metric][1]
+    shared = comparison.machine.get("one_device")
+    program = "program of a step on devices of their own, before it is compiled," if shared else "compiled program"
     return [
         *(f"diverged: {one}; a smaller --learning-rate may help." for one in _diverged(comparison)),
-        *(note.format(metric=metric, seeds=seeds, where=where) for note in _NOTES),
+        *(note.format(metric=metric, seeds=seeds, where=where, program=program) for note in _NOTES),
     ]
 
 

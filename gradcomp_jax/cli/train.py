@@ -97,7 +97,7 @@ def train_command(
             baselines = count_baselines(problem, settings, known=[trainer], listener=listener, **one)
             run = _train(trainer, seed, training.checkpoint, share_folder, listener)
         if first:
-            result = summarize([run], baselines)
+            result = summarize([run], baselines, **one)
             runs.finish(console, result, training, f"train-{method}", context.obj or "gradcomp train")
 
 

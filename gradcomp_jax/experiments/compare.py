@@ -141,7 +141,7 @@ def compare(
             else:
                 folder = checkpoint / f"{method}-seed-{seed}"
                 runs.append(train_with_checkpoints(trainer, seed, folder, listener=listener))
-    return summarize(runs, baseline_bytes)
+    return summarize(runs, baseline_bytes, one_device=one_device)
 
 
 def count_baselines(
@@ -160,7 +160,7 @@ def count_baselines(
     return {name: sent[name] for name in BASELINES}
 
 
-def summarize(runs: Sequence[RunResult], baseline_bytes: dict[str, int]) -> Comparison:
+def summarize(runs: Sequence[RunResult], baseline_bytes: dict[str, int], *, one_device: bool = False) -> Comparison:
     """Puts runs (at least one) with equal settings side by side; methods keep the order in which they first appear."""
     by_method: dict[str, list[RunResult]] = {}
     for run in runs:
@@ -171,7 +171,7 @@ def summarize(runs: Sequence[RunResult], baseline_bytes: dict[str, int]) -> Comp
         seeds=tuple(dict.fromkeys(run.seed for run in runs)),
         methods=tuple(_summarize(group, baseline_bytes) for group in by_method.values()),
         baseline_bytes=baseline_bytes,
-        machine=machine(),
+        machine=machine() | ({"one_device": True} if one_device else {}),
         versions=versions(),
         metric=runs[0].metric,
     )

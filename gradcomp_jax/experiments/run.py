@@ -65,6 +65,8 @@ class Trainer:
         self.mesh = data_mesh(1 if one_device else settings.workers, settings.axis_name)
         if verify_every and recipes.RECIPES[self.method].replicas:
             raise SettingError(f"the workers of {self.method} have parameters that differ: drop --verify-every")
+        if verify_every and one_device:
+            raise SettingError("workers that share one device have no copies to compare: drop --verify-every")
         self._verifier = Verifier(self.mesh, verify_every)
         self._batch_sharding = NamedSharding(self.mesh, P(settings.axis_name))
         self._consolidate = jax.jit(consolidate, out_shardings=NamedSharding(self.mesh, P()))

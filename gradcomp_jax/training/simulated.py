@@ -63,10 +63,13 @@ def make_simulated_step(
     """
     local = worker_step(loss, tx, axis_name=axis_name)
 
+    def split(x: Any) -> Any:
+        return x.reshape(workers, -1, *x.shape[1:])
+
     def step(state: TrainState, batch: PyTree) -> tuple[TrainState, dict[str, Any]]:
         axes = state_axes(state)
         mapped = jax.vmap(local, axis_name=axis_name, in_axes=(axes, 0), out_axes=(axes, None), axis_size=workers)
-        new, metrics = mapped(_per_device(state, lambda x: _split(x, workers)), _split_all(batch, workers))
+        new, metrics = mapped(_per_device(state, split), jax.tree.map(split, batch))
         return _joined(new), metrics
 
     return jax.jit(step, donate_argnums=0)
@@ -102,14 +105,6 @@ def sent_program(
 def _joined(state: TrainState) -> TrainState:
     """Lays the workers' rows one after the other."""
     return _per_device(state, lambda x: x.reshape(-1, *x.shape[2:]))
-
-
-def _split_all(batch: PyTree, workers: int) -> PyTree:
-    return jax.tree.map(lambda x: _split(x, workers), batch)
-
-
-def _split(x: Any, workers: int) -> Any:
-    return x.reshape(workers, -1, *x.shape[1:])
 
 
 def _per_device(state: TrainState, change: Callable[[Any], Any]) -> TrainState:

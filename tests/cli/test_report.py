@@ -145,3 +145,9 @@ def test_a_table_is_printed_though_its_files_cannot_be_written(result, tmp_path,
     with pytest.raises(SettingError, match=r"cannot write the results that are printed above: .*No space left"):
         runs.finish(Console(), result, Training(out=tmp_path), "compare", "gradcomp compare")
     assert "92.00 ± 2.83" in capsys.readouterr().out
+
+
+def test_bytes_of_workers_that_share_a_device_are_no_compiled_programs(result):
+    shared = summarize([one for method in result.methods for one in method.runs], BASELINES, one_device=True)
+    assert "read from the compiled program at" in "".join(report.notes(result))
+    assert "read from the program of a step on devices of their own, before" in "".join(report.notes(shared))

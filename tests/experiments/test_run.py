@@ -142,6 +142,11 @@ def test_workers_that_share_a_device_go_on_with_the_run_of_workers_that_do_not(d
     np.testing.assert_allclose(resumed.loss, whole.loss, rtol=1e-3)
 
 
+def test_workers_that_share_a_device_have_no_copies_to_compare(digits_task, digits):
+    with pytest.raises(SettingError, match="have no copies to compare: drop --verify-every"):
+        Trainer("dgc", digits_task.on(digits), digits_task.settings, one_device=True, verify_every=2)
+
+
 class NeverTrains(Listener):
     """Hears of a run that is only read."""
 
