@@ -163,7 +163,8 @@ def machines(found: Found) -> list[str]:
             if shared
             else "a simulated CPU device for each worker"
         )
-        lines.append(f"- {len(own)} runs{which}, about {hours:.1f} hours of steps: {how}. {facts}.")
+        number = "1 run" if len(own) == 1 else f"{len(own)} runs"
+        lines.append(f"- {number}{which}, about {hours:.1f} hours of steps: {how}. {facts}.")
     return lines
 
 

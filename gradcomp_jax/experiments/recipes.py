@@ -9,6 +9,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
+import optax
+
 from gradcomp_jax import collectives
 from gradcomp_jax._errors import SettingError, look_up
 from gradcomp_jax.compressors import Compressor, block_quantized, ternary, topk
@@ -48,6 +50,14 @@ def build(method: str, settings: Settings, steps_per_epoch: int, *, seed: int = 
         return recipe.make(counted, recipe.warm_up(settings, steps_per_epoch), seed)
     except ValueError as error:
         raise SettingError(f"{method}: {error}") from error
+
+
+def _clipped(settings: Settings, warm_up: Stages, seed: int) -> Transformation:
+    """Makes dense bfloat16 whose mean gradient is cut to the norm that DGC cuts its workers' gradients for."""
+    method = METHODS["dense_bf16"]
+    exchanged = method.make(axis_name=settings.axis_name, **method.options)
+    clip = optax.identity() if settings.clip_norm is None else optax.clip_by_global_norm(settings.clip_norm)
+    return after(optax.chain(exchanged, clip), settings)
 
 
 def _terngrad(
@@ -106,6 +116,7 @@ _int8 = functools.partial(_exchanged, code=lambda density: block_quantized())
 RECIPES: dict[str, Recipe] = {
     "dense": Recipe(functools.partial(make_registered, name="dense"), "float32 all-reduce"),
     "dense-bf16": Recipe(functools.partial(make_registered, name="dense_bf16"), "bfloat16 on the wire, float32 sums"),
+    "dense-bf16-clip": Recipe(_clipped, "dense bfloat16, the mean gradient cut to DGC's threshold"),
     "terngrad": Recipe(_terngrad, "TernGrad, exact downlink, last layer dense"),
     "terngrad-ternary": Recipe(functools.partial(_terngrad, downlink="ternary"), "TernGrad, ternary downlink"),
     "terngrad-no-clip": Recipe(functools.partial(_terngrad, clip=None), "TernGrad without clipping"),

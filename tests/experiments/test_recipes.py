@@ -71,6 +71,21 @@ def test_an_ablation_changes_one_option(monkeypatch, method, changed):
     assert dgc_options(monkeypatch, method) == {**full, name: value}
 
 
+@pytest.mark.parametrize("length", [0.5, 4.0])
+def test_dense_with_clipping_cuts_the_mean_gradient_to_the_threshold(length):
+    settings = dataclasses.replace(SETTINGS, clip_norm=2.0, learning_rate=1.0, momentum=0.0)
+    tx = recipes.build("dense-bf16-clip", settings, STEPS)
+    mean = np.float32(length) * np.array([0.6, -0.8], np.float32)
+    of_workers = mean * np.array([[0.5], [1.5]], np.float32)
+
+    def update(gradient):
+        return tx.update(gradient, tx.init(gradient))[0]
+
+    got = jax.jit(jax.vmap(update, axis_name="data"))(of_workers)
+    expected = -mean * min(1.0, settings.clip_norm / length)
+    np.testing.assert_allclose(got, [expected, expected], rtol=1e-2)
+
+
 def test_warm_up_falls_to_the_final_density():
     stages = recipes.warm_up_stages(SETTINGS, STEPS)
     densities = [density for _, density in stages]
