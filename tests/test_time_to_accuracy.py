@@ -152,7 +152,9 @@ def test_the_page_says_what_its_tables_do(tmp_path) -> None:
 
 
 def test_it_needs_a_dense_run_and_another_one() -> None:
-    with pytest.raises(ValueError, match="needs a run of dense-bf16 or dense and another one with 4 workers"):
+    with pytest.raises(
+        ValueError, match="needs a run of dense-bf16-clip or dense-bf16 or dense and another one with 4 workers"
+    ):
         time_to_loss.compose([made("dgc")], WORKER, workers=4, latency=0.0)
     with pytest.raises(ValueError, match="with 2 workers; there are 4"):
         time_to_loss.compose([made("dense"), made("dgc")], WORKER, workers=2, latency=0.0)
