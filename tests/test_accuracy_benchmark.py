@@ -100,6 +100,25 @@ def test_the_table_has_means_spreads_and_what_is_missing() -> None:
     assert "91.00" in report.tuning(STUDY, found) or "0.91" in report.tuning(STUDY, found)
 
 
+def test_the_page_says_what_rates_outside_of_the_grid_gave() -> None:
+    found, cell = all_found(STUDY), STUDY.tuning("diloco")[0]
+    assert report.outside(STUDY, found) == ""
+    for rate, value in ((0.1, 0.93), (0.2, None)):
+        other = dataclasses.replace(cell, learning_rate=rate)
+        found[other.name] = result(other, value)
+    before, after = report.outside(STUDY, found).split(": ")
+    assert after == "diloco-every-4 0.93 at 0.1, diverged at 0.2." and "of which none is used" in before
+
+
+def test_the_page_names_methods_whose_best_rate_is_at_the_edge_of_the_grid() -> None:
+    assert report.edges(STUDY, all_found(STUDY)).endswith("outside: dense-bf16, diloco.")
+    wider = dataclasses.replace(STUDY, grid=(0.5, 1.0, 2.0))
+    found = all_found(wider)
+    assert report.edges(wider, found) == report.edges(wider, {}) == ""
+    found[wider.tuning("dense-bf16")[-1].name]["evaluation"] = [0.95]
+    assert report.edges(wider, found).endswith("outside: dense-bf16.")
+
+
 def test_a_longer_row_has_the_rate_of_the_others_and_is_held_against_a_dense_one_as_long() -> None:
     dense, longer = Row("dense-bf16"), Row("dense-bf16", epochs=60)
     study = dataclasses.replace(STUDY, rows={2: (dense, longer, Row("diloco", 4, epochs=60))}, short=5)

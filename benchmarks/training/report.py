@@ -92,13 +92,39 @@ def tuning(study: Study, found: Found) -> str:
         cells, values = study.tuning(name), []
         for cell in cells:
             result = found.get(cell.name)
-            last = result and result["evaluation"][-1]
-            values.append("not run" if result is None else "diverged" if last is None else f"{last:.4g}")
+            values.append("not run" if result is None else _judged(result))
         if set(values) == {"not run"}:
             continue
         lines.append((name, f"{cells[study.grid.index(1.0)].learning_rate:g}", *values))
     heads = ("method", "rate", *(f"{fraction:g} of it" for fraction in study.grid))
     return "\n".join(_markdown.table(heads, lines, align="lr"))
+
+
+def edges(study: Study, found: Found) -> str:
+    """Returns a sentence on the methods whose best rate is the grid's least or largest; empty where there are none."""
+    names = []
+    for name in study.tuned:
+        rates = [cell.learning_rate for cell in study.tuning(name)]
+        if study.rate(name, found) in (min(rates), max(rates)):
+            names.append(name)
+    return f"At the edge of the grid, so that a better rate may lie outside: {', '.join(names)}." if names else ""
+
+
+def outside(study: Study, found: Found) -> str:
+    """Returns a sentence on the tuning runs at rates that the grid does not have; empty where there are none."""
+    grid = {cell.name for name in study.tuned for cell in study.tuning(name)}
+    tried: dict[str, list[str]] = {}
+    for name, result in found.items():
+        if name.endswith("-tuning") and name not in grid:
+            rate = name.removesuffix("-tuning").rpartition("-rate-")[2]
+            tried.setdefault(name.partition("-workers-")[0], []).append(f"{_judged(result)} at {rate}")
+    of = "; ".join(f"{name} {', '.join(values)}" for name, values in tried.items())
+    return f"Tried since, at rates outside of this grid, of which none is used above: {of}." if of else ""
+
+
+def _judged(result: Mapping[str, Any]) -> str:
+    last = result["evaluation"][-1]
+    return "diverged" if last is None else f"{last:.4g}"
 
 
 def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
@@ -137,6 +163,8 @@ def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
         "",
         tuning(study, found),
         "",
+        *((edge, "") if (edge := edges(study, found)) else ()),
+        *((tried, "") if (tried := outside(study, found)) else ()),
         "## Machines",
         "",
         *machines(found),
