@@ -105,6 +105,9 @@ def test_the_package_has_the_highest_price_of_default_options() -> None:
     assert found["dgc"].steps == pytest.approx(1.15, rel=0.02) and found["dgc"].options == ""
     found = prices.package([[dense, dgc[0]]], page="page.md")
     assert found["dgc"].options == "density 0.05" and found["dgc"].page == "page.md"
+    # A dense run that others of the task leave behind has no price: it sends the same.
+    clipped = [made("dense-bf16-clip", DENSE), made("dense-bf16", slower(2.0)), dgc[2]]
+    assert set(prices.package([clipped], page="")) == {"dgc"}
     # Without a dense one of as many workers there is nothing to compare with.
     assert not prices.package([[dense, made("dgc", DENSE, workers=4)]], page="")
     assert from_dict(json.loads(json.dumps(prices.as_json(found)))) == found

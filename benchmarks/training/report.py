@@ -141,12 +141,13 @@ def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
     short = max(1, settings.epochs // study.short)
     epochs = "one epoch" if short == 1 else f"{short} epochs"
     falling = ", at a learning rate that falls linearly to zero" if settings.schedule == "linear" else ""
+    said = f"{settings.epochs} epochs" + (", or as many as a name says" if any(r.epochs for r in study.most[1]) else "")
     lines = [
         f"# {name}: {the_task.summary}",
         "",
         f"```\npython benchmarks/accuracy.py {name} --hours HOURS --write {page}\n```",
         "",
-        f"A batch of {settings.batch} for all workers together, {settings.epochs} epochs, {settings.optimizer}{falling}."
+        f"A batch of {settings.batch} for all workers together, {said}, {settings.optimizer}{falling}."
         " Measured: the metric on the test part after the last epoch, mean and standard deviation over the seeds; bytes that a"
         " device sends, read from the compiled program, averaged over the run.",
         "",
