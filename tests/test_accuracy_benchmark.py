@@ -107,7 +107,7 @@ def test_the_page_says_what_rates_outside_of_the_grid_gave() -> None:
         other = dataclasses.replace(cell, learning_rate=rate)
         found[other.name] = result(other, value)
     before, after = report.outside(STUDY, found).split(": ")
-    assert after == "diloco-every-4 0.93 at 0.1, diverged at 0.2." and "of which none is used" in before
+    assert after == "diloco-every-4 0.93 at 0.1, diverged at 0.2." and "not used above" in before
 
 
 def test_the_page_names_methods_whose_best_rate_is_at_the_edge_of_the_grid() -> None:

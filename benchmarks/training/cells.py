@@ -241,7 +241,7 @@ STUDIES: dict[str, Study] = {
         },
         short=3,
         papers=f"{_DGC_PAPER}, two layers of 1,500 units: a perplexity of 72.30 dense and 72.24 with DGC. The layers here have"
-        " 200 units, and see the text three or six times, without dropout. `dense-bf16-clip` cuts the mean gradient to a"
+        " 200 units, and see the text three or six times, without dropout. `dense-bf16-clip` clips the mean gradient at a"
         " norm of 1.6, the threshold that DGC's local clipping is given.",
     ),
     "enwik8": Study(

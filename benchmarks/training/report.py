@@ -119,7 +119,7 @@ def outside(study: Study, found: Found) -> str:
             rate = name.removesuffix("-tuning").rpartition("-rate-")[2]
             tried.setdefault(name.partition("-workers-")[0], []).append(f"{_judged(result)} at {rate}")
     of = "; ".join(f"{name} {', '.join(values)}" for name, values in tried.items())
-    return f"Tried since, at rates outside of this grid, of which none is used above: {of}." if of else ""
+    return f"Outside of this grid, and not used above: {of}." if of else ""
 
 
 def _judged(result: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ from gradcomp_jax.experiments.registered import (
 )
 from gradcomp_jax.experiments.replicas import REPLICA_RECIPES
 from gradcomp_jax.experiments.settings import CountedSettings, Settings
-from gradcomp_jax.methods import dgc, terngrad
+from gradcomp_jax.methods import dense, dgc, terngrad
 from gradcomp_jax.methods.registry import METHODS, command_name
 from gradcomp_jax.transforms import exchange, masks
 from gradcomp_jax.transforms.warm_up import Stages
@@ -53,9 +53,8 @@ def build(method: str, settings: Settings, steps_per_epoch: int, *, seed: int = 
 
 
 def _clipped(settings: Settings, warm_up: Stages, seed: int) -> Transformation:
-    """Makes dense bfloat16 whose mean gradient is cut to the norm that DGC cuts its workers' gradients for."""
-    method = METHODS["dense_bf16"]
-    exchanged = method.make(axis_name=settings.axis_name, **method.options)
+    """Makes dense bfloat16 whose mean gradient is clipped at the threshold of DGC's local clipping."""
+    exchanged = dense(axis_name=settings.axis_name, dtype="bfloat16")
     clip = optax.identity() if settings.clip_norm is None else optax.clip_by_global_norm(settings.clip_norm)
     return after(optax.chain(exchanged, clip), settings)
 
@@ -116,7 +115,7 @@ _int8 = functools.partial(_exchanged, code=lambda density: block_quantized())
 RECIPES: dict[str, Recipe] = {
     "dense": Recipe(functools.partial(make_registered, name="dense"), "float32 all-reduce"),
     "dense-bf16": Recipe(functools.partial(make_registered, name="dense_bf16"), "bfloat16 on the wire, float32 sums"),
-    "dense-bf16-clip": Recipe(_clipped, "dense bfloat16, the mean gradient cut to DGC's threshold"),
+    "dense-bf16-clip": Recipe(_clipped, "dense bfloat16, the mean gradient clipped at DGC's threshold"),
     "terngrad": Recipe(_terngrad, "TernGrad, exact downlink, last layer dense"),
     "terngrad-ternary": Recipe(functools.partial(_terngrad, downlink="ternary"), "TernGrad, ternary downlink"),
     "terngrad-no-clip": Recipe(functools.partial(_terngrad, clip=None), "TernGrad without clipping"),

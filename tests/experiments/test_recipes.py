@@ -72,7 +72,7 @@ def test_an_ablation_changes_one_option(monkeypatch, method, changed):
 
 
 @pytest.mark.parametrize("length", [0.5, 4.0])
-def test_dense_with_clipping_cuts_the_mean_gradient_to_the_threshold(length):
+def test_dense_with_clipping_clips_the_mean_gradient_at_the_threshold(length):
     settings = dataclasses.replace(SETTINGS, clip_norm=2.0, learning_rate=1.0, momentum=0.0)
     tx = recipes.build("dense-bf16-clip", settings, STEPS)
     mean = np.float32(length) * np.array([0.6, -0.8], np.float32)
