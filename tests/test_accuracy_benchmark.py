@@ -27,6 +27,8 @@ def result(cell: Cell, value: float | None, *, metric: str = "accuracy", sent: f
         "row": dataclasses.asdict(cell.row) if cell else {"method": "dense-bf16"},
         "workers": 2,
         "seed": cell.seed if cell else 0,
+        "learning_rate": cell.learning_rate if cell else 0.1,
+        "tuning": bool(cell and cell.tuning),
         "settings": {},
         "metric": metric,
         "evaluation": [value],
@@ -110,12 +112,29 @@ def test_the_page_says_what_rates_outside_of_the_grid_gave() -> None:
     assert after == "diloco-every-4 0.93 at 0.1, diverged at 0.2." and "not used above" in before
 
 
+def test_the_page_says_what_seeds_at_other_rates_gave() -> None:
+    found = all_found(STUDY)
+    assert report.at_other_rates(STUDY, found) == ""
+    chosen = next(cell for cell in STUDY.cells(found) if not cell.tuning and cell.row.every == 8)
+    for seed, value in enumerate((0.93, 0.95)):
+        other = dataclasses.replace(chosen, learning_rate=0.1, seed=seed)
+        found[other.name] = result(other, value)
+    said = report.at_other_rates(STUDY, found).partition(": ")[2]
+    assert said == "diloco-every-8 with 2 workers 94.00 ± 1.41 at 0.1 (2 seeds)."
+    assert "94.00" not in report.table(STUDY, found)
+
+
 def test_the_page_names_methods_whose_best_rate_is_at_the_edge_of_the_grid() -> None:
     assert report.edges(STUDY, all_found(STUDY)).endswith("outside: dense-bf16, diloco.")
     wider = dataclasses.replace(STUDY, grid=(0.5, 1.0, 2.0))
     found = all_found(wider)
     assert report.edges(wider, found) == report.edges(wider, {}) == ""
     found[wider.tuning("dense-bf16")[-1].name]["evaluation"] = [0.95]
+    assert report.edges(wider, found).endswith("outside: dense-bf16.")
+    beyond = dataclasses.replace(wider.tuning("dense-bf16")[-1], learning_rate=0.2)
+    found[beyond.name] = result(beyond, 0.94)
+    assert report.edges(wider, found) == ""
+    found[beyond.name] = result(beyond, 0.96)
     assert report.edges(wider, found).endswith("outside: dense-bf16.")
 
 

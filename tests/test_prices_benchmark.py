@@ -63,6 +63,23 @@ def test_a_run_whose_row_has_fewer_fields_is_of_the_same_row(tmp_path) -> None:
     assert one.values.keys() == {0, 1} and one.options == {}
 
 
+@pytest.mark.parametrize("better", [0.5, 2.0])
+def test_of_several_rates_the_curve_is_of_the_one_that_tuning_found_best(tmp_path, better: float) -> None:
+    run = json.loads(next((RUNS / "enwik8-long").glob("dense*seed-0.json")).read_text())
+    for rate, seeds in ((0.5, 1), (1.0, 3), (2.0, 2)):
+        for seed in range(seeds):
+            kept = {**run, "learning_rate": rate, "seed": seed}
+            (tmp_path / f"{rate}-{seed}.json").write_text(json.dumps(kept))
+    (most,) = curves.of_runs(tmp_path)
+    assert len(most.values) == 3
+    for rate in (0.5, 1.0, 2.0):
+        judged = [1.0 if rate == better else 2.0]
+        kept = {**run, "tuning": True, "learning_rate": rate, "evaluation": judged}
+        (tmp_path / f"{rate}-tuning.json").write_text(json.dumps(kept))
+    (one,) = curves.of_runs(tmp_path)
+    assert len(one.values) == {0.5: 1, 2.0: 2}[better]
+
+
 def test_dense_costs_what_it_costs_whatever_noise() -> None:
     noisy = made("dense-bf16", (3.0, 2.2, 2.3, 1.9, 1.95, 1.8), (3.0, 2.0, 1.8, 1.9, 1.7, 1.6))
     found = prices.price(noisy, noisy)

@@ -239,6 +239,7 @@ STUDIES: dict[str, Study] = {
                 *(Row(name, epochs=6) for name in ("dense-bf16-clip", "dense-bf16", "dgc-paper")),
             )
         },
+        grid=(0.5, 1.0, 2.0, 4.0, 8.0),
         short=3,
         papers=f"{_DGC_PAPER}, two layers of 1,500 units: a perplexity of 72.30 dense and 72.24 with DGC. The layers here have"
         " 200 units, and see the text three or six times, without dropout. `dense-bf16-clip` clips the mean gradient at a"

@@ -9,6 +9,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.training.cells import penalty
+
 BASELINES = ("dense-bf16-clip", "dense-bf16", "dense")
 """The first that a task has is what others are held against."""
 
@@ -88,21 +90,30 @@ def epochs_to(target: float, best: Sequence[float]) -> float:
 def of_runs(folder: pathlib.Path) -> list[Curves]:
     """Reads the runs of a task that ``benchmarks/accuracy.py`` has written, those that tune left out.
 
-    Of a row that was run at several learning rates the one with the most seeds is taken.
+    Of a row that was run at several learning rates the one is taken that tuning found to be the best of them, as in the tables;
+    without tuning the one with the most seeds.
 
     Raises:
         ValueError: for two runs that differ in something else than is read here.
     """
     groups: dict[str, dict[float, list[dict[str, Any]]]] = {}
+    tuned: dict[tuple[Any, ...], float] = {}
     for path in sorted(folder.glob("*.json")):
         run = json.loads(path.read_text(encoding="utf-8"))
-        if not run["tuning"]:
+        if run["tuning"]:
+            tuned[*_tuned_with(run), run["learning_rate"]] = penalty(run)
+        else:
             row = json.dumps([_given(run), run["workers"]], sort_keys=True)
             same = groups.setdefault(row, collections.defaultdict(list))[run["learning_rate"]]
             if run["seed"] in [one["seed"] for one in same]:
                 raise ValueError(f"{path} has the row, workers, rate and seed of another run: move one of them away")
             same.append(run)
-    return [of_row(max(rates.values(), key=len)) for rates in groups.values()]
+
+    def order(runs: list[dict[str, Any]]) -> tuple[float, int]:
+        one = runs[0]
+        return tuned.get((*_tuned_with(one), one["learning_rate"]), math.inf), -len(runs)
+
+    return [of_row(min(rates.values(), key=order)) for rates in groups.values()]
 
 
 def of_row(runs: Sequence[Mapping[str, Any]]) -> Curves:
@@ -121,6 +132,11 @@ def of_row(runs: Sequence[Mapping[str, Any]]) -> Curves:
         one["settings"],
         one["wire"]["sent_mean"],
     )
+
+
+def _tuned_with(run: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Returns the method and the optimizer of a run: what shares a learning rate has both."""
+    return run["row"]["method"], run["row"].get("optimizer")
 
 
 def _given(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.training.cells import Cell, Row, Study, metric_of
+from benchmarks.training.cells import Cell, Row, Study, metric_of, penalty
 from benchmarks.training.curves import of_row
 from gradcomp_jax import _markdown
 from gradcomp_jax.experiments.tasks import task
@@ -26,7 +26,6 @@ def runs(study: Study, found: Found, row: Row, workers: int) -> list[Mapping[str
 def table(study: Study, found: Found, *, missing: bool = True) -> str:
     """Returns a row for each method and number of workers; with ``missing`` for those without a run too, which say so."""
     lines = []
-    metric = next(iter(found.values()))["metric"] if found else "metric"
     for workers, rows in study.rows.items():
         for row in rows:
             base = runs(study, found, dataclasses.replace(rows[0], optimizer=row.optimizer, epochs=row.epochs), workers)
@@ -36,7 +35,7 @@ def table(study: Study, found: Found, *, missing: bool = True) -> str:
         "method",
         "workers",
         "every",
-        metric,
+        _metric(found),
         "against dense",
         "bytes/step",
         "fewer bytes",
@@ -58,6 +57,27 @@ def not_run(study: Study, found: Found) -> str:
         same.setdefault(", ".join(map(str, sorted(numbers))), []).append(name)
     of = "; ".join(f"{', '.join(names)} with {numbers} workers" for numbers, names in same.items())
     return f"Not run so far: {of}." if of else ""
+
+
+def at_other_rates(study: Study, found: Found) -> str:
+    """Returns a sentence on the seeds at rates that are not the table's, such as a narrower grid's; empty without any."""
+    said = []
+    for workers, rows in study.rows.items():
+        for row in rows:
+            chosen, by_rate = study.rate(row.tuned, found), dict[str, list[float]]()
+            for name, result in found.items():
+                start, _, rest = name.partition("-rate-")
+                rate, of_seed, _ = rest.partition("-seed-")
+                if start == f"{row}-workers-{workers}" and of_seed and rate != (chosen and f"{chosen:g}"):
+                    by_rate.setdefault(rate, []).append(metric_of(result))
+            for rate, values in by_rate.items():
+                seeds = "1 seed" if len(values) == 1 else f"{len(values)} seeds"
+                said.append(f"{row} with {workers} workers {spread(values, _metric(found))} at {rate} ({seeds})")
+    return f"Run as well, at rates that tuning did not choose from this grid: {'; '.join(said)}." if said else ""
+
+
+def _metric(found: Found) -> str:
+    return next(iter(found.values()))["metric"] if found else "metric"
 
 
 def _row(study: Study, found: Found, row: Row, workers: int, base: list[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -101,13 +121,18 @@ def tuning(study: Study, found: Found) -> str:
 
 
 def edges(study: Study, found: Found) -> str:
-    """Returns a sentence on the methods whose best rate is the grid's least or largest; empty where there are none."""
+    """Returns a sentence on the methods whose best rate is at an edge of what was tried; empty where there are none."""
     names = []
     for name in study.tuned:
-        rates = [cell.learning_rate for cell in study.tuning(name)]
-        if study.rate(name, found) in (min(rates), max(rates)):
+        if (best := study.rate(name, found)) is None:
+            continue
+        start = study.tuning(name)[0].name.rpartition("-rate-")[0] + "-rate-"
+        tried = [r for key, r in found.items() if key.startswith(start) and r["tuning"]]
+        at = min(tried, key=lambda r: abs(r["learning_rate"] - best))
+        worse = [r["learning_rate"] for r in tried if penalty(r) >= penalty(at) and r is not at]
+        if not min(worse, default=best) < best < max(worse, default=best):
             names.append(name)
-    return f"At the edge of the grid, so that a better rate may lie outside: {', '.join(names)}." if names else ""
+    return f"At the edge of the rates tried, so that a better one may lie outside: {', '.join(names)}." if names else ""
 
 
 def outside(study: Study, found: Found) -> str:
@@ -153,6 +178,7 @@ def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
         "",
         table(study, found, missing=False),
         "",
+        *((others, "") if (others := at_other_rates(study, found)) else ()),
         *((left, "") if (left := not_run(study, found)) else ()),
         f"![{name}]({picture.name})",
         "",
