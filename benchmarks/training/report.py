@@ -186,7 +186,7 @@ def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
         "## Tuning",
         "",
         f"One run of {epochs} for each method and rate, judged by the validation part; the best is the rate above. The test"
-        " part is used for nothing else than the table.",
+        " part is used for nothing else than the figures above.",
         "",
         tuning(study, found),
         "",
