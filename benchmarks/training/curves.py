@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.training.cells import penalty
+from benchmarks.training.cells import Row, penalty
 
 BASELINES = ("dense-bf16-clip", "dense-bf16", "dense")
 """The first that a task has is what others are held against."""
@@ -97,11 +97,11 @@ def of_runs(folder: pathlib.Path) -> list[Curves]:
         ValueError: for two runs that differ in something else than is read here.
     """
     groups: dict[str, dict[float, list[dict[str, Any]]]] = {}
-    tuned: dict[tuple[Any, ...], float] = {}
+    tuned: dict[tuple[str, float], float] = {}
     for path in sorted(folder.glob("*.json")):
         run = json.loads(path.read_text(encoding="utf-8"))
         if run["tuning"]:
-            tuned[*_tuned_with(run), run["learning_rate"]] = penalty(run)
+            tuned[Row(**run["row"]).tuned, run["learning_rate"]] = penalty(run)
         else:
             row = json.dumps([_given(run), run["workers"]], sort_keys=True)
             same = groups.setdefault(row, collections.defaultdict(list))[run["learning_rate"]]
@@ -111,7 +111,7 @@ def of_runs(folder: pathlib.Path) -> list[Curves]:
 
     def order(runs: list[dict[str, Any]]) -> tuple[float, int]:
         one = runs[0]
-        return tuned.get((*_tuned_with(one), one["learning_rate"]), math.inf), -len(runs)
+        return tuned.get((Row(**one["row"]).tuned, one["learning_rate"]), math.inf), -len(runs)
 
     return [of_row(min(rates.values(), key=order)) for rates in groups.values()]
 
@@ -132,11 +132,6 @@ def of_row(runs: Sequence[Mapping[str, Any]]) -> Curves:
         one["settings"],
         one["wire"]["sent_mean"],
     )
-
-
-def _tuned_with(run: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Returns the method and the optimizer of a run: what shares a learning rate has both."""
-    return run["row"]["method"], run["row"].get("optimizer")
 
 
 def _given(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,15 +64,14 @@ def at_other_rates(study: Study, found: Found) -> str:
     said = []
     for workers, rows in study.rows.items():
         for row in rows:
-            chosen, by_rate = study.rate(row.tuned, found), dict[str, list[float]]()
+            chosen, by_rate = study.rate(row.tuned, found), dict[float, list[float]]()
             for name, result in found.items():
-                start, _, rest = name.partition("-rate-")
-                rate, of_seed, _ = rest.partition("-seed-")
-                if start == f"{row}-workers-{workers}" and of_seed and rate != (chosen and f"{chosen:g}"):
+                a_seed = name.startswith(f"{row}-workers-{workers}-rate-") and not result["tuning"]
+                if a_seed and (rate := result["learning_rate"]) != chosen:
                     by_rate.setdefault(rate, []).append(metric_of(result))
             for rate, values in by_rate.items():
                 seeds = "1 seed" if len(values) == 1 else f"{len(values)} seeds"
-                said.append(f"{row} with {workers} workers {spread(values, _metric(found))} at {rate} ({seeds})")
+                said.append(f"{row} with {workers} workers {spread(values, _metric(found))} at {rate:g} ({seeds})")
     return f"Run as well, at rates that tuning did not choose from this grid: {'; '.join(said)}." if said else ""
 
 
@@ -128,9 +127,9 @@ def edges(study: Study, found: Found) -> str:
             continue
         start = study.tuning(name)[0].name.rpartition("-rate-")[0] + "-rate-"
         tried = [r for key, r in found.items() if key.startswith(start) and r["tuning"]]
-        at = min(tried, key=lambda r: abs(r["learning_rate"] - best))
-        worse = [r["learning_rate"] for r in tried if penalty(r) >= penalty(at) and r is not at]
-        if not min(worse, default=best) < best < max(worse, default=best):
+        at = next(penalty(r) for r in tried if r["learning_rate"] == best)
+        no_better = [r["learning_rate"] for r in tried if penalty(r) >= at]
+        if not min(no_better) < best < max(no_better):
             names.append(name)
     return f"At the edge of the rates tried, so that a better one may lie outside: {', '.join(names)}." if names else ""
 
