@@ -1,6 +1,7 @@
 """The sweep of benchmarks/accuracy.py: its order, what it goes on with, and its tables; a run itself is marked slow."""
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -14,7 +15,10 @@ import pytest
 
 from benchmarks.training import report, run
 from benchmarks.training.cells import STUDIES, Cell, Row, Study
+from gradcomp_jax import experiments
 from gradcomp_jax._files import write_whole
+from gradcomp_jax.experiments import language_models
+from gradcomp_jax.experiments.problem import language_modelling
 from gradcomp_jax.experiments.recipes import RECIPES
 from gradcomp_jax.experiments.tasks import TASKS
 
@@ -83,9 +87,9 @@ def test_a_loss_is_better_when_it_is_lower_and_what_diverged_is_not_taken() -> N
     first, second = STUDY.tuning("diloco")
     kinds = {"metric": "bits per character"}
     found = {first.name: result(first, 2.0, **kinds), second.name: result(second, 3.0, **kinds)}
-    assert STUDY.rate("diloco", found) == first.learning_rate
+    assert STUDY.rate(Row("diloco", 8), found) == first.learning_rate
     found[first.name] = result(first, None, **kinds)
-    assert STUDY.rate("diloco", found) == second.learning_rate
+    assert STUDY.rate(Row("diloco", 8), found) == second.learning_rate
 
 
 def test_the_table_has_means_spreads_and_what_is_missing() -> None:
@@ -136,6 +140,43 @@ def test_the_page_names_methods_whose_best_rate_is_at_the_edge_of_the_grid() -> 
     assert report.edges(wider, found) == ""
     found[beyond.name] = result(beyond, 0.96)
     assert report.edges(wider, found).endswith("outside: dense-bf16.")
+
+
+def test_the_best_rates_are_run_to_the_end_and_the_validation_part_says_which_of_them_a_row_has() -> None:
+    study = dataclasses.replace(STUDY, rows={2: (Row("dense-bf16"),)}, grid=(0.5, 1.0, 2.0), finals=2)
+    row, kinds, found = study.most[1][0], {"metric": "perplexity"}, {}
+    for cell, value in zip(study.cells({}), (150.0, 130.0, 120.0), strict=True):
+        assert cell.tuning and study.rate(row, found) is None
+        found[cell.name] = result(cell, value, **kinds)
+    last = [cell for cell in study.cells(found) if not cell.tuning]
+    assert [(cell.learning_rate, cell.seed) for cell in last] == [(0.1, 0), (0.05, 0)]
+    assert report.finals(study, found) == report.edges(study, found) == ""
+    for cell, value in zip(last, (101.0, 99.0), strict=True):
+        assert study.rate(row, found) is None
+        # The test part would say the opposite.
+        found[cell.name] = result(cell, 200.0 - value, **kinds) | {"validation": value}
+    assert study.rate(row, found) == 0.05
+    assert {(c.learning_rate, c.seed) for c in study.cells(found) if c.name not in found} == {(0.05, 1)}
+    assert report.finals(study, found).splitlines()[-1] == "| dense-bf16 | 101 at 0.1 | 99 at 0.05 |"
+    assert "101.000" in report.table(study, found) and "99.000 at 0.1 (1 seed)" in report.at_other_rates(study, found)
+    assert report.edges(study, found) == ""
+    # A run that diverged is not taken.
+    found[last[1].name]["validation"] = None
+    assert study.rate(row, found) == 0.1 and "diverged at 0.05" in report.finals(study, found)
+    assert report.edges(study, found).endswith("outside: dense-bf16.")
+
+
+@pytest.mark.slow
+def test_the_last_state_of_a_run_is_judged_by_another_part(tmp_path) -> None:
+    parts = (np.random.default_rng(i).integers(0, 11, 300).astype(np.uint16) for i in range(3))
+    text = experiments.Text("penn-treebank", *parts, 11)
+    make = functools.partial(language_modelling, language_models.lstm, metric="perplexity", steps=2, judged=100)
+    settings = dataclasses.replace(TASKS["penn-treebank"].settings, epochs=1)
+    trainer = experiments.Trainer("dense-bf16", make(text, settings), settings)
+    evaluation = experiments.train_with_checkpoints(trainer, 0, tmp_path).evaluation[-1]
+    assert run.judged(trainer, 0, tmp_path, make(text, settings)) == evaluation
+    other = run.judged(trainer, 0, tmp_path, make(text.for_tuning(), settings))
+    assert abs(other - evaluation) > 1e-3 * evaluation
 
 
 def test_a_longer_row_has_the_rate_of_the_others_and_is_held_against_a_dense_one_as_long() -> None:

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.training.cells import Row, penalty
+from benchmarks.training.cells import Row, penalty, penalty_of_validation
 
 BASELINES = ("dense-bf16-clip", "dense-bf16", "dense")
 """The first that a task has is what others are held against."""
@@ -90,8 +90,8 @@ def epochs_to(target: float, best: Sequence[float]) -> float:
 def of_runs(folder: pathlib.Path) -> list[Curves]:
     """Reads the runs of a task that ``benchmarks/accuracy.py`` has written, those that tune left out.
 
-    Of a row that was run at several learning rates the one is taken that tuning found to be the best of them, as in the tables;
-    without tuning the one with the most seeds.
+    Of a row that was run at several learning rates the one is taken that the tables have: whose first seed is the best on the
+    validation part, without that the one that tuning found to be the best of them, without tuning the one with the most seeds.
 
     Raises:
         ValueError: for two runs that differ in something else than is read here.
@@ -109,9 +109,10 @@ def of_runs(folder: pathlib.Path) -> list[Curves]:
                 raise ValueError(f"{path} has the row, workers, rate and seed of another run: move one of them away")
             same.append(run)
 
-    def order(runs: list[dict[str, Any]]) -> tuple[float, int]:
+    def order(runs: list[dict[str, Any]]) -> tuple[float, float, int]:
         one = runs[0]
-        return tuned.get((Row(**one["row"]).tuned, one["learning_rate"]), math.inf), -len(runs)
+        by_tuning = tuned.get((Row(**one["row"]).tuned, one["learning_rate"]), math.inf)
+        return penalty_of_validation(one), by_tuning, -len(runs)
 
     return [of_row(min(rates.values(), key=order)) for rates in groups.values()]
 

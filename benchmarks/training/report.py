@@ -16,7 +16,7 @@ Found = Mapping[str, Mapping[str, Any]]
 
 def runs(study: Study, found: Found, row: Row, workers: int) -> list[Mapping[str, Any]]:
     """Returns the results of a row, one for each seed that there is one of."""
-    rate = study.rate(row.tuned, found)
+    rate = study.rate(row, found)
     if rate is None:
         return []
     names = [Cell(study.task, row, workers, seed, rate).name for seed in range(study.seeds)]
@@ -64,7 +64,7 @@ def at_other_rates(study: Study, found: Found) -> str:
     said = []
     for workers, rows in study.rows.items():
         for row in rows:
-            chosen, by_rate = study.rate(row.tuned, found), dict[float, list[float]]()
+            chosen, by_rate = study.rate(row, found), dict[float, list[float]]()
             for name, result in found.items():
                 a_seed = name.startswith(f"{row}-workers-{workers}-rate-") and not result["tuning"]
                 if a_seed and (rate := result["learning_rate"]) != chosen:
@@ -81,7 +81,7 @@ def _metric(found: Found) -> str:
 
 def _row(study: Study, found: Found, row: Row, workers: int, base: list[Mapping[str, Any]]) -> tuple[str, ...]:
     own = runs(study, found, row, workers)
-    every, rate = "1" if row.every is None else str(row.every), study.rate(row.tuned, found)
+    every, rate = "1" if row.every is None else str(row.every), study.rate(row, found)
     if not own:
         return (row.name, str(workers), every, "not run", "-", "-", "-", "-" if rate is None else f"{rate:g}", "0")
     values = [metric_of(r) for r in own]
@@ -119,18 +119,34 @@ def tuning(study: Study, found: Found) -> str:
     return "\n".join(_markdown.table(heads, lines, align="lr"))
 
 
+def finals(study: Study, found: Found) -> str:
+    """Returns what the first seed of each row gave on the validation part at the rates that tuning left; empty without any."""
+    lines = []
+    for row in study.most[1] if study.finals > 1 else ():
+        cells = study.last(row, found)
+        values = [found.get(cell.name, {}).get("validation", "not run") for cell in cells]
+        shown = ["diverged" if v is None else v if isinstance(v, str) else f"{v:.4g}" for v in values]
+        if set(shown) - {"not run"}:
+            lines.append((row.name, *(f"{v} at {c.learning_rate:g}" for v, c in zip(shown, cells, strict=True))))
+    places = ("best", "second", "third", *(f"{n}th" for n in range(4, study.finals + 1)))[: study.finals]
+    heads = ("method", *(f"at the {place} rate of the grid" for place in places))
+    return "\n".join(_markdown.table(heads, lines, align="lr")) if lines else ""
+
+
 def edges(study: Study, found: Found) -> str:
     """Returns a sentence on the methods whose best rate is at an edge of what was tried; empty where there are none."""
-    names = []
-    for name in study.tuned:
-        if (best := study.rate(name, found)) is None:
+    names = {}
+    for row in study.most[1]:
+        if (best := study.rate(row, found)) is None:
             continue
-        start = study.tuning(name)[0].name.rpartition("-rate-")[0] + "-rate-"
+        start = study.tuning(row.tuned)[0].name.rpartition("-rate-")[0] + "-rate-"
         tried = [r for key, r in found.items() if key.startswith(start) and r["tuning"]]
         at = next(penalty(r) for r in tried if r["learning_rate"] == best)
         no_better = [r["learning_rate"] for r in tried if penalty(r) >= at]
+        # A whole run says more than a short one.
+        no_better += [cell.learning_rate for cell in study.last(row, found)]
         if not min(no_better) < best < max(no_better):
-            names.append(name)
+            names[row.tuned] = None
     return f"At the edge of the rates tried, so that a better one may lie outside: {', '.join(names)}." if names else ""
 
 
@@ -166,6 +182,12 @@ def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
     epochs = "one epoch" if short == 1 else f"{short} epochs"
     falling = ", at a learning rate that falls linearly to zero" if settings.schedule == "linear" else ""
     said = f"{settings.epochs} epochs" + (", or as many as a name says" if any(r.epochs for r in study.most[1]) else "")
+    chosen = "the best is the rate above"
+    if study.finals > 1:
+        chosen = (
+            f"with each of the best {study.finals} the first seed is run for all epochs, and the one that is best on the"
+            " validation part is the rate above"
+        )
     lines = [
         f"# {name}: {the_task.summary}",
         "",
@@ -184,11 +206,12 @@ def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
         *((f"In the papers: {study.papers}", "") if study.papers else ()),
         "## Tuning",
         "",
-        f"One run of {epochs} for each method and rate, judged by the validation part; the best is the rate above. The test"
+        f"One run of {epochs} for each method and rate, judged by the validation part; {chosen}. The test"
         " part is used for nothing else than the figures above.",
         "",
         tuning(study, found),
         "",
+        *((whole, "") if (whole := finals(study, found)) else ()),
         *((edge, "") if (edge := edges(study, found)) else ()),
         *((tried, "") if (tried := outside(study, found)) else ()),
         "## Machines",

@@ -23,6 +23,7 @@ from gradcomp_jax._files import write_whole
 from gradcomp_jax.cli.runs import simulate
 from gradcomp_jax.experiments.machine import machine, versions
 from gradcomp_jax.experiments.tasks import task
+from gradcomp_jax.training.checkpoint import restore_checkpoint
 
 KEPT = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
 """Environment variables by which glibc keeps the memory that a step has freed for the next one."""
@@ -147,6 +148,10 @@ def run_cell(cell: Cell, folder: pathlib.Path, checkpoint: pathlib.Path, *, one_
     problem = the_task.on(data.for_tuning() if cell.tuning else data)
     trainer = experiments.Trainer(cell.row.method, problem, settings, one_device=one_device)
     result = experiments.train_with_checkpoints(trainer, cell.seed, checkpoint, listener=Epochs(cell.name))
+    validation = {}
+    # Elsewhere the validation part is trained on.
+    if isinstance(data, experiments.Text) and not cell.tuning:
+        validation["validation"] = _finite(judged(trainer, cell.seed, checkpoint, the_task.on(data.for_tuning())))
     loss = result.loss
     blocks = [loss[i : i + 10] for i in range(0, len(loss), 10)]
     fields = {
@@ -158,10 +163,17 @@ def run_cell(cell: Cell, folder: pathlib.Path, checkpoint: pathlib.Path, *, one_
         "step_s": _finite(result.step_time.median),
         "settings": dataclasses.asdict(settings),
         "one_device": one_device,
+        **validation,
         "machine": machine(),
         "versions": versions(),
     }
     write_whole(folder / f"{cell.name}.json", json.dumps(fields, allow_nan=False) + "\n")
+
+
+def judged(trainer: experiments.Trainer, seed: int, checkpoint: pathlib.Path, problem: experiments.Problem) -> float:
+    """Returns what a problem's evaluation gives for the last state of a run that has had all its epochs."""
+    last = checkpoint / f"epoch-{trainer.settings.epochs}"
+    return trainer.evaluate(restore_checkpoint(last, trainer.initial_state(seed)).params, on=problem)
 
 
 class Epochs(experiments.Listener):

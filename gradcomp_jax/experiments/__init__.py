@@ -12,7 +12,9 @@ from gradcomp_jax.experiments.compare import MethodResult as MethodResult
 from gradcomp_jax.experiments.compare import compare as compare
 from gradcomp_jax.experiments.compare import count_baselines as count_baselines
 from gradcomp_jax.experiments.compare import summarize as summarize
+from gradcomp_jax.experiments.datasets import Data as Data
 from gradcomp_jax.experiments.datasets import Dataset as Dataset
+from gradcomp_jax.experiments.datasets import Text as Text
 from gradcomp_jax.experiments.datasets import load as load
 from gradcomp_jax.experiments.listeners import Listener as Listener
 from gradcomp_jax.experiments.listeners import Listeners as Listeners

@@ -162,14 +162,18 @@ class Trainer:
             metric=self.problem.metric,
         )
 
-    def evaluate(self, params: Any, losses: Sequence[float]) -> float:
-        """Returns the metric of ``params``, of replicas that differ, of their mean; ``losses`` are those of the last epoch."""
-        if self.problem.evaluate is None:
+    def evaluate(self, params: Any, losses: Sequence[float] = (), *, on: Problem | None = None) -> float:
+        """Returns the metric of ``params``, of replicas that differ, of their mean.
+
+        ``losses`` are those of the last epoch, ``on`` is the problem that judges, by default the one that is trained.
+        """
+        judge = (on or self.problem).evaluate
+        if judge is None:
             return float(np.mean(losses))
         if recipes.RECIPES[self.method].replicas:
             params = self._consolidate(params)
         # The replicas are equal: one of them, on a device of this process, is enough.
-        return self.problem.evaluate(jax.tree.map(lambda leaf: leaf.addressable_data(0), params))
+        return judge(jax.tree.map(lambda leaf: leaf.addressable_data(0), params))
 
     def _place(self, batch: Any) -> Any:
         """Splits the examples among the workers; each process places those of its own devices."""

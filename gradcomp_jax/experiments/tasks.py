@@ -123,7 +123,7 @@ TASKS: dict[str, Task] = {
         functools.partial(language_modelling, language_models.lstm, metric="perplexity", steps=1328, judged=1 << 20),
         Settings(
             workers=4,
-            epochs=3,
+            epochs=6,
             batch_per_worker=5,
             learning_rate=1.0,
             schedule="linear",
