@@ -261,6 +261,8 @@ STUDIES: dict[str, Study] = {
                 # DGC clips: the baseline that it is held against does too.
                 *(Row("dense-bf16-clip"), _BASE, Row("dgc-paper"), Row("dgc"), Row("gradient-dropping")),
                 Row("block-quantized"),
+                # As in the paper: on texts it has no momentum.
+                *(Row(name, optimizer="sgd") for name in ("dense-bf16-clip", "dgc-paper")),
             )
         },
         grid=(0.5, 1.0, 2.0, 4.0, 8.0),
