@@ -142,8 +142,8 @@ def test_the_page_names_methods_whose_best_rate_is_at_the_edge_of_the_grid() -> 
     assert report.edges(wider, found).endswith("outside: dense-bf16.")
 
 
-def test_the_best_rates_are_run_to_the_end_and_the_validation_part_says_which_of_them_a_row_has() -> None:
-    study = dataclasses.replace(STUDY, rows={2: (Row("dense-bf16"),)}, grid=(0.5, 1.0, 2.0), finals=2)
+def test_rates_close_to_the_best_are_run_to_the_end_and_the_validation_part_says_which_of_them_a_row_has() -> None:
+    study = dataclasses.replace(STUDY, rows={2: (Row("dense-bf16"),)}, grid=(0.5, 1.0, 2.0), close=0.1)
     row, kinds, found = study.most[1][0], {"metric": "perplexity"}, {}
     for cell, value in zip(study.cells({}), (150.0, 130.0, 120.0), strict=True):
         assert cell.tuning and study.rate(row, found) is None
@@ -157,13 +157,16 @@ def test_the_best_rates_are_run_to_the_end_and_the_validation_part_says_which_of
         found[cell.name] = result(cell, 200.0 - value, **kinds) | {"validation": value}
     assert study.rate(row, found) == 0.05
     assert {(c.learning_rate, c.seed) for c in study.cells(found) if c.name not in found} == {(0.05, 1)}
-    assert report.finals(study, found).splitlines()[-1] == "| dense-bf16 | 101 at 0.1 | 99 at 0.05 |"
+    assert report.finals(study, found).endswith("went on: dense-bf16 101 at 0.1, 99 at 0.05.")
     assert "101.000" in report.table(study, found) and "99.000 at 0.1 (1 seed)" in report.at_other_rates(study, found)
     assert report.edges(study, found) == ""
     # A run that diverged is not taken.
     found[last[1].name]["validation"] = None
     assert study.rate(row, found) == 0.1 and "diverged at 0.05" in report.finals(study, found)
     assert report.edges(study, found).endswith("outside: dense-bf16.")
+    # One rate alone needs no judgement.
+    alone = dataclasses.replace(study, close=0.05)
+    assert alone.rate(row, found) == 0.1 and report.finals(alone, found) == ""
 
 
 @pytest.mark.slow

@@ -111,7 +111,7 @@ def tuning(study: Study, found: Found) -> str:
         cells, values = study.tuning(name), []
         for cell in cells:
             result = found.get(cell.name)
-            values.append("not run" if result is None else _judged(result))
+            values.append("not run" if result is None else _judged(result["evaluation"][-1]))
         if set(values) == {"not run"}:
             continue
         lines.append((name, f"{cells[study.grid.index(1.0)].learning_rate:g}", *values))
@@ -120,17 +120,14 @@ def tuning(study: Study, found: Found) -> str:
 
 
 def finals(study: Study, found: Found) -> str:
-    """Returns what the first seed of each row gave on the validation part at the rates that tuning left; empty without any."""
-    lines = []
-    for row in study.most[1] if study.finals > 1 else ():
+    """Returns a sentence on what first seeds gave on the validation part at the rates that went on; empty without any."""
+    said = []
+    for row in study.most[1]:
         cells = study.last(row, found)
-        values = [found.get(cell.name, {}).get("validation", "not run") for cell in cells]
-        shown = ["diverged" if v is None else v if isinstance(v, str) else f"{v:.4g}" for v in values]
-        if set(shown) - {"not run"}:
-            lines.append((row.name, *(f"{v} at {c.learning_rate:g}" for v, c in zip(shown, cells, strict=True))))
-    places = ("best", "second", "third", *(f"{n}th" for n in range(4, study.finals + 1)))[: study.finals]
-    heads = ("method", *(f"at the {place} rate of the grid" for place in places))
-    return "\n".join(_markdown.table(heads, lines, align="lr")) if lines else ""
+        ran = {c.learning_rate: r["validation"] for c in cells if "validation" in (r := found.get(c.name, {}))}
+        if len(cells) > 1 and ran:
+            said.append(f"{row} {', '.join(f'{_judged(value)} at {rate:g}' for rate, value in ran.items())}")
+    return f"After all epochs, of the rates that went on: {'; '.join(said)}." if said else ""
 
 
 def edges(study: Study, found: Found) -> str:
@@ -157,13 +154,14 @@ def outside(study: Study, found: Found) -> str:
     for name, result in found.items():
         if name.endswith("-tuning") and name not in grid:
             rate = name.removesuffix("-tuning").rpartition("-rate-")[2]
-            tried.setdefault(name.partition("-workers-")[0], []).append(f"{_judged(result)} at {rate}")
+            tried.setdefault(name.partition("-workers-")[0], []).append(
+                f"{_judged(result['evaluation'][-1])} at {rate}"
+            )
     of = "; ".join(f"{name} {', '.join(values)}" for name, values in tried.items())
     return f"Outside of this grid, and not used above: {of}." if of else ""
 
 
-def _judged(result: Mapping[str, Any]) -> str:
-    last = result["evaluation"][-1]
+def _judged(last: float | None) -> str:
     return "diverged" if last is None else f"{last:.4g}"
 
 
@@ -183,10 +181,10 @@ def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
     falling = ", at a learning rate that falls linearly to zero" if settings.schedule == "linear" else ""
     said = f"{settings.epochs} epochs" + (", or as many as a name says" if any(r.epochs for r in study.most[1]) else "")
     chosen = "the best is the rate above"
-    if study.finals > 1:
+    if study.close:
         chosen = (
-            f"with each of the best {study.finals} the first seed is run for all epochs, and the one that is best on the"
-            " validation part is the rate above"
+            f"with each rate that was at most {100 * study.close:g}% worse than the best the first seed is run for all epochs,"
+            " and what is best then, by the validation part, is the rate above"
         )
     lines = [
         f"# {name}: {the_task.summary}",
