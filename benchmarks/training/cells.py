@@ -239,10 +239,9 @@ STUDIES: dict[str, Study] = {
                 *(Row(name) for name in ("dgc", "dgc-paper", "terngrad", "topk-sgd")),
                 *(Row(name) for name in ("block-quantized", "block-quantized-4-bit", "powersgd", "one-bit-sgd")),
                 *_PARTS_OF_DGC,
-                # DGC clips: this is what it gains by that alone.
                 Row("dense-bf16-clip"),
                 # How the distance from dense falls with the steps.
-                *(Row(name, epochs=16) for name in ("dense-bf16", "dense-bf16-clip", "dgc-paper", "terngrad")),
+                *(Row(name, epochs=16) for name in ("dense-bf16", "dgc-paper", "terngrad")),
             ),
             **dict.fromkeys((4, 16, 32), (_BASE, Row("dgc-paper"), Row("terngrad"))),
         },
@@ -250,7 +249,8 @@ STUDIES: dict[str, Study] = {
         short=4,
         papers=f"{_DGC_PAPER}, ResNet-110, dense and DGC: 93.75 and 93.87% with 4 workers, 92.92 and 93.28 with 8, 93.14 and"
         " 93.20 with 16, 93.10 and 93.18 with 32. The network here has a 20th of those parameters and sees the data 8 or 16"
-        " times, without augmentation: accuracies are lower.",
+        " times, without augmentation: accuracies are lower. `dense-bf16-clip` clips the mean gradient at a norm of 22, the"
+        " threshold that DGC's local clipping is given. None was as long when it was tuned: these runs are dense's to the bit.",
     ),
     "cifar10-conv": Study(
         "cifar10-conv",
