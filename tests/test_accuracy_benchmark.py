@@ -169,6 +169,14 @@ def test_rates_close_to_the_best_are_run_to_the_end_and_the_validation_part_says
     assert alone.rate(row, found) == 0.1 and report.finals(alone, found) == ""
 
 
+@pytest.mark.parametrize("close", [0.0, 0.1])
+def test_rates_that_are_alike_or_diverged_do_not_wait_for_a_validation_part(close: float) -> None:
+    study = dataclasses.replace(STUDY, close=close)
+    for value in (0.9, None) if close == 0 else (None,):
+        found = {cell.name: result(cell, value) for cell in study.cells({})}
+        assert study.rate(study.most[1][0], found) == 0.025
+
+
 @pytest.mark.slow
 def test_the_last_state_of_a_run_is_judged_by_another_part(tmp_path) -> None:
     parts = (np.random.default_rng(i).integers(0, 11, 300).astype(np.uint16) for i in range(3))

@@ -78,12 +78,12 @@ def test_of_several_rates_the_curve_is_of_the_one_that_tuning_found_best(tmp_pat
         (tmp_path / f"{rate}-tuning.json").write_text(json.dumps(kept))
     (one,) = curves.of_runs(tmp_path)
     assert len(one.values) == {0.5: 1, 2.0: 2}[better]
-    # A whole run on the validation part says more.
-    for rate in (1.0, 2.0):
+    # Whole runs on the validation part say more, where each rate has one.
+    for rate, seeds in ((1.0, len(one.values)), (2.0, len(one.values)), (0.5, 3)):
         path = tmp_path / f"{rate}-0.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"validation": rate}))
-    (one,) = curves.of_runs(tmp_path)
-    assert len(one.values) == 3
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"validation": abs(rate - 1.0)}))
+        (one,) = curves.of_runs(tmp_path)
+        assert len(one.values) == seeds
 
 
 def test_dense_costs_what_it_costs_whatever_noise() -> None:

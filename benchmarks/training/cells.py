@@ -106,9 +106,9 @@ class Study:
         grid: fractions of the task's learning rate; the best of them on the validation part, by one shorter run, is what a
             method is trained at, with its optimizer. A method is tuned at the first of its rows.
         short: these runs have the task's epochs over this.
-        close: rates that were at most this fraction worse than the best there go on: the first seed of a row is run with each,
-            and the row has the one that is best on the validation part after all epochs. That needs a task with a validation
-            part of its own; by default only the best goes on.
+        close: rates that were less than this fraction worse than the best there go on: the first seed of a row is run with
+            each, and the row has the one that is best on the validation part after all epochs. That needs a task with a
+            validation part of its own; by default only the best goes on.
         seeds: how many.
         papers: what papers give for the task, and why that differs from ours.
     """
@@ -164,20 +164,21 @@ class Study:
         tried = self.tuning(row.tuned)
         if any(cell.name not in found for cell in tried):
             return []
-        worse = {cell.learning_rate: penalty(found[cell.name]) for cell in tried}
-        rates = sorted(worse, key=worse.__getitem__)
-        best = worse[rates[0]]
-        close = [rate for rate in rates if rate == rates[0] or worse[rate] <= best + self.close * abs(best)]
-        return [Cell(self.task, row, self.most[0], 0, rate) for rate in close]
+        penalties = {cell.learning_rate: penalty(found[cell.name]) for cell in tried}
+        first, *others = sorted(penalties, key=penalties.__getitem__)
+        best = penalties[first]
+        # Less than: without ``close`` one of two that are alike is enough, and what diverged is close to nothing.
+        close = [rate for rate in others if penalties[rate] < best + self.close * abs(best)]
+        return [Cell(self.task, row, self.most[0], 0, rate) for rate in (first, *close)]
 
     def rate(self, row: Row, found: Mapping[str, Mapping[str, Any]]) -> float | None:
         """Returns the learning rate of a row, or None where it is not known yet."""
         last = self.last(row, found)
-        if len(last) > 1 and any("validation" not in found.get(cell.name, ()) for cell in last):
+        if len(last) < 2:
+            return last[0].learning_rate if last else None
+        if any("validation" not in found.get(cell.name, ()) for cell in last):
             return None
-        if len(last) > 1:
-            last.sort(key=lambda cell: penalty_of_validation(found[cell.name]))
-        return last[0].learning_rate if last else None
+        return min(last, key=lambda cell: penalty_of_validation(found[cell.name])).learning_rate
 
 
 def penalty(result: Mapping[str, Any]) -> float:
@@ -186,8 +187,8 @@ def penalty(result: Mapping[str, Any]) -> float:
 
 
 def penalty_of_validation(result: Mapping[str, Any]) -> float:
-    """Returns the same of the validation part after all epochs; infinite where the result does not have it."""
-    return _penalty(result, result.get("validation"))
+    """Returns the same of the validation part after all epochs, where the result has that."""
+    return _penalty(result, result["validation"])
 
 
 def _penalty(result: Mapping[str, Any], value: float | None) -> float:

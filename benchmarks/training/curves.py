@@ -90,8 +90,9 @@ def epochs_to(target: float, best: Sequence[float]) -> float:
 def of_runs(folder: pathlib.Path) -> list[Curves]:
     """Reads the runs of a task that ``benchmarks/accuracy.py`` has written, those that tune left out.
 
-    Of a row that was run at several learning rates the one is taken that the tables have: whose first seed is the best on the
-    validation part, without that the one that tuning found to be the best of them, without tuning the one with the most seeds.
+    Of a row that was run at several learning rates the one is taken that the tables have: the best on the validation part,
+    where the first seed of each was judged by it; else the one that tuning found to be the best; without tuning the one with
+    the most seeds.
 
     Raises:
         ValueError: for two runs that differ in something else than is read here.
@@ -109,12 +110,17 @@ def of_runs(folder: pathlib.Path) -> list[Curves]:
                 raise ValueError(f"{path} has the row, workers, rate and seed of another run: move one of them away")
             same.append(run)
 
-    def order(runs: list[dict[str, Any]]) -> tuple[float, float, int]:
-        one = runs[0]
-        by_tuning = tuned.get((Row(**one["row"]).tuned, one["learning_rate"]), math.inf)
-        return penalty_of_validation(one), by_tuning, -len(runs)
+    def chosen(rates: Mapping[float, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        judged = all("validation" in runs[0] for runs in rates.values())
 
-    return [of_row(min(rates.values(), key=order)) for rates in groups.values()]
+        def order(runs: list[dict[str, Any]]) -> tuple[float, float, int]:
+            one = runs[0]
+            by_tuning = tuned.get((Row(**one["row"]).tuned, one["learning_rate"]), math.inf)
+            return penalty_of_validation(one) if judged else 0.0, by_tuning, -len(runs)
+
+        return min(rates.values(), key=order)
+
+    return [of_row(chosen(rates)) for rates in groups.values()]
 
 
 def of_row(runs: Sequence[Mapping[str, Any]]) -> Curves:

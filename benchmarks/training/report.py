@@ -183,8 +183,8 @@ def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
     chosen = "the best is the rate above"
     if study.close:
         chosen = (
-            f"with each rate that was at most {100 * study.close:g}% worse than the best, the first seed is run for all epochs,"
-            " and what is best then, by the validation part, is the rate above"
+            f"with each rate that was less than {100 * study.close:g}% worse than the best, the first seed is run for all"
+            " epochs, and what is best then, by the validation part, is the rate above"
         )
     lines = [
         f"# {name}: {the_task.summary}",
