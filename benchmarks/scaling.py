@@ -139,9 +139,8 @@ def draw(found: Scaling, trained: Sequence[Curves], path: pathlib.Path) -> None:
     strong.set_yscale("log", base=2)
     for number, (name, line) in enumerate(kept.items()):
         means, spreads = zip(*line.values(), strict=True)
-        panels[2].errorbar(
-            list(line), means, yerr=spreads, marker="o", capsize=3, color=COLOURS[number % 9], label=name
-        )
+        look = {"marker": "o", "capsize": 3, "color": COLOURS[number % 9], "label": name}
+        panels[2].errorbar(curves.beside(line, number, len(kept)), means, spreads, **look)
     if kept:
         panels[2].set(xlabel="simulated workers", ylabel=trained[0].metric, title=f"{trained[0].task} (measured)")
         panels[2].legend(fontsize=8)

@@ -6,7 +6,7 @@ import json
 import math
 import pathlib
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.training.cells import Row, penalty, penalty_of_validation
@@ -85,6 +85,11 @@ def epochs_to(target: float, best: Sequence[float]) -> float:
             before = best[i - 1] if i else -math.inf
             return i + (1.0 if math.isinf(before) else (target - before) / (value - before))
     return math.inf
+
+
+def beside(workers: Iterable[int], number: int, of: int) -> list[float]:
+    """Returns where one of several methods is drawn on a logarithmic axis of workers, so that no bar hides another's."""
+    return [n * 2 ** (0.12 * (number - (of - 1) / 2)) for n in workers]
 
 
 def of_runs(folder: pathlib.Path) -> list[Curves]:

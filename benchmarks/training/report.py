@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.training.cells import Cell, Row, Study, metric_of, penalty
-from benchmarks.training.curves import of_row
+from benchmarks.training.curves import beside, of_row
 from gradcomp_jax import _markdown
 from gradcomp_jax.experiments.tasks import task
 
@@ -279,11 +279,11 @@ def plot(study: Study, found: Found, path: pathlib.Path) -> None:
         of_bytes.plot(sent, one.mean, marker="o", markersize=3, **look)
     of_bytes.set(xscale="log", xlabel=f"bytes that one of {workers} devices has sent", ylabel=metric)
     for axes in of_workers:
-        for row, by_workers in ends.items():
+        for number, (row, by_workers) in enumerate(ends.items()):
             means = [statistics.fmean(values) for values in by_workers.values()]
             bars = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in by_workers.values()]
             look = {"marker": "o", "markersize": 3, "capsize": 3, "color": colour[row.tuned], "label": str(row)}
-            axes.errorbar(list(by_workers), means, bars, **look)
+            axes.errorbar(beside(by_workers, number, len(ends)), means, bars, **look)
         axes.set(xscale="log", xlabel="workers", ylabel=f"{metric} at the end")
         axes.set_xticks(sorted(study.rows), labels=list(map(str, sorted(study.rows))))
         axes.minorticks_off()
