@@ -55,6 +55,24 @@ def test_steps_are_against_dense_with_the_same_optimizer_and_as_many_epochs(opti
     assert prices.package([runs], page="")["terngrad"].steps == 1.0
 
 
+@pytest.mark.parametrize(
+    ("method", "row", "settings", "expected"),
+    [
+        ("topk-sgd", {}, {"density": 0.01}, ""),
+        ("topk-sgd", {"density": 0.01}, {"density": 0.01}, ""),
+        ("topk-sgd", {"density": 0.001}, {"density": 0.001}, "density 0.001"),
+        ("topk-sgd", {}, {"density": 0.001, "optimizer": "adamw"}, "density 0.001"),
+        ("dgc", {"epochs": 16}, {"density": 0.001, "optimizer": "sgd"}, "epochs 16"),
+        ("dgc", {"density": 0.001}, {"density": 0.001, "optimizer": "adamw"}, "momentum 0"),
+        ("demo", {"density": 0.01}, {"density": 0.01, "optimizer": "adamw"}, "density 0.01"),
+        ("powersgd", {}, {"density": 0.01, "optimizer": "adamw"}, ""),
+        ("diloco", {"every": 30}, {"density": 0.01}, "every 30"),
+    ],
+)
+def test_options_are_those_that_a_method_does_not_have_by_default(method, row, settings, expected) -> None:
+    assert prices.options_of(made(method, DENSE, options=row, settings=settings)) == expected
+
+
 def test_a_run_whose_row_has_fewer_fields_is_of_the_same_row(tmp_path) -> None:
     run = json.loads(next((RUNS / "enwik8-long").glob("dense*seed-0.json")).read_text())
     for seed, row in ((0, {"method": "dense"}), (1, {"method": "dense", "every": None, "epochs": None})):

@@ -45,12 +45,19 @@ def _figure(value: float) -> float:
 
 def options_of(curves: Curves) -> str:
     """Returns what a method was given and does not have by default, as text."""
-    method = _registered().get(curves.method)
     given = dict(curves.options)
-    if method is not None and "density" in inspect.signature(METHODS[method].make).parameters:
-        own = inspect.signature(METHODS[method].make).parameters["density"].default
-        if (density := curves.settings["density"]) != METHODS[method].options.get("density", own):
-            given["density"] = density
+    name = _registered().get(curves.method)
+    if name is None:
+        return ", ".join(shown(given))
+    method, settings = METHODS[name], curves.settings
+    takes = inspect.signature(method.make).parameters
+    if "density" in takes:
+        # Of the settings, whether or not the row named it.
+        given.pop("density", None)
+        if settings["density"] != method.options.get("density", takes["density"].default):
+            given["density"] = settings["density"]
+    if method.momentum == "inside" and method.update == "mean" and settings.get("optimizer") == "adamw":
+        given["momentum"] = 0.0  # Adam's own is enough.
     return ", ".join(shown(given))
 
 
