@@ -147,7 +147,7 @@ def warn_of_two_momenta(opt_state: PyTree) -> None:
         if corrected and per_device.nodes_of(link, lambda node: isinstance(node, optax.ScaleByAdamState)):
             warnings.warn(
                 "an exchange with momentum correction (gradcomp_jax.dgc) goes before Adam, which has a momentum of its own:"
-                " take gradcomp_jax.topk_sgd or dgc(momentum_correction=False) before Adam, or plain optax.sgd after it",
+                " take gradcomp_jax.block_quantized or dgc(momentum_correction=False) before Adam, or plain optax.sgd after it",
                 stacklevel=3,
             )
         exchanges = per_device.nodes_of(link, lambda node: isinstance(node, ExchangeState))
