@@ -7,6 +7,7 @@ Nothing is run. The measured steps are those of benchmarks/network.py, the accur
 """
 
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -103,14 +104,15 @@ def text(found: Scaling, trained: Sequence[Curves], command: str, picture: str) 
         return [*lines, "No task was trained with several numbers of workers here (`--runs`)."]
     sizes = sorted({n for line in kept.values() for n in line})
     metric, task = trained[0].metric, trained[0].task
+    scale, unit = (100, " (%)") if metric == "accuracy" else (1, "")
     rows = [
-        (name, *(f"{line[n][0]:.4g} ± {line[n][1]:.2g}" if n in line else "-" for n in sizes))
+        (name, *(f"{scale * line[n][0]:.4g} ± {scale * line[n][1]:.2g}" if n in line else "-" for n in sizes))
         for name, line in kept.items()
     ]
     return [
         *lines,
-        f"**Measured:** {metric} on {task} after the last epoch, by simulated workers that share one batch; mean and standard"
-        " deviation over the seeds.",
+        f"**Measured:** {metric}{unit} on {task} after the last epoch, by simulated workers that share one batch; mean and"
+        " standard deviation over the seeds.",
         "",
         *_markdown.table(("method", *map(str, sizes)), rows, align="lr"),
     ]
@@ -126,8 +128,10 @@ def draw(found: Scaling, trained: Sequence[Curves], path: pathlib.Path) -> None:
     kept = by_workers(trained)
     figure, panels = plt.subplots(1, 3 if kept else 2, figsize=(16 if kept else 11, 5.6), layout="constrained")
     weak, strong = panels[:2]
-    for number, (name, line) in enumerate(found.weak.items()):
-        style, colour = "--" if name.startswith("dense") else "-", COLOURS[number]
+    # A method has one colour in all panels.
+    colours = dict(zip(dict.fromkeys([*found.weak, *kept]), itertools.cycle(COLOURS), strict=False))
+    for name, line in found.weak.items():
+        style, colour = "--" if name.startswith("dense") else "-", colours[name]
         weak.plot(list(line), [100 * line[n] / n for n in line], style, color=colour, lw=1.5, label=name)
         measured = found.measured[name]
         weak.plot(list(measured), [100 * measured[n] / n for n in measured], "o", color=colour, markersize=6)
@@ -139,7 +143,7 @@ def draw(found: Scaling, trained: Sequence[Curves], path: pathlib.Path) -> None:
     strong.set_yscale("log", base=2)
     for number, (name, line) in enumerate(kept.items()):
         means, spreads = zip(*line.values(), strict=True)
-        look = {"marker": "o", "capsize": 3, "color": COLOURS[number % 9], "label": name}
+        look = {"marker": "o", "capsize": 3, "color": colours[name], "label": name}
         panels[2].errorbar(curves.beside(line, number, len(kept)), means, spreads, **look)
     if kept:
         panels[2].set(xlabel="simulated workers", ylabel=trained[0].metric, title=f"{trained[0].task} (measured)")

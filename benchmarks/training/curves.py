@@ -89,7 +89,7 @@ def epochs_to(target: float, best: Sequence[float]) -> float:
 
 def beside(workers: Iterable[int], number: int, of: int) -> list[float]:
     """Returns where one of several methods is drawn on a logarithmic axis of workers, so that no bar hides another's."""
-    return [n * 2 ** (0.12 * (number - (of - 1) / 2)) for n in workers]
+    return [n * 2 ** (0.5 * (number - (of - 1) / 2) / of) for n in workers]
 
 
 def of_runs(folder: pathlib.Path) -> list[Curves]:
