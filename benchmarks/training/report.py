@@ -26,7 +26,7 @@ def runs(study: Study, found: Found, row: Row, workers: int) -> list[Mapping[str
 def table(study: Study, found: Found, *, missing: bool = True) -> str:
     """Returns a row for each method and number of workers; with ``missing`` for those without a run too, which say so."""
     lines = []
-    for workers, rows in study.rows.items():
+    for workers, rows in sorted(study.rows.items(), reverse=True):
         for row in rows:
             base = runs(study, found, dataclasses.replace(rows[0], optimizer=row.optimizer, epochs=row.epochs), workers)
             if missing or runs(study, found, row, workers):
