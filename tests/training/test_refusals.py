@@ -135,7 +135,7 @@ def test_a_hierarchy_without_the_specs_of_its_parameters() -> None:
 
 @pytest.mark.standard_promotion
 def test_momentum_correction_before_adam_warns() -> None:
-    with pytest.warns(UserWarning, match=r"goes before Adam.*gradcomp_jax.topk_sgd"):
+    with pytest.warns(UserWarning, match=r"goes before Adam.*gradcomp_jax.block_quantized"):
         gc.init_state(params(), optax.chain(exchange(), optax.chain(optax.adam(1e-3))), mesh_of(N))
 
 
