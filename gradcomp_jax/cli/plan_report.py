@@ -80,6 +80,8 @@ def _verdict(found: Outlook) -> str:
         mind = f" Mind how {best} trains: {caution}." if caution else ""
         if most:
             mind = f" Mind that its runs did not come as far as dense's.{mind}"
+        if fastest.price is None and any(p.price for p in verdict.ranking):
+            mind += f" No run shows how {best} trains, and no method with a price is worth it."
         return f"Compress: {own}, which wins {_above(found.break_even[fastest.method])}.{mind}"
     gain = dense.progress / fastest.progress
     there = f"{plain} takes {units.show_seconds(dense.step)} a step"
@@ -96,10 +98,11 @@ def _verdict(found: Outlook) -> str:
 
 def _trains_worse(found: Outlook) -> str:
     worse = found.verdict.trains_worse
-    if worse is None or worse.price is None:
+    if worse is None:
         return ""
     own = f"{command_name(worse.method)} is {found.dense.step / worse.step:.2f}x as fast a step"
-    return f" {own}, and not recommended, because it trains worse: it takes {_takes(worse)}."
+    why = "no run shows how it trains" if worse.price is None else f"it trains worse: it takes {_takes(worse)}"
+    return f" {own}, and not recommended, because {why}."
 
 
 def _takes(p: Prediction) -> str:

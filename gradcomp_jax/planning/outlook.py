@@ -78,8 +78,9 @@ class Outlook:
 
     @property
     def best(self) -> Prediction:
-        """Returns the first method of the ranking that is no baseline."""
-        return next(p for p in self.verdict.ranking if p.method not in BASELINES)
+        """Returns the method that is recommended, or the first of the ranking that is no baseline."""
+        methods = [p for p in self.verdict.ranking if p.method not in BASELINES]
+        return next((p for p in methods if p.method == self.verdict.method), methods[0])
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what JSON can hold; a method that always or never pays has no break-even, but ``"always"`` or ``"never"``."""

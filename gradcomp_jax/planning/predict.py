@@ -81,9 +81,9 @@ class Verdict:
     """Whether to compress.
 
     Attributes:
-        compress: whether the fastest method beats the better dense one by more than :data:`CLEAR`.
-        method: what to use: that method, or the better dense one.
-        gain: what the better dense one takes over what the fastest method does, by :attr:`Prediction.progress`.
+        compress: whether a method beats the better dense one by more than :data:`CLEAR`, by :attr:`Prediction.progress`.
+        method: what to use: the fastest such method that has a price, where none has one the fastest, or the better dense one.
+        gain: what the better dense one takes over what that method does, by :attr:`Prediction.progress`.
         ranking: all predictions, the least :attr:`Prediction.progress` first.
         skipped: why there is none of a method that was asked for, by method.
     """
@@ -101,7 +101,7 @@ class Verdict:
 
     @property
     def trains_worse(self) -> Prediction | None:
-        """Returns the method that seconds alone would recommend, where its price has another one recommended or none."""
+        """Returns the method that seconds alone would recommend, where prices have another one recommended or none."""
         by_seconds = sorted(self.ranking, key=lambda p: p.step)
         dense = next((p for p in by_seconds if p.method in BASELINES), None)
         if dense is None or not by_seconds[0].step or dense.step / by_seconds[0].step < CLEAR:
@@ -224,7 +224,9 @@ def should_compress(
             skipped[name] = str(error)
     ranking = tuple(sorted(found, key=lambda p: (p.progress, p.step)))
     dense = next(p for p in ranking if p.method in BASELINES)
-    best = ranking[0]
+    paying = [p for p in ranking if p.method not in BASELINES and p.progress and dense.progress / p.progress >= CLEAR]
+    # That no run shows how a method trains must not be what recommends it.
+    best = next((p for p in paying if p.price is not None), ranking[0])
     gain = dense.progress / best.progress if best.progress else 1.0
     compress = best.method not in BASELINES and gain >= CLEAR
     return Verdict(compress, best.method if compress else dense.method, gain, ranking, skipped)

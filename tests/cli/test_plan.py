@@ -120,6 +120,14 @@ def test_steps_to_a_loss_are_weighed(gradcomp, tmp_path) -> None:
     assert "over dense's (prices.md); the order is that of step times price" in weighed.stdout
     (line,) = [line for line in weighed.stdout.splitlines() if line.startswith("qsgd ")]
     assert "no curve" in line
+    (tmp_path / "prices.json").write_text(json.dumps({"qsgd": 1.1}))
+    weighed = gradcomp(*asked, "--prices", "prices.json")
+    assert "Compress: qsgd takes " in weighed.stdout
+    assert "dgc is " in weighed.stdout and "not recommended, because no run shows how it trains." in weighed.stdout
+    (tmp_path / "prices.json").write_text(json.dumps({"qsgd": 100}))
+    weighed = gradcomp(*asked, "--prices", "prices.json")
+    assert "Compress: dgc takes " in weighed.stdout
+    assert "No run shows how dgc trains, and no method with a price is worth it." in weighed.stdout
     (tmp_path / "prices.json").write_text(json.dumps({"dgc": dgc | {"steps": 1.5}}))
     weighed = gradcomp(*asked, "--prices", "prices.json", "--link", "20Mbit", "--methods", "dgc")
     assert "the steps (enwik8, 3 seeds, density 0.01), at most " in weighed.stdout

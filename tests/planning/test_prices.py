@@ -22,6 +22,23 @@ def test_a_step_counts_for_what_it_brings() -> None:
     assert predict(WORK, CLUSTER, "dense", device=SLOW, prices={"dense": 2.0}).price is None
 
 
+def test_what_no_run_shows_does_not_recommend_a_method() -> None:
+    """With a price dgc is recommended while it is worth it, although nothing is held against int8; then int8 is."""
+    methods = ["dgc", "block_quantized"]
+    step = {p.method: p.step for p in should_compress(WORK, CLUSTER, methods=methods, device=SLOW, prices={}).ranking}
+    worth = step["dense_bf16"] / step["dgc"]
+
+    def verdict(price: float):
+        return should_compress(WORK, CLUSTER, methods=methods, device=SLOW, prices={"dgc": price})
+
+    paying = verdict(0.94 * worth)
+    assert paying.ranking[0].method == "block_quantized" and paying.method == "dgc"
+    assert paying.compress and paying.gain == pytest.approx(1 / 0.94)
+    lost = verdict(0.97 * worth)
+    assert lost.compress and lost.method == "block_quantized"
+    assert lost.trains_worse is not None and lost.trains_worse.method == "dgc"
+
+
 def test_a_method_that_trains_worse_is_not_recommended() -> None:
     """DGC is the fastest a step; from the price on that makes up for it, int8 is, and at last dense."""
     methods = ["dgc", "block_quantized"]
@@ -32,7 +49,7 @@ def test_a_method_that_trains_worse_is_not_recommended() -> None:
     free = verdict()
     assert free.method == "dgc" and free.trains_worse is None
     step = {p.method: p.step for p in free.ranking}
-    weighed = verdict(dgc=1.01 * step["block_quantized"] / step["dgc"])
+    weighed = verdict(dgc=1.01 * step["block_quantized"] / step["dgc"], block_quantized=1.0)
     assert weighed.compress and weighed.method == "block_quantized"
     assert weighed.trains_worse is not None and weighed.trains_worse.method == "dgc"
     assert weighed.gain == pytest.approx(step["dense_bf16"] / step["block_quantized"])
