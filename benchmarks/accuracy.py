@@ -28,7 +28,7 @@ def main() -> None:
         "--one-device",
         action="store_true",
         help="the workers of a run share the first device that JAX finds, such as a GPU, in the place of CPU devices;"
-        " on a CPU a transformer is faster so too, and LeNet with 16 workers or more, the residual net is not",
+        " on a CPU some tasks are faster so too, others slower",
     )
     parser.add_argument(
         "--only",

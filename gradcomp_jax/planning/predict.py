@@ -83,7 +83,8 @@ class Verdict:
     Attributes:
         compress: whether a method beats the better dense one by more than :data:`CLEAR`, by :attr:`Prediction.progress`.
         method: what to use: the fastest such method that has a price, where none has one the fastest, or the better dense one.
-        gain: what the better dense one takes over what that method does, by :attr:`Prediction.progress`.
+        gain: what the better dense one takes over what that method does, by :attr:`Prediction.progress`; where dense is to be
+            used, over what the first of the ranking does.
         ranking: all predictions, the least :attr:`Prediction.progress` first.
         skipped: why there is none of a method that was asked for, by method.
     """
@@ -101,7 +102,10 @@ class Verdict:
 
     @property
     def trains_worse(self) -> Prediction | None:
-        """Returns the method that seconds alone would recommend, where prices have another one recommended or none."""
+        """Returns the method that seconds alone would recommend, where prices have another one recommended or none.
+
+        Its own price is None where no run shows how it trains.
+        """
         by_seconds = sorted(self.ranking, key=lambda p: p.step)
         dense = next((p for p in by_seconds if p.method in BASELINES), None)
         if dense is None or not by_seconds[0].step or dense.step / by_seconds[0].step < CLEAR:
