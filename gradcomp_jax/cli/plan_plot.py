@@ -8,6 +8,7 @@ from matplotlib.ticker import ScalarFormatter
 
 from gradcomp_jax.cli import units
 from gradcomp_jax.cli.colours import COLOURS
+from gradcomp_jax.methods.registry import command_name
 from gradcomp_jax.planning.outlook import Outlook
 
 
@@ -27,7 +28,9 @@ def draw(found: Outlook, what: str) -> Figure:
     workers, lines = found.by_workers
     left.plot(workers, workers, color="#BBBBBB", linestyle=":", label="ideal")
     for number, (name, values) in enumerate(lines.items()):
-        left.plot(workers, values, marker="o", markersize=4, color=COLOURS[number], label=name)
+        left.plot(
+            workers, values, _dashes(number), marker="o", markersize=4, color=COLOURS[number], label=command_name(name)
+        )
     left.set_xscale("log", base=2)
     left.set_yscale("log", base=2)
     for axis in (left.xaxis, left.yaxis):
@@ -36,8 +39,8 @@ def draw(found: Outlook, what: str) -> Figure:
     link = f"{units.show_rate(cluster.outer.rate)}, {units.show_seconds(cluster.outer.latency)}"
     left.set(xlabel="workers", ylabel="speed-up over one worker", title=f"By workers, at {link}")
     rates, lines = found.by_rate
-    for number, (name, values) in enumerate(lines.items()):
-        right.plot([8 * r / 1e9 for r in rates], values, color=COLOURS[number], label=name)
+    for number, values in enumerate(lines.values()):
+        right.plot([8 * r / 1e9 for r in rates], values, _dashes(number), color=COLOURS[number])
     right.set_xscale("log")
     right.axvline(8 * cluster.outer.rate / 1e9, color="#DDDDDD", zorder=0)
     right.axhline(cluster.workers, color="#BBBBBB", linestyle=":")
@@ -50,5 +53,12 @@ def draw(found: Outlook, what: str) -> Figure:
     for axes in (left, right):
         axes.grid(alpha=0.25)
     left.legend(fontsize=9)
-    figure.suptitle(f"{what}, {units.show_seconds(found.workload.compute)} a step: modelled, weak scaling")
+    figure.suptitle(
+        f"{what}, {units.show_seconds(found.workload.compute)} a step: modelled, weak scaling; prices in steps not counted"
+    )
     return figure
+
+
+def _dashes(number: int) -> str:
+    """Lets a line be seen below one that goes over it."""
+    return "--" if number > 2 else "-"

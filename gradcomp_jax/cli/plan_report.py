@@ -159,7 +159,7 @@ def notes(found: Outlook, calibration: Calibration | None, *, matrices: bool) ->
         of = f" ({', '.join(pages)})" if pages else ""
         lines.append(
             f"price: steps for what dense reaches, over dense's{of}; the order is that"
-            " of step times price, and without a curve of step."
+            " of step times price, then methods without a curve by step."
         )
     else:
         lines.append(
@@ -167,7 +167,8 @@ def notes(found: Outlook, calibration: Calibration | None, *, matrices: bool) ->
         )
     if minded:
         if any(name not in priced for name in faster if METHODS[name].caution):
-            lines.append("!: ranked by speed alone, which says nothing of how they train.")
+            mark = "no curve" if priced else "!"
+            lines.append(f"{mark}: ranked by speed alone, which says nothing of how they train.")
         lines += [f"! {one}." for one in minded]
     if found.cluster.per_node > 1:
         lines.append("*: dense within a node, the method between nodes (gc.hierarchical); the others in one exchange.")

@@ -62,7 +62,7 @@ class Outlook:
 
     def _curves(self, clusters: Sequence[Cluster], at: Sequence[Any]) -> Curves:
         ranked = [p.method for p in self.verdict.ranking]
-        others = [name for name in ranked if name not in BASELINES]
+        others = list(dict.fromkeys([self.best.method, *(name for name in ranked if name not in BASELINES)]))
         found = {
             name: tuple(
                 speed_up(predict(self.workload, one, name, device=self.device), one.workers) for one in clusters
@@ -78,9 +78,10 @@ class Outlook:
 
     @property
     def best(self) -> Prediction:
-        """Returns the method that is recommended, or the first of the ranking that is no baseline."""
+        """Returns the method that is recommended, or of the others the one with the least :attr:`Prediction.progress`."""
         methods = [p for p in self.verdict.ranking if p.method not in BASELINES]
-        return next((p for p in methods if p.method == self.verdict.method), methods[0])
+        recommended = (p for p in methods if p.method == self.verdict.method)
+        return next(recommended, min(methods, key=lambda p: (p.progress, p.step)))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what JSON can hold; a method that always or never pays has no break-even, but ``"always"`` or ``"never"``."""

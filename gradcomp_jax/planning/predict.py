@@ -11,7 +11,7 @@ from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.planning import costs
 from gradcomp_jax.planning.calibrate import Calibration
 from gradcomp_jax.planning.links import Cluster, Link
-from gradcomp_jax.planning.prices import Price, Prices, price_of
+from gradcomp_jax.planning.prices import Price, Prices, checked
 from gradcomp_jax.planning.traffic import CollectiveTraffic, Traffic, read_method
 from gradcomp_jax.planning.workload import Device, Workload
 
@@ -84,8 +84,9 @@ class Verdict:
         compress: whether a method beats the better dense one by more than :data:`CLEAR`, by :attr:`Prediction.progress`.
         method: what to use: the fastest such method that has a price, where none has one the fastest, or the better dense one.
         gain: what the better dense one takes over what that method does, by :attr:`Prediction.progress`; where dense is to be
-            used, over what the first of the ranking does.
-        ranking: all predictions, the least :attr:`Prediction.progress` first.
+            used, over the least that any takes.
+        ranking: all predictions, the least :attr:`Prediction.progress` first; where some have prices, methods without one come
+            after all others.
         skipped: why there is none of a method that was asked for, by method.
     """
 
@@ -185,7 +186,7 @@ def predict(
         known = device or (calibration.device if calibration else None) or Device()
         compress = known.compression(method, round(values))
     exposed = max(0.0, communication.inner + communication.outer - workload.overlap * workload.compute)
-    price = None if method in BASELINES else price_of(method, prices)
+    price = None if method in BASELINES else checked(prices).get(method)
     return Prediction(
         method, layout, workload.compute, compress, exposed=exposed, price=price, **communication._asdict()
     )
@@ -214,8 +215,9 @@ def should_compress(
         prices: see :func:`predict`.
 
     Raises:
-        ValueError: for an unknown method, and where no dense baseline can be predicted.
+        ValueError: for an unknown method, a price that is none, and where no dense baseline can be predicted.
     """
+    prices = checked(prices)
     names = dict.fromkeys([*BASELINES, *(METHODS if methods is None else methods)])
     found, skipped = [], {}
     for name in names:
@@ -226,11 +228,16 @@ def should_compress(
             if name == BASELINES[-1] and not found:
                 raise
             skipped[name] = str(error)
-    ranking = tuple(sorted(found, key=lambda p: (p.progress, p.step)))
+    priced = any(p.price for p in found)
+
+    def unknown(p: Prediction) -> bool:
+        return priced and p.price is None and p.method not in BASELINES
+
+    # That no run shows how a method trains must not be what recommends it.
+    ranking = tuple(sorted(found, key=lambda p: (unknown(p), p.progress, p.step)))
     dense = next(p for p in ranking if p.method in BASELINES)
     paying = [p for p in ranking if p.method not in BASELINES and p.progress and dense.progress / p.progress >= CLEAR]
-    # That no run shows how a method trains must not be what recommends it.
-    best = next((p for p in paying if p.price is not None), ranking[0])
+    best = paying[0] if paying else min(ranking, key=lambda p: p.progress)
     gain = dense.progress / best.progress if best.progress else 1.0
     compress = best.method not in BASELINES and gain >= CLEAR
     return Verdict(compress, best.method if compress else dense.method, gain, ranking, skipped)

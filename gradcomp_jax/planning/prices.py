@@ -84,16 +84,17 @@ def from_dict(prices: Mapping[str, Any]) -> dict[str, Price]:
     return {name: _read(name, fields) for name, fields in prices.items()}
 
 
-def price_of(method: str, prices: Prices | None) -> Price | None:
-    """Returns the price of a method, ``None`` if there is none; ``prices=None`` are those of the package.
+def checked(prices: Prices | None) -> Mapping[str, Price]:
+    """Returns given prices, factors as :class:`Price` too; those of the package for ``None``.
 
     Raises:
-        ValueError: for a given price of an unknown method.
+        ValueError: for a price of an unknown method, and a factor that is none.
     """
-    for name in prices or ():
+    if prices is None:
+        return measured()
+    for name in prices:
         _checks.one_of("method of a price", name, METHODS)
-    found = (measured() if prices is None else prices).get(method)
-    return Price(found) if isinstance(found, int | float) else found
+    return {name: Price(given) if isinstance(given, int | float) else given for name, given in prices.items()}
 
 
 def _read(name: str, given: Any) -> Price:

@@ -32,8 +32,13 @@ def test_what_no_run_shows_does_not_recommend_a_method() -> None:
         return should_compress(WORK, CLUSTER, methods=methods, device=SLOW, prices={"dgc": price})
 
     paying = verdict(0.94 * worth)
-    assert paying.ranking[0].method == "block_quantized" and paying.method == "dgc"
+    assert paying.method == "dgc" and [p.method for p in paying.ranking if p.method in methods] == methods
+    assert paying.ranking[-1].progress < paying.ranking[0].progress
     assert paying.compress and paying.gain == pytest.approx(1 / 0.94)
+    # The picture shows a few methods: what is recommended is among them.
+    for given in ({"demo": 1.0}, {"dgc": 9.0, "terngrad": 9.0, "demo": 9.0}):
+        found = outlook(WORK, CLUSTER, device=SLOW, prices=given)
+        assert found.verdict.compress and found.verdict.method in found.by_rate[1]
     lost = verdict(0.97 * worth)
     assert lost.compress and lost.method == "block_quantized"
     assert lost.trains_worse is not None and lost.trains_worse.method == "dgc"
@@ -104,5 +109,8 @@ def test_bad_prices_are_named() -> None:
         prices.from_dict([1.2])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="did you mean 'block_quantized'"):
         predict(WORK, CLUSTER, "dgc", device=SLOW, prices={"block-quantized": 1.2})
+    # Not a reason to leave every method out.
+    with pytest.raises(ValueError, match="did you mean 'block_quantized'"):
+        should_compress(WORK, CLUSTER, prices={"block-quantized": 1.2})
     read = prices.from_dict({"dgc": 1.2, "qsgd": {"steps": 1.1, "spread": [1.0, 1.2]}})
     assert read == {"dgc": Price(1.2), "qsgd": Price(1.1, spread=(1.0, 1.2))}
