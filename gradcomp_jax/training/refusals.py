@@ -14,6 +14,7 @@ from jax.sharding import AxisType, Mesh
 from gradcomp_jax import _compat, _specs, per_device
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.memory import Momentum
+from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.transforms import ExchangeState
 from gradcomp_jax.transforms.policies import path_name
@@ -138,17 +139,42 @@ def branches_explained() -> Iterator[None]:
 
 
 def warn_of_two_momenta(opt_state: PyTree) -> None:
-    """Warns of a chain with momentum correction before Adam: both have a momentum."""
+    """Warns of a chain in which a method with a momentum inside goes before another momentum."""
     if type(opt_state) is not tuple:
         return
-    corrected = False
+    inside = ""
     for link in opt_state:
         warn_of_two_momenta(link)
-        if corrected and per_device.nodes_of(link, lambda node: isinstance(node, optax.ScaleByAdamState)):
+        after = next((_MOMENTA[type(node)] for node in per_device.nodes_of(link, _is_momentum)), None)
+        if inside and after:
             warnings.warn(
-                "an exchange with momentum correction (gradcomp_jax.dgc) goes before Adam, which has a momentum of its own:"
-                " take gradcomp_jax.block_quantized or dgc(momentum_correction=False) before Adam, or plain optax.sgd after it",
+                f"{inside} has a momentum inside and goes before {after}, which is another: take plain"
+                f" optax.sgd(learning_rate) after it, or before {after} a method without one, such as"
+                " gradcomp_jax.block_quantized",
                 stacklevel=3,
             )
         exchanges = per_device.nodes_of(link, lambda node: isinstance(node, ExchangeState))
-        corrected |= any(isinstance(memory, Momentum) for e in exchanges for of in e.memory for memory in of)
+        inside = next(filter(None, map(_momentum_inside, exchanges)), inside)
+
+
+_MOMENTA = {
+    optax.ScaleByAdamState: "Adam",
+    optax.ScaleByLionState: "Lion",
+    optax.TraceState: "the momentum of optax.sgd",
+}
+"""What has a momentum, by its state."""
+
+
+def _is_momentum(node: Any) -> bool:
+    return type(node) in _MOMENTA
+
+
+def _momentum_inside(exchange: ExchangeState) -> str:
+    """Returns the name of a method with a momentum inside, empty for another."""
+    name, options = exchange.made_by.name, dict(exchange.made_by.options)
+    corrected = any(isinstance(memory, Momentum) for of in exchange.memory for memory in of)
+    if not corrected and (name not in METHODS or METHODS[name].momentum != "inside"):
+        return ""
+    without = options.get("momentum_correction") == "False"
+    zero = any(key.rpartition(".")[2] == "momentum" and value in ("0", "0.0") for key, value in options.items())
+    return "" if without or zero else f"gradcomp_jax.{name or 'exchange'}"

@@ -133,19 +133,34 @@ def test_a_hierarchy_without_the_specs_of_its_parameters() -> None:
         step(state, jax.device_put(batch(0), gc.data_sharding(mesh, axis_name=both)))
 
 
-@pytest.mark.standard_promotion
-def test_momentum_correction_before_adam_warns() -> None:
-    with pytest.warns(UserWarning, match=r"goes before Adam.*gradcomp_jax.block_quantized"):
-        gc.init_state(params(), optax.chain(exchange(), optax.chain(optax.adam(1e-3))), mesh_of(N))
+AFTER = {"adam": optax.adam(1e-3), "lion": optax.lion(1e-3), "sgd": optax.sgd(0.1, momentum=0.9)}
 
 
 @pytest.mark.standard_promotion
-@pytest.mark.parametrize("method", ("topk_sgd", "dgc"))
-def test_other_chains_with_adam_do_not_warn(method: str, recwarn: pytest.WarningsRecorder) -> None:
-    options = {"momentum_correction": False} if method == "dgc" else {}
-    tx = optax.chain(getattr(gc, method)(axis_name="data", block=16, **options), optax.adam(1e-3))
+@pytest.mark.parametrize(
+    ("method", "after", "sentence"),
+    [
+        ("dgc", "adam", r"gradcomp_jax.dgc has a momentum inside and goes before Adam.*gradcomp_jax.block_quantized"),
+        ("dgc", "sgd", r"gradcomp_jax.dgc .* before the momentum of optax.sgd.*plain optax.sgd\(learning_rate\)"),
+        ("demo", "lion", r"gradcomp_jax.demo .* before Lion"),
+    ],
+)
+def test_two_momenta_warn(method: str, after: str, sentence: str) -> None:
+    tx = optax.chain(getattr(gc, method)(axis_name="data", block=16), optax.chain(AFTER[after]))
+    with pytest.warns(UserWarning, match=sentence):
+        gc.init_state(params(), tx, mesh_of(N))
+
+
+@pytest.mark.standard_promotion
+@pytest.mark.parametrize(
+    ("method", "options"), [("topk_sgd", {}), ("dgc", {"momentum_correction": False}), ("dgc", {"momentum": 0.0})]
+)
+def test_one_momentum_does_not_warn(method: str, options: dict[str, Any], recwarn: pytest.WarningsRecorder) -> None:
+    """Nor does a method without one, nor one with a momentum before plain SGD."""
+    tx = optax.chain(getattr(gc, method)(axis_name="data", block=16, **options), AFTER["adam"])
     gc.init_state(params(), tx, mesh_of(N))
-    assert not [w for w in recwarn if "before Adam" in str(w.message)]
+    gc.init_state(params(), optax.chain(gc.dgc(axis_name="data", block=16), optax.sgd(0.1)), mesh_of(N))
+    assert not [w for w in recwarn if "momentum" in str(w.message)]
 
 
 @pytest.mark.parametrize("method", [name for name in gc.methods.METHODS if hasattr(gc, name)])
