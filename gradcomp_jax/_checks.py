@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import math
+import numbers
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,6 +20,12 @@ def static_number(name: str, value: Any) -> float:
             f"under optax.inject_hyperparams add {name!r} to static_args"
         )
     return value
+
+
+def number_of(unit: str, name: str, value: Any) -> None:
+    """Refuses what is no number, such as text with a unit, and arrays."""
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number of {unit}, got {value!r}")
 
 
 def in_unit_interval(name: str, value: Any) -> float:

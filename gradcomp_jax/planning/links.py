@@ -23,6 +23,8 @@ class Link:
 
     def __post_init__(self) -> None:
         """Refuses what is no link."""
+        _checks.number_of("bytes per second", "rate", self.rate)
+        _checks.number_of("seconds", "latency", self.latency)
         if not self.rate > 0:
             raise ValueError(f"rate must be above 0 bytes per second, got {self.rate}")
         if not (self.latency >= 0 and math.isfinite(self.latency)):
@@ -59,6 +61,9 @@ class Cluster:
 
     def __post_init__(self) -> None:
         """Refuses what does not fit together."""
+        for name, link in (("outer", self.outer), ("inner", self.inner or self.outer)):
+            if not isinstance(link, Link):
+                raise TypeError(f"{name} must be a link, such as gradcomp_jax.Link.of_bits(10e9, 50e-6), got {link!r}")
         _checks.positive_int("workers", self.workers)
         _checks.positive_int("per_node", self.per_node)
         _checks.one_of("topology", self.topology, get_args(Topology))

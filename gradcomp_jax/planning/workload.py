@@ -63,6 +63,7 @@ class Workload:
         """Refuses what is no step."""
         # Lists are welcome; what is looked up by shapes needs them hashable.
         object.__setattr__(self, "shapes", tuple(tuple(shape) for shape in self.shapes))
+        _checks.number_of("seconds", "compute", self.compute)
         if not (self.compute >= 0 and math.isfinite(self.compute)):
             raise ValueError(f"compute must be finite and at least 0 seconds, got {self.compute}")
         if not 0 <= self.overlap <= 1:
@@ -97,6 +98,7 @@ class Device:
 
     def __post_init__(self) -> None:
         """Refuses what is no device."""
+        _checks.number_of("bytes per second", "copy_rate", self.copy_rate)
         if not self.copy_rate > 0:
             raise ValueError(f"copy_rate must be above 0 bytes per second, got {self.copy_rate}")
 

@@ -241,11 +241,14 @@ def _saved_shapes(metadata: PyTree, path: pathlib.Path, like: PyTree) -> PyTree:
     wanted = [path_name(p) for p, _ in tree_leaves_with_path(like)]
     missing, surplus = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
     if missing or surplus:
+        differences = [
+            f"{verb} {', '.join(map(repr, names[:3]))}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
+            for verb, names in (("lacks", missing), ("has", surplus))
+            if names
+        ]
         raise ValueError(
-            f"the checkpoint at {path} is of another model or optimizer: it lacks {missing[:3]} and has "
-            f"{surplus[:3]} besides"
-            f" ({len(missing)} and {len(surplus)} leaves in all); build the state with the chain that wrote the "
-            "checkpoint"
+            f"the checkpoint at {path} is of another model or optimizer: it {', and '.join(differences)}; build"
+            " the state with the chain that wrote the checkpoint"
         )
     shapes = [jax.ShapeDtypeStruct(found[name].shape, found[name].dtype) for name in wanted]
     return jax.tree.unflatten(jax.tree.structure(like), shapes)

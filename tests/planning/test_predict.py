@@ -147,6 +147,13 @@ def test_bad_input_is_named() -> None:
         Workload(1, ())
     with pytest.raises(ValueError, match="copy_rate must be above 0"):
         Device(0.0)
+    for wrong in (lambda: Workload("180ms", SHAPES), lambda: gc.Link("10Gbit", 0.0), lambda: gc.Link(1e9, "50us")):
+        with pytest.raises(TypeError, match=r"must be a number of (seconds|bytes per second), got '"):
+            wrong()
+    with pytest.raises(TypeError, match=r"outer must be a link, such as gradcomp_jax.Link.of_bits\(.*got 1000000000.0"):
+        gc.Cluster(4, 1e9)
+    with pytest.raises(TypeError, match="inner must be a link"):
+        gc.Cluster(4, LINK, 2, "200GB/s")
     with pytest.raises(ValueError, match="workers must be at least 2"):
         outlook(WORK, gc.Cluster(1, LINK))
     with pytest.raises(ValueError, match="methods must name one to compare with dense and dense_bf16, got dense"):
