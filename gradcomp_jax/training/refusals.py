@@ -149,7 +149,8 @@ def warn_of_two_momenta(opt_state: PyTree) -> None:
         if inside and after:
             warnings.warn(
                 f"{inside} has a momentum inside and goes before {after}, which is another: take plain"
-                " optax.sgd(learning_rate) after it, or in its place a method without one, such as gradcomp_jax.block_quantized",
+                " optax.sgd(learning_rate) after it, or in its place a method without one, such as"
+                " gradcomp_jax.block_quantized",
                 stacklevel=3,
             )
         exchanges = per_device.nodes_of(link, lambda node: isinstance(node, ExchangeState))
