@@ -13,7 +13,7 @@ import os
 import pathlib
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
@@ -31,7 +31,14 @@ RESULTS = pathlib.Path("docs/results")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--network", type=pathlib.Path, default=RESULTS / "network.json", help="measured cells (default: %(default)s)")
+    add(
+        "--network",
+        type=pathlib.Path,
+        nargs="+",
+        default=[RESULTS / "network.json", RESULTS / "network-8.json"],
+        metavar="FILE",
+        help="measured cells (default: network.json and network-8.json of docs/results)",
+    )
     add("--model", default="lstm", help="of the cells (default: %(default)s)")
     add("--rate", default="1Gbit", help="of the links (default: %(default)s)")
     add("--delay", default="0ms", help="of the links (default: %(default)s)")
@@ -41,7 +48,8 @@ def main() -> None:
     rate = parse_rate(options.rate)
     if rate is None:
         parser.error("--rate must be one that a model can be made of, such as 1Gbit")
-    cells = json.loads(options.network.read_text())["cells"]
+    swept = {path.name: json.loads(path.read_text()) for path in options.network}
+    cells = [cell for one in swept.values() for cell in one["cells"]]
     try:
         found = scaling.scaling(cells, options.model, rate=rate, delay_s=parse_delay(options.delay))
     except ValueError as error:
@@ -49,7 +57,8 @@ def main() -> None:
     trained = curves.read(options.runs) if options.runs else []
     command = "python " + " ".join([os.path.relpath(sys.argv[0]), *sys.argv[1:]])
     picture = options.write.with_suffix(".png").name if options.write else ""
-    lines = text(found, trained, command, picture)
+    machines = {name: f"{one['machine']['processor']}, {one['machine']['cores']} cores" for name, one in swept.items()}
+    lines = text(found, trained, command, picture, machines)
     print("\n".join(lines))
     if options.write:
         options.write.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -66,8 +75,10 @@ def by_workers(trained: Sequence[Curves]) -> dict[str, dict[int, tuple[float, fl
     return {name: line for name, line in found.items() if len(line) > 1}
 
 
-def text(found: Scaling, trained: Sequence[Curves], command: str, picture: str) -> list[str]:
-    """Returns the lines of the page."""
+def text(
+    found: Scaling, trained: Sequence[Curves], command: str, picture: str, machines: Mapping[str, str]
+) -> list[str]:
+    """Returns the lines of the page; ``machines`` says by file where its cells were measured."""
     turns = ", ".join(f"{name} at {n}" for name, n in scaling.best(found.strong).items())
     alone = ", ".join(f"{seconds:.3g} s on {n} workers" for n, seconds in found.computing.items())
     lines = [
@@ -84,7 +95,8 @@ def text(found: Scaling, trained: Sequence[Curves], command: str, picture: str) 
         "**Modelled** by the planner's formulas, with the computation and the arithmetic that the sweep measured between two"
         f" processes, the full rate of the links and {1e6 * LATENCY:g} us beside their delay; nothing overlaps. In brackets,"
         " **emulated**: whole steps of so many real processes, against a step of as many without an exchange. That takes"
-        f" {alone}: where processes share cores they compute for longer, and an exchange is a smaller part of their step.",
+        f" {alone}: where processes share cores they compute for longer, and an exchange is a smaller part of their step."
+        f" Machines: {'; '.join(f'{name} {machine}' for name, machine in machines.items())}.",
         "",
         *scaling.table(found.weak, found.measured),
         "",

@@ -38,6 +38,17 @@ def test_what_was_measured_is_beside_it(found) -> None:
     assert f"({found.measured['dgc'][4]:.3g})" in line and line.count("(") == 2
 
 
+def test_a_cell_may_lack_methods() -> None:
+    """More processes than fit into the memory with all methods are measured with some of them."""
+    cell = next(c for c in CELLS if c["key"] == "conv, 4 workers, 100 Mbit/s, 0 ms")
+    methods = {name: cell["methods"][name] for name in ("dense", "dgc")}
+    with_eight = scaling.scaling(
+        [*CELLS, {**cell, "workers": 8, "methods": methods}], "conv", rate=100e6, delay_s=0.0, sizes=SIZES
+    )
+    assert {name for name, line in with_eight.measured.items() if 8 in line} == set(methods)
+    assert with_eight.measured["dgc"][8] == 2 * with_eight.measured["dgc"][4]
+
+
 def test_more_workers_may_be_no_faster() -> None:
     assert scaling.best({"a": {2: 1.0, 4: 3.0, 8: 2.0}, "b": {2: 1.0, 4: 2.0}}) == {"a": 4}
 
@@ -64,8 +75,9 @@ def test_metrics_by_workers_are_in_the_page(tmp_path, found) -> None:
     alone = Curves("enwik8", "dion", {}, 8, "bits per character", 120.0, values, {}, 1.0)
     kept = command.by_workers([*runs, alone])
     assert list(kept) == ["dgc"] and list(kept["dgc"]) == [1, 64]
-    lines = command.text(found, [*runs, alone], "python x.py", "")
+    lines = command.text(found, [*runs, alone], "python x.py", "", {"network.json": "an abacus, 2 cores"})
     assert "| dgc | 2.1 ± 0.14 | 2.1 ± 0.14 |" in lines
+    assert any("Machines: network.json an abacus, 2 cores." in line for line in lines)
     command.draw(found, runs, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 

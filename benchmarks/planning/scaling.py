@@ -1,4 +1,4 @@
-"""How a model scales: modelled to a thousand workers, beside what was measured between two and four processes."""
+"""How a model scales: modelled to a thousand workers, beside what was measured between two to eight processes."""
 
 import dataclasses
 import math
@@ -85,7 +85,12 @@ def scaling(
         compute,
         {name: {n: n * compute / step(name, n, compute) for n in sizes} for name in METHODS},
         {name: {n: whole / step(name, n, whole / n) for n in sizes} for name in METHODS},
-        {name: {n: n * c["nothing_s"] / c["methods"][name]["step_s"] for n, c in there.items()} for name in METHODS},
+        {
+            name: {
+                n: n * c["nothing_s"] / c["methods"][name]["step_s"] for n, c in there.items() if name in c["methods"]
+            }
+            for name in METHODS
+        },
         {n: c["nothing_s"] for n, c in sorted(there.items())},
     )
 
