@@ -39,7 +39,7 @@ def test_what_was_measured_is_beside_it(found) -> None:
 
 
 def test_a_cell_may_lack_methods() -> None:
-    """More processes than fit into the memory with all methods are measured with some of them."""
+    """A team of many processes is measured with some methods."""
     cell = next(c for c in CELLS if c["key"] == "conv, 4 workers, 100 Mbit/s, 0 ms")
     methods = {name: cell["methods"][name] for name in ("dense", "dgc")}
     with_eight = scaling.scaling(

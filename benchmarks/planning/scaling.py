@@ -1,4 +1,4 @@
-"""How a model scales: modelled to a thousand workers, beside what was measured between two to eight processes."""
+"""How a model scales: modelled to a thousand workers, beside what was measured with two to eight processes."""
 
 import dataclasses
 import math
