@@ -112,7 +112,8 @@ def optimizer(settings: Settings) -> optax.GradientTransformation:
     """Returns SGD with momentum, or AdamW with its own."""
     if settings.optimizer == "adamw":
         return optax.adamw(settings.rate())
-    return optax.sgd(settings.rate(), momentum=settings.momentum)
+    # A momentum of 0 would keep a trace for nothing.
+    return optax.sgd(settings.rate(), momentum=settings.momentum or None)
 
 
 class _SeededState(NamedTuple):

@@ -10,6 +10,7 @@ import pytest
 
 from gradcomp_jax._errors import SettingError, UnknownNameError
 from gradcomp_jax.experiments import recipes
+from gradcomp_jax.experiments.registered import optimizer
 from gradcomp_jax.experiments.tasks import TASKS
 
 SETTINGS = TASKS["fashion-mnist"].settings
@@ -146,3 +147,10 @@ def test_a_linear_schedule_takes_every_step_s_length_to_zero(method, optimizer):
 
     falling = np.array([1, 0.75, 0.5, 0.25])[:, None, None]
     np.testing.assert_allclose(lengths("linear"), falling * lengths("constant"), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("momentum", "traces"), [(0.9, 1), (0.0, 0)])
+def test_sgd_without_momentum_keeps_no_trace(momentum: float, traces: int) -> None:
+    """DGC has its momentum inside: a trace after it would be a dense copy for nothing, and would look like a second momentum."""
+    state = optimizer(dataclasses.replace(SETTINGS, momentum=momentum)).init({"w": jnp.zeros(3)})
+    assert sum(isinstance(node, optax.TraceState) for node in state) == traces
