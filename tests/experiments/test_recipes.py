@@ -151,6 +151,6 @@ def test_a_linear_schedule_takes_every_step_s_length_to_zero(method, optimizer):
 
 @pytest.mark.parametrize(("momentum", "traces"), [(0.9, 1), (0.0, 0)])
 def test_sgd_without_momentum_keeps_no_trace(momentum: float, traces: int) -> None:
-    """DGC has its momentum inside: a trace after it would be a dense copy for nothing, and would look like a second momentum."""
+    """DGC has its momentum inside: a trace after it would be a dense copy for nothing, and look like a second momentum."""
     state = optimizer(dataclasses.replace(SETTINGS, momentum=momentum)).init({"w": jnp.zeros(3)})
     assert sum(isinstance(node, optax.TraceState) for node in state) == traces
