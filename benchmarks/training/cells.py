@@ -286,6 +286,8 @@ STUDIES: dict[str, Study] = {
                 *(Row(name) for name in ("terngrad", "block-quantized", "block-quantized-4-bit", "powersgd")),
                 *(Row(name, density=density) for density in (0.01, 0.001) for name in ("topk-sgd", "dgc")),
                 *(Row(name) for name in ("eden", "eden-2-bit", "eden-1-bit", "one-bit-adam", "demo", "one-bit-sgd")),
+                *(Row(name) for name in ("fp8", "qsgd", "stochastic-rounding", "ef-sign-sgd", "sign-sgd")),
+                *(Row(name, density=0.01) for name in ("gradient-dropping", "ef21", "sparcml", "random-k")),
                 *(Row(name, 30) for name in ("diloco", "sparse-loco")),
             ),
         },
