@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("sklearn")
 
 from benchmarks import time_to_accuracy
-from benchmarks.training import seconds, time_page, time_to_loss
+from benchmarks.training import seconds, time_page, time_plot, time_to_loss
 from benchmarks.training.curves import Curves
 from benchmarks.training.seconds import Worker, float32, step, traffic, within
 from gradcomp_jax.experiments.recipes import RECIPES
@@ -109,7 +109,7 @@ def composed() -> time_to_loss.Composed:
 
 def test_seconds_are_steps_times_seconds() -> None:
     found = composed()
-    dense, topk, sign, dgc = found.curves
+    dense, dgc, topk, sign = found.curves
     assert found.dense is dense and found.target == pytest.approx(0.99 * 0.95)
     assert found.steps(dense) == pytest.approx(20 * (3 + (found.target - 0.9) / 0.05))
     assert found.steps(topk) == pytest.approx(20 * (3 + (found.target - 0.8) / 0.15))
@@ -122,6 +122,18 @@ def test_seconds_are_steps_times_seconds() -> None:
         seconds_of = {one.name: found.seconds[one.name, rate].total for one in found.curves}
         assert found.ratio(dgc, rate) == pytest.approx(seconds_of["dgc"] / seconds_of["dense-bf16"])
     assert found.ratio(dgc, 20e6) < found.ratio(dgc, 10e9)
+
+
+def test_the_fastest_are_so_over_some_link() -> None:
+    """A method counts if it is the first at what it ends at; the baseline always does."""
+    found = composed()
+    dense, dgc, topk, sign = found.curves
+    # DGC's curve is dense's, in less time over slow links and in more over fast ones; the others are behind it over all.
+    assert found.ratio(dgc, 20e6) < 1 < found.ratio(dgc, 10e9)
+    assert found.fastest() == [dense, dgc]
+    early = made("powersgd", (0.6, 0.6, 0.6, 0.6), sent=100.0)
+    found = time_to_loss.compose([*found.curves, early], WORKER, workers=4, latency=1e-4)
+    assert found.fastest() == [dense, dgc, early] and found.curves == (dense, dgc, topk, sign, early)
 
 
 def test_the_weak_baseline_loses_more_often() -> None:
@@ -149,6 +161,21 @@ def test_the_page_says_what_its_tables_do(tmp_path) -> None:
     assert (
         f"Here {strong} of {3 * len(found.rates)} cells" in text and "Of 3 methods, 1 never came to the target" in text
     )
+
+
+def test_the_picture_names_the_fastest_of_many(monkeypatch) -> None:
+    found = composed()
+    few, many = (drawn(found, monkeypatch, colours) for colours in (time_plot.COLOURS, time_plot.COLOURS[:3]))
+    assert few == ["dense-bf16", "dgc", "topk-sgd", "sign-sgd"]
+    assert many == ["dense-bf16", "dgc", "2 others: another is faster"]
+
+
+def drawn(found: time_to_loss.Composed, monkeypatch, colours) -> list[str]:
+    kept = []
+    monkeypatch.setattr(time_plot, "COLOURS", colours)
+    monkeypatch.setattr(time_plot, "_png", kept.append)
+    time_plot.curves(found)
+    return [text.get_text() for text in kept[0].legends[0].get_texts()]
 
 
 def test_it_needs_a_dense_run_and_another_one() -> None:

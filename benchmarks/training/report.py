@@ -1,9 +1,10 @@
 """Tables and pictures of what runs gave."""
 
+import collections
 import dataclasses
 import pathlib
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from benchmarks.training.cells import Cell, Row, Study, metric_of, penalty
@@ -262,34 +263,47 @@ def plot(study: Study, found: Found, path: pathlib.Path) -> None:
 
     ends = at_the_end(study, found)
     several = any(len(by_workers) > 1 for by_workers in ends.values())
-    figure, panels = plt.subplots(1, 1 + several, figsize=(10 + 4 * several, 6), layout="constrained", squeeze=False)
-    colours = plt.get_cmap("tab10" if len(study.tuned) <= 10 else "tab20").colors
-    colour = {name: colours[i % len(colours)] for i, name in enumerate(study.tuned)}
+    figure, panels = plt.subplots(1, 1 + several, figsize=(11 + 4 * several, 6), layout="constrained", squeeze=False)
     # The first number has all the methods; until those are run, the one with the most of them and their baseline.
     workers = max(study.rows, key=lambda n: (n in ends.get(study.rows[n][0], ()), sum(n in by for by in ends.values())))
     of_bytes, *of_workers = panels[0]
-    styles, seen, metric = ["-", "--", ":"], dict[str, int](), ""
+    order = [row for row in dict.fromkeys([*study.rows[workers], *ends]) if row in ends]
+    metric, looks = "", _looks(study, order)
     for row in study.rows[workers]:
         if not (own := runs(study, found, row, workers)):
             continue
         one = of_row(own)
-        metric, seen[row.tuned] = one.metric, seen.get(row.tuned, -1) + 1
-        sent = [(i + 1) * one.steps * one.sent for i in range(one.epochs)]
-        look = {"linestyle": styles[seen[row.tuned] % 3], "color": colour[row.tuned], "label": str(row)}
-        of_bytes.plot(sent, one.mean, marker="o", markersize=3, **look)
+        metric = one.metric
+        of_bytes.plot([(i + 1) * one.steps * one.sent for i in range(one.epochs)], one.mean, **looks[row])
     of_bytes.set(xscale="log", xlabel=f"bytes that one of {workers} devices has sent", ylabel=metric)
     for axes in of_workers:
         for number, (row, by_workers) in enumerate(ends.items()):
             means = [statistics.fmean(values) for values in by_workers.values()]
             bars = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in by_workers.values()]
-            look = {"marker": "o", "markersize": 3, "capsize": 3, "color": colour[row.tuned], "label": str(row)}
-            axes.errorbar(beside(by_workers, number, len(ends)), means, bars, **look)
+            axes.errorbar(beside(by_workers, number, len(ends)), means, bars, capsize=3, **looks[row])
         axes.set(xscale="log", xlabel="workers", ylabel=f"{metric} at the end")
         axes.set_xticks(sorted(study.rows), labels=list(map(str, sorted(study.rows))))
         axes.minorticks_off()
     for axes in panels[0]:
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
+    lines = {text: line for axes in panels[0] for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+    names = [str(row) for row in order]
+    figure.legend([lines[name] for name in names], names, loc="outside right center", fontsize=8, handlelength=3)
     figure.suptitle(task(study.task).summary)
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _looks(study: Study, rows: Iterable[Row]) -> dict[Row, dict[str, Any]]:
+    """Returns how the line of each row is drawn: what shares a learning rate has a colour and a marker, of each a few."""
+    from matplotlib import colormaps
+
+    colours, markers, styles = colormaps["tab10"].colors, "os^", ("-", "--", ":")
+    number, seen, looks = {name: i for i, name in enumerate(study.tuned)}, collections.Counter[str](), {}
+    for row in rows:
+        i, style = number[row.tuned], styles[seen[row.tuned] % len(styles)]
+        seen[row.tuned] += 1
+        marker = markers[i // len(colours) % len(markers)]
+        colour = colours[i % len(colours)]
+        looks[row] = {"label": str(row), "color": colour, "linestyle": style, "marker": marker, "markersize": 4}
+    return looks

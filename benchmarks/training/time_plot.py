@@ -2,35 +2,49 @@
 
 import io
 import math
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from benchmarks.sweep.links import rate_name
+from benchmarks.training.curves import Curves
 from benchmarks.training.time_to_loss import Composed
 from gradcomp_jax.cli.colours import COLOURS
 
-_STYLES = ("-", "--", ":")
+_OTHERS = "0.82"
 _MOST = 5.0
 """Ratios from a 32nd to 32 have colours of their own."""
 
 
 def curves(found: Composed) -> bytes:
-    """Returns a PNG: the mean metric against seconds, a panel for each link."""
+    """Returns a PNG: the mean metric against seconds, a panel for each link.
+
+    Where there are more methods than colours, those have one that are the fastest to what they end at over some link.
+    """
     columns = 2 if len(found.rates) > 1 else 1
     rows = math.ceil(len(found.rates) / columns)
     figure = Figure(figsize=(6 * columns, 4.2 * rows + 1), layout="constrained")
     FigureCanvasAgg(figure)
     panels = np.ravel(figure.subplots(rows, columns, squeeze=False))
+    named = list(found.curves) if len(found.curves) <= len(COLOURS) else found.fastest()
+    others = [one for one in found.curves if one not in named]
     for panel, rate in zip(panels, found.rates, strict=False):
-        for number, one in enumerate(found.curves):
+
+        def draw(one: Curves, panel: Axes = panel, rate: float = rate, **style: Any) -> None:
             second = one.steps * found.seconds[one.name, rate].total
-            times = [second * (i + 1) for i in range(one.epochs)]
-            style, colour = _STYLES[number // len(COLOURS) % len(_STYLES)], COLOURS[number % len(COLOURS)]
-            width = 2.6 if one is found.dense else 1.3
-            panel.plot(times, one.mean, style, color=colour, lw=width, marker="o", markersize=2.5, label=one.name)
+            panel.plot([second * (i + 1) for i in range(one.epochs)], one.mean, **style)
+
+        for number, one in enumerate(named):
+            width, style = (2.6 if one is found.dense else 1.5), ("-" if number < len(COLOURS) else "--")
+            colour = COLOURS[number % len(COLOURS)]
+            draw(one, color=colour, ls=style, lw=width, marker="o", markersize=2.5, label=one.name)
+        for number, one in enumerate(others):
+            label = f"{len(others)} others: another is faster" if number == 0 else "_"
+            draw(one, color=_OTHERS, lw=0.8, zorder=1, label=label)
         panel.axhline(found.target, color="0.6", lw=0.8, ls="--", zorder=0)
         panel.set(xscale="log", title=rate_name(rate), xlabel="seconds (composed)", ylabel=found.dense.metric)
         panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -40,7 +54,7 @@ def curves(found: Composed) -> bytes:
     for panel in panels[len(found.rates) :]:
         panel.remove()
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9)
     figure.suptitle(
         f"{found.dense.task}, {found.dense.workers} workers; dashed: what {found.dense.name} ends at, and"
         f" {100 * found.tolerance:g}%"

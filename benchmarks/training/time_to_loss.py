@@ -23,7 +23,8 @@ class Composed:
 
     Attributes:
         dense: the best dense baseline that there are runs of.
-        curves: all methods, the baseline first.
+        curves: all methods: the baseline first, then those that come to the target, the fewest steps first, then the others,
+            the one that ends best first.
         rates: of the links, bits a second.
         latency: of the links, seconds.
         worker: what computes.
@@ -51,11 +52,21 @@ class Composed:
     def steps(self, curves: Curves) -> float:
         """Returns the steps to the target, infinity where the runs do not come that far."""
         sign = 1 if curves.metric == "accuracy" else -1
-        return curves.steps * epochs_to(sign * self.target, curves.best())
+        return _steps_to(sign * self.target, curves)
 
     def time(self, curves: Curves, rate: float) -> float:
         """Returns the seconds to the target."""
         return self.steps(curves) * self.seconds[curves.name, rate].total
+
+    def fastest(self) -> list[Curves]:
+        """Returns the baseline, and each method that comes to what it ends at before any other one does, over some link."""
+
+        def first(one: Curves, rate: float) -> bool:
+            end = one.best()[-1]
+            times = {c.name: _steps_to(end, c) * self.seconds[c.name, rate].total for c in self.curves}
+            return times[one.name] <= min(times.values())
+
+        return [one for one in self.curves if one is self.dense or any(first(one, rate) for rate in self.rates)]
 
     def ratio(self, curves: Curves, rate: float) -> float:
         """Returns the seconds to the target over those of the best dense baseline: below 1 the method is faster."""
@@ -98,7 +109,7 @@ def compose(
         raise ValueError(
             f"needs a run of {' or '.join(BASELINES)} and another one with {_kind(workers, epochs)}; there are {there}"
         )
-    chosen = (dense, *others)
+    chosen = [dense, *others]
     links = {rate: Link.of_bits(rate, latency) for rate in rates}
     seconds: dict[tuple[str, float], Step] = {}
     for one in chosen:
@@ -111,7 +122,13 @@ def compose(
         # Dense trains alike in both types: the baseline has the faster one.
         both = seconds[dense.name, rate], step(plain, described, worker, link)
         seconds[dense.name, rate] = min(both, key=lambda one: one.total)
-    return Composed(dense, chosen, tuple(rates), latency, worker, seconds, weak, tolerance)
+    found = Composed(dense, (), tuple(rates), latency, worker, seconds, weak, tolerance)
+    order = sorted(others, key=lambda one: (found.steps(one), -one.best()[-1]))
+    return dataclasses.replace(found, curves=(dense, *order))
+
+
+def _steps_to(value: float, curves: Curves) -> float:
+    return curves.steps * epochs_to(value, curves.best())
 
 
 def _kind(workers: int, epochs: int | None) -> str:
