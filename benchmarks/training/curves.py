@@ -29,6 +29,7 @@ class Curves:
         values: by seed, the metric after every epoch; NaN from where it diverged.
         settings: of the run.
         sent: bytes that a device sends in a step, averaged over the run.
+        warm_up: of these, what the stages of a warm-up add to those of a step after it.
     """
 
     task: str
@@ -40,6 +41,7 @@ class Curves:
     values: Mapping[int, tuple[float, ...]]
     settings: Mapping[str, Any]
     sent: float
+    warm_up: float = 0.0
 
     @property
     def name(self) -> str:
@@ -143,7 +145,13 @@ def of_row(runs: Sequence[Mapping[str, Any]]) -> Curves:
         {run["seed"]: tuple(math.nan if v is None else v for v in run["evaluation"]) for run in runs},
         one["settings"],
         one["wire"]["sent_mean"],
+        _warm_up(one["wire"]),
     )
+
+
+def _warm_up(wire: Mapping[str, Any]) -> float:
+    # Without stages the two differ by what exchanges now and then do.
+    return wire["sent_mean"] - wire["sent"] if wire.get("stages") else 0.0
 
 
 def _given(run: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,10 +167,9 @@ def of_comparison(path: pathlib.Path) -> list[Curves]:
         runs = method["runs"]
         values = {run["seed"]: tuple(math.nan if v is None else v for v in run["evaluation"]) for run in runs}
         steps = len(runs[0]["loss"]) / settings["epochs"]
-        wire, metric = method["wire"]["sent_mean"], kept.get("metric", "accuracy")
-        found.append(
-            Curves(kept["dataset"], method["method"], {}, settings["workers"], metric, steps, values, settings, wire)
-        )
+        sent, workers, metric = method["wire"]["sent_mean"], settings["workers"], kept.get("metric", "accuracy")
+        more = (metric, steps, values, settings, sent, _warm_up(method["wire"]))
+        found.append(Curves(kept["dataset"], method["method"], {}, workers, *more))
     return found
 
 

@@ -28,7 +28,19 @@ def price(curves: Curves, dense: Curves, *, page: str = "") -> Price:
     factor, reached = _factor(curves.best(), dense.best())
     single = [_factor(curves.best(values), dense.best())[0] for values in curves.values.values()]
     spread = (_figure(min(single)), _figure(max(single))) if len(single) > 1 else None
-    return Price(_figure(factor), reached, spread, curves.task, curves.workers, len(single), options_of(curves), page)
+    plain = dense.sent * (1 if dense.method == "dense" else 2)
+    steps = curves.warm_up / (plain - (curves.sent - curves.warm_up)) if curves.warm_up else 0.0
+    return Price(
+        _figure(factor),
+        reached,
+        spread,
+        curves.task,
+        curves.workers,
+        len(single),
+        options_of(curves),
+        page,
+        _figure(min(1.0, steps)),
+    )
 
 
 def _factor(own: Sequence[float], dense: Sequence[float]) -> tuple[float, bool]:
@@ -44,8 +56,8 @@ def _figure(value: float) -> float:
 
 
 def options_of(curves: Curves) -> str:
-    """Returns what a method was given and does not have by default, as text."""
-    given = dict(curves.options)
+    """Returns what a method was given and does not have by default, as text; what is no method's is in the curves' name."""
+    given = {name: value for name, value in curves.options.items() if name not in curves.shared}
     name = _registered().get(curves.method)
     if name is None:
         return ", ".join(shown(given))

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from gradcomp_jax._checks import Range
 from gradcomp_jax.cli import report
-from gradcomp_jax.cli.tables import print_table
+from gradcomp_jax.cli.tables import print_table, tell
 from gradcomp_jax.cli.user_errors import user_errors
 from gradcomp_jax.methods import markdown_table
 
@@ -21,9 +21,11 @@ def methods_command(
         bool, typer.Option("--markdown", help="Print Markdown, as it stands in the README.")
     ] = False,
 ) -> None:
-    """List every method: what it sends and keeps, read from its program for one large matrix."""
+    """List every method: what it sends and keeps of one large matrix, as its exchange describes it."""
     with user_errors():
         if as_markdown:
             typer.echo(markdown_table(workers=workers), nl=False)
         else:
-            print_table(Console(), report.method_table(workers), "--markdown has all")
+            console = Console()
+            print_table(console, report.method_table(workers), "--markdown has all")
+            tell(console, report.METHOD_NOTE, "dim")

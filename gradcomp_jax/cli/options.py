@@ -55,7 +55,7 @@ class Training:
     momentum: Annotated[float | None, typer.Option(help="Momentum.", show_default="0.9"), RANGES["momentum"]] = None
     density: Annotated[
         float | None,
-        typer.Option(help="Fraction of the entries that DGC sends.", show_default="the task's own"),
+        typer.Option(help="Fraction of the entries that methods with a selection send.", show_default="the task's own"),
         RANGES["density"],
     ] = None
     delay: Annotated[

@@ -90,10 +90,13 @@ def plan_command(
         print_table(console, plan_report.table(found), "--out FOLDER writes all to plan.json")
         console.print()
         tell(console, plan_report.sentence(found), "bold")
-        for note in plan_report.notes(found, known, matrices=params is not None):
+        for note in plan_report.notes(found, known, matrices=params is not None, prices_off=weighed == {}):
             tell(console, note, "dim")
         for path in [] if out is None else _write(found, out, what):
             tell(console, f"wrote {path}")
+        if out is not None and not found.has_curves:
+            why = "knows one rate and one number of workers" if known else "has no speed-up"
+            tell(console, f"no picture: {'a calibration' if known else 'a step that computes nothing'} {why}")
 
 
 def _shapes(params: str | None, model: str | None, source: str | None) -> Any:
@@ -162,6 +165,8 @@ def _write(found: Outlook, out: pathlib.Path, what: str) -> list[pathlib.Path]:
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_whole(figures, json.dumps(found.to_dict(), indent=1) + "\n", follow=False)
+        if not found.has_curves:
+            return [figures]
         write_whole(picture, picture_of(found, what), follow=False)
     except OSError as error:
         raise SettingError(f"cannot write the results that are printed above: {error}") from error

@@ -8,6 +8,7 @@ from matplotlib.ticker import ScalarFormatter
 
 from gradcomp_jax.cli import units
 from gradcomp_jax.cli.colours import COLOURS
+from gradcomp_jax.cli.plan_report import link
 from gradcomp_jax.methods.registry import command_name
 from gradcomp_jax.planning.outlook import Outlook
 
@@ -36,8 +37,7 @@ def draw(found: Outlook, what: str) -> Figure:
     for axis in (left.xaxis, left.yaxis):
         axis.set_major_formatter(ScalarFormatter())
     left.axvline(cluster.workers, color="#DDDDDD", zorder=0)
-    link = f"{units.show_rate(cluster.outer.rate)}, {units.show_seconds(cluster.outer.latency)}"
-    left.set(xlabel="workers", ylabel="speed-up over one worker", title=f"By workers, at {link}")
+    left.set(xlabel="workers", ylabel="speed-up over one worker", title=f"By workers, at {link(found)}")
     rates, lines = found.by_rate
     for number, values in enumerate(lines.values()):
         right.plot([8 * r / 1e9 for r in rates], values, _dashes(number), color=COLOURS[number])

@@ -8,7 +8,8 @@ from gradcomp_jax.cli.tables import Columns
 from gradcomp_jax.methods.registry import METHODS, command_name
 from gradcomp_jax.planning import Calibration, speed_up
 from gradcomp_jax.planning.outlook import Outlook
-from gradcomp_jax.planning.predict import BASELINES, CLEAR, FORMULAS_OFF, Prediction
+from gradcomp_jax.planning.predict import CLEAR, FORMULAS_OFF, Prediction
+from gradcomp_jax.planning.prices import BASELINES
 from gradcomp_jax.planning.workload import COPIES
 
 _TIMES = ("step", "compute", "compress", "inner", "outer", "exposed")
@@ -33,9 +34,16 @@ def title(found: Outlook, what: str) -> str:
     nodes = f", {cluster.per_node} to a node" if cluster.per_node > 1 else ""
     return (
         f"{what}: {workload.values:,} values, {units.show_seconds(workload.compute)} a step;"
-        f" {cluster.workers} workers{nodes}, {units.show_rate(cluster.outer.rate)},"
-        f" {units.show_seconds(cluster.outer.latency)}"
+        f" {cluster.workers} workers{nodes}, {link(found)}"
     )
+
+
+def link(found: Outlook) -> str:
+    """Returns what joins the nodes, for instance ``10 Gbit/s, 50 us``."""
+    if found.break_even is None:
+        return "a calibrated link"
+    outer = found.cluster.outer
+    return f"{units.show_rate(outer.rate)}, {units.show_seconds(outer.latency)}"
 
 
 def rows(found: Outlook) -> list[dict[str, str]]:
@@ -53,7 +61,7 @@ def rows(found: Outlook) -> list[dict[str, str]]:
             "sent": units.show_bytes(p.sent),
             # Counters are a few bytes in all.
             "state": units.show_bytes(p.state) if p.state > 1024 else "0",
-            "loses above": _even(found.break_even.get(p.method)),
+            **({} if found.break_even is None else {"loses above": _even(found.break_even.get(p.method))}),
             **(_price(p) if priced else {}),
         }
         for p in found.verdict.ranking
@@ -82,18 +90,35 @@ def _verdict(found: Outlook) -> str:
             mind = f" Mind that its runs did not come as far as dense's.{mind}"
         if fastest.price is None and any(p.price for p in verdict.ranking):
             mind += f" No run shows how {best} trains, and no method with a price is worth it."
-        return f"Compress: {own}, which wins {_above(found.break_even[fastest.method])}.{mind}"
+        return f"Compress: {own}{_above(found, fastest)}.{mind}"
     gain = dense.progress / fastest.progress
     there = f"{plain} takes {units.show_seconds(dense.step)} a step"
-    closest, rate = max(found.break_even.items(), key=lambda item: item[1])
-    faster = f"below {units.show_rate(rate)} {command_name(closest)} is faster"
-    below = faster if rate else "and no method is faster at any rate"
+    below = _below(found)
     if verdict.tie:
-        margin = f"{gain:.2f}x as fast, less of a difference than a plan can tell (worth it from {CLEAR:g}x)"
-        return f"Do not compress: {there}, and {best} is {margin}: a tie{'' if gain > 1 else f'; {below}'}."
+        same = " to the same loss" if _more_steps(fastest) else ""
+        margin = f"{gain:.2f}x as fast{same}, less of a difference than a plan can tell (worth it from {CLEAR:g}x)"
+        return f"Do not compress: {there}, and {best} is {margin}: a tie{'' if gain > 1 else below}."
     if _more_steps(fastest):
-        return f"Do not compress: {there}, the best method {_takes(fastest)} ({best}); {below}."
-    return f"Do not compress: {there}, the fastest method {units.show_seconds(fastest.step)} ({best}); {below}."
+        return f"Do not compress: {there}, the best method {_takes(fastest)} ({best}){below}."
+    return f"Do not compress: {there}, the fastest method {units.show_seconds(fastest.step)} ({best}){below}."
+
+
+def _above(found: Outlook, method: Prediction) -> str:
+    rate = (found.break_even or {}).get(method.method)
+    if rate is None:
+        return ""
+    return ", at any rate" if math.isinf(rate) else f"; above {units.show_rate(rate)} dense is faster"
+
+
+def _below(found: Outlook) -> str:
+    if not found.break_even:
+        return ""
+    closest, rate = max(found.break_even.items(), key=lambda item: item[1])
+    return (
+        f"; below {units.show_rate(rate)} {command_name(closest)} is faster"
+        if rate
+        else "; no method is faster at any rate"
+    )
 
 
 def _trains_worse(found: Outlook) -> str:
@@ -128,8 +153,15 @@ def _price(p: Prediction) -> dict[str, str]:
     return {"price": str(p.price or "no curve"), "price of": p.price.source if p.price else ""}
 
 
-def notes(found: Outlook, calibration: Calibration | None, *, matrices: bool) -> list[str]:
-    """What a reader has to know of the figures."""
+def notes(found: Outlook, calibration: Calibration | None, *, matrices: bool, prices_off: bool = False) -> list[str]:
+    """What a reader has to know of the figures.
+
+    Args:
+        found: what the figures are of.
+        calibration: of the link, if there is one.
+        matrices: whether parameters were a number, taken to be matrices.
+        prices_off: whether seconds alone were asked for.
+    """
     lines = [
         "modelled: collectives by latency and bandwidth, bytes as the methods' exchanges send them, defaults throughout."
     ]
@@ -139,11 +171,16 @@ def notes(found: Outlook, calibration: Calibration | None, *, matrices: bool) ->
             " (docs/planner.md); with the link's own it is less: --calibration."
         )
         lines.append(
-            "compress: copies of the gradient, as measured on a CPU, at --memory-rate; calibrate for your device."
+            "dense-bf16: in two phases or in one all-reduce (collective='all_reduce'; a CPU widens it to float32), whichever is"
+            " faster."
         )
     else:
         worst = max(fit.errors[1] for fit in calibration.fits.values())
         lines.append(f"outer: measured collectives; the lines through them are off by {100 * worst:.0f}% at most.")
+    if calibration is None or calibration.device is None:
+        lines.append(
+            "compress: copies of the gradient, as measured on a CPU, at --memory-rate; calibrate for your device."
+        )
     timed = [p.method for p in found.verdict.ranking if p.method not in COPIES and p.method not in _own_copies(found)]
     if timed:
         lines.append(f"compress of {', '.join(map(command_name, timed))}: timed on this machine just now.")
@@ -162,9 +199,8 @@ def notes(found: Outlook, calibration: Calibration | None, *, matrices: bool) ->
             " of step times price, then methods without a curve by step."
         )
     else:
-        lines.append(
-            "there is no curve of these methods that says how many steps they need: seconds of a step alone count."
-        )
+        why = "prices are off" if prices_off else "no run shows how many steps these methods need"
+        lines.append(f"{why}: seconds of a step alone count.")
     if minded:
         if any(name not in priced for name in faster if METHODS[name].caution):
             mark = "no curve" if priced else "!"
@@ -174,9 +210,8 @@ def notes(found: Outlook, calibration: Calibration | None, *, matrices: bool) ->
         lines.append("*: dense within a node, the method between nodes (gc.hierarchical); the others in one exchange.")
     if matrices:
         lines.append("parameters taken as matrices of 1024 x 1024: PowerSGD's bytes depend on it (--model, --from).")
-    lines.append(
-        "sent: bytes that leave a node in a step. loses above: the rate from which the better dense one is faster."
-    )
+    above = "" if found.break_even is None else " loses above: the rate from which the better dense one is faster."
+    lines.append(f"sent: bytes that leave a node in a step.{above}")
     return lines
 
 
@@ -190,7 +225,3 @@ def _even(rate: float | None) -> str:
     if rate == 0:
         return "always"
     return "never" if math.isinf(rate) else units.show_rate(rate)
-
-
-def _above(rate: float) -> str:
-    return "at no rate" if math.isinf(rate) else f"above {units.show_rate(rate)}"

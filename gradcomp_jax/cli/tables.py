@@ -35,8 +35,9 @@ def fit(columns: Columns, width: int) -> tuple[Table, list[str]]:
     for name in columns.dropped_first:
         if needed(columns, names) <= width:
             break
-        names.remove(name)
-        dropped.append(name)
+        if name in names:
+            names.remove(name)
+            dropped.append(name)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for name in names:
         text = name == names[0] or name in columns.left

@@ -17,7 +17,7 @@ from gradcomp_jax.transforms import Mask, exchange, frozen_adam
     paper="2102.02888",
     update="direction",
     warm_up_steps=100,
-    caution="the warm-up is dense",
+    caution="it is Adam itself, and its first steps are dense",
 )
 def one_bit_adam(
     *,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 from collections.abc import Mapping
 
 import jax
@@ -19,6 +20,7 @@ from gradcomp_jax.planning.workload import Device, Workload
 from gradcomp_jax.transforms import ExchangeState
 from gradcomp_jax.transforms.made_by import made_by
 from gradcomp_jax.transforms.switched import names_of
+from gradcomp_jax.transforms.worker_shards import ShardState
 
 _LOG = logging.getLogger(__name__)
 
@@ -99,7 +101,9 @@ def choose(
             :func:`gradcomp_jax.switched`.
         calibration: of this axis, in place of the measurement: :func:`gradcomp_jax.calibrate`, or a saved one.
         compress: seconds of one worker's arithmetic, by candidate. By default what the calibration has timed of methods of
-            that name with their defaults, or else what they take on a CPU, in copies of the gradient.
+            that name with their defaults, or else what they take on a CPU, in copies of the gradient. Within
+            :func:`gradcomp_jax.hierarchical` and :func:`gradcomp_jax.model_parallel` a device's part of it counts: one for each
+            device along the mesh's other axes.
 
     Returns:
         The :class:`Choice`. With one worker the first candidate, and nothing is measured.
@@ -116,20 +120,23 @@ def choose(
     outer = arithmetic = [0.0] * len(names)
     if workers > 1:
         given = compress or {}
-        methods = {name: _methods_of(name, tx, params, mesh) for name, tx in candidates.items() if name not in given}
+        asked = [name for name in names if name not in given]
+        methods = {name: _methods_of(name, candidates[name], params, mesh, axis_name) for name in asked}
         if calibration is None:
             calibration = calibrate(
                 mesh,
                 axis_name=axis_name,
                 kinds=_kinds(found),
                 pause=min(compute, _LONGEST_PAUSE_S),
-                methods=dict.fromkeys(m for each in methods.values() for m in each),
+                methods=dict.fromkeys(m for each in methods.values() for m, _ in each),
             )
         calibration.refuse_other_workers(workers)
         device = calibration.device or Device()
         outer = [measured(calibration, traffic.collectives) for traffic in found.values()]
         arithmetic = [
-            given[name] if name in given else sum(device.compression(m, workload.values) for m in methods[name])
+            given[name]
+            if name in given
+            else sum(device.compression(m, round(workload.values / parts)) for m, parts in methods[name])
             for name in names
         ]
     computed, *rest = mean_of_processes(mesh, [compute, *outer, *arithmetic])
@@ -160,15 +167,27 @@ def _kinds(found: Mapping[str, Traffic]) -> list[str]:
     return [kind for kind in KINDS if kind in needed]
 
 
-def _methods_of(name: str, tx: optax.GradientTransformation, params: PyTree, mesh: Mesh) -> list[str]:
+def _methods_of(
+    name: str, tx: optax.GradientTransformation, params: PyTree, mesh: Mesh, axis_name: str
+) -> list[tuple[str, int]]:
     """The registered methods that a candidate's exchanges are of, each by its name with the most of its options.
+
+    Beside each in how many parts the gradient is divided that it sees.
 
     Raises:
         ValueError: if one of them is of none.
     """
     _, state = jax.make_jaxpr(tx.init, axis_env=list(mesh.shape.items()), return_shape=True)(params)
     result = []
-    for exchange in nodes_within(state, lambda node: isinstance(node, ExchangeState)):
+    others = math.prod(size for axis, size in mesh.shape.items() if axis != axis_name)
+
+    def exchanges(tree: PyTree) -> list[ExchangeState]:
+        return nodes_within(tree, lambda node: isinstance(node, ExchangeState))
+
+    of_parts = {
+        id(one) for shard in nodes_within(state, lambda node: isinstance(node, ShardState)) for one in exchanges(shard)
+    }
+    for exchange in exchanges(state):
         maker = exchange.made_by
         options = {m: made_by("", method.options).options for m, method in METHODS.items()}
         fitting = [
@@ -181,5 +200,6 @@ def _methods_of(name: str, tx: optax.GradientTransformation, params: PyTree, mes
                 f"the candidate {name!r} is made by {maker.name or 'something'}, which is no registered method, and nothing is"
                 f" known of its arithmetic: give compress={{{name!r}: seconds}}"
             )
-        result.append(max(fitting, key=lambda m: len(options[m])))
+        parts = others if id(exchange) in of_parts else 1
+        result.append((max(fitting, key=lambda m: len(options[m])), parts))
     return result

@@ -69,10 +69,8 @@ class Cluster:
         _checks.one_of("topology", self.topology, get_args(Topology))
         if self.workers % self.per_node:
             below = self.workers // self.per_node * self.per_node
-            raise ValueError(
-                f"{self.workers} workers do not fill nodes of {self.per_node}: take {below or self.per_node} or"
-                f" {below + self.per_node}"
-            )
+            take = " or ".join(str(n) for n in (below, below + self.per_node) if n)
+            raise ValueError(f"{self.workers} workers do not fill nodes of {self.per_node}: take {take}")
         if self.per_node > 1 and self.inner is None:
             raise ValueError(f"nodes of {self.per_node} devices need inner=, the link within a node")
 

@@ -9,14 +9,13 @@ from typing import Any
 from gradcomp_jax.planning.calibrate import Calibration
 from gradcomp_jax.planning.links import Cluster, Link
 from gradcomp_jax.planning.predict import (
-    BASELINES,
     Prediction,
     Verdict,
     predict,
     should_compress,
     speed_up,
 )
-from gradcomp_jax.planning.prices import Prices
+from gradcomp_jax.planning.prices import BASELINES, Prices
 from gradcomp_jax.planning.rates import break_evens
 from gradcomp_jax.planning.workload import Device, Workload
 
@@ -34,14 +33,15 @@ class Outlook:
         workload: that was asked about.
         cluster: likewise.
         verdict: on this cluster.
-        break_even: bytes a second of the outer link above which the better dense baseline beats a method, by method.
+        break_even: bytes a second of the outer link above which the better dense baseline beats a method, by method; ``None``
+            where the link is calibrated, because a calibration knows no other rate.
         device: whose arithmetic counts in the curves, ``None`` for the default.
     """
 
     workload: Workload
     cluster: Cluster
     verdict: Verdict
-    break_even: dict[str, float]
+    break_even: dict[str, float] | None
     device: Device | None = None
 
     @functools.cached_property
@@ -99,10 +99,20 @@ class Outlook:
                     "step": p.step,
                     "progress": p.progress,
                     "efficiency": speed_up(p, self.cluster.workers) / self.cluster.workers,
-                    "break_even": _plain(self.break_even.get(p.method)),
+                    "break_even": _plain((self.break_even or {}).get(p.method)),
                 }
                 for p in self.verdict.ranking
             ],
+            **(self._curves_as_lists() if self.has_curves else {}),
+        }
+
+    @property
+    def has_curves(self) -> bool:
+        """Returns whether there are curves: not of a calibrated link, nor of a step that computes nothing."""
+        return self.break_even is not None and self.workload.compute > 0
+
+    def _curves_as_lists(self) -> dict[str, Any]:
+        return {
             "speed_up_by_workers": {"workers": list(self.by_workers[0]), **_lists(self.by_workers[1])},
             "speed_up_by_rate": {"bytes_per_second": list(self.by_rate[0]), **_lists(self.by_rate[1])},
         }
@@ -119,7 +129,7 @@ def outlook(
 ) -> Outlook:
     """Returns everything that :class:`Outlook` has.
 
-    Break-even rates and curves are by the formulas, because a calibration knows one link and one number of workers.
+    With a calibration there are no break-even rates and no curves, because it knows one link and one number of workers.
 
     Takes the arguments of :func:`gradcomp_jax.should_compress`.
 
@@ -139,7 +149,7 @@ def outlook(
     if not others:
         reasons = "; ".join(f"{name}: {why}" for name, why in verdict.skipped.items())
         raise ValueError(f"there is no prediction of any method but {' and '.join(BASELINES)}: {reasons}")
-    even = break_evens(workload, cluster, others, device=speed, prices=prices)
+    even = None if calibration else break_evens(workload, cluster, others, device=speed, prices=prices)
     return Outlook(workload, cluster, verdict, even, speed)
 
 

@@ -11,14 +11,13 @@ from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.planning import costs
 from gradcomp_jax.planning.calibrate import Calibration
 from gradcomp_jax.planning.links import Cluster, Link
-from gradcomp_jax.planning.prices import Price, Prices, checked
+from gradcomp_jax.planning.prices import BASELINES, Price, Prices, checked
 from gradcomp_jax.planning.traffic import CollectiveTraffic, Traffic, read_method
 from gradcomp_jax.planning.workload import Device, Workload
 
 Layout = Literal["flat", "hierarchical"]
 TrafficOf = Callable[[str, Sequence[tuple[int, ...]], int], Traffic]
 
-BASELINES = ("dense", "dense_bf16")
 CLEAR = 1.05
 """How much faster than the better dense baseline a method must be before it is worth what it does to the gradient; also the
 difference that a plan can tell: see :attr:`Verdict.tie`."""
@@ -43,6 +42,7 @@ class Prediction:
         sent: bytes that leave a node in a step.
         state: bytes of memory that the method keeps on each worker.
         price: how many steps the method needs for what dense reaches, where that is known; of a baseline it is not asked.
+        warm_up: what the dense steps of a warm-up add to each step of a run, on average; below 0 where these are faster.
     """
 
     method: str
@@ -55,16 +55,17 @@ class Prediction:
     sent: float
     state: float
     price: Price | None = None
+    warm_up: float = 0.0
 
     @property
     def step(self) -> float:
-        """Returns the seconds from one step to the next."""
+        """Returns the seconds from one step to the next, after a warm-up."""
         return self.compute + self.compress + self.exposed
 
     @property
     def progress(self) -> float:
-        """Returns the seconds in which it comes as far as dense in a step: :attr:`step` times the price, if there is one."""
-        return self.step if self.price is None else self.step * self.price.factor
+        """Returns the seconds in which it comes as far as dense in a step: the mean step of a run times the price, if any."""
+        return self.step if self.price is None else (self.step + self.warm_up) * self.price.factor
 
 
 class _Communication(NamedTuple):
@@ -135,7 +136,7 @@ def predict(
     device: Device | None = None,
     calibration: Calibration | None = None,
     layout: Layout | None = None,
-    traffic: TrafficOf = read_method,
+    traffic: TrafficOf | None = None,
     prices: Prices | None = None,
 ) -> Prediction:
     r"""Predicts a step: computation, compression, and communication as far as computation does not hide it.
@@ -152,7 +153,8 @@ def predict(
             workers as exchange, or, made along the axis of the nodes of a mesh with another for the devices of each, between
             nodes. Then devices of a node shared the link while it was made, as they do in the exchange.
         layout: by default the faster one, where a node has several workers.
-        traffic: ``traffic(method, shapes, workers)``; by default what the method says of itself.
+        traffic: ``traffic(method, shapes, workers)``; by default what the method says of itself. Without a calibration dense
+            bfloat16 takes what is faster of that and one all-reduce.
         prices: how many times dense's steps a method needs, by name; by default what the package's own runs gave. ``{}``
             for seconds alone.
 
@@ -179,7 +181,11 @@ def predict(
     if calibration is not None:
         calibration.refuse_other_workers(cluster.nodes if layout == "hierarchical" else cluster.workers)
     across = _hierarchical if layout == "hierarchical" else _flat
-    communication = across(workload, cluster, method, calibration, traffic)
+    described = [traffic or read_method]
+    if traffic is None and method == "dense_bf16" and calibration is None:
+        described.append(_all_reduced)
+    ways = [across(workload, cluster, method, calibration, way) for way in described]
+    communication = min(ways, key=lambda way: way.inner + way.outer)
     compress = 0.0
     if cluster.workers > 1:
         values = workload.values / (cluster.per_node if layout == "hierarchical" else 1)
@@ -187,9 +193,13 @@ def predict(
         compress = known.compression(method, round(values))
     exposed = max(0.0, communication.inner + communication.outer - workload.overlap * workload.compute)
     price = None if method in BASELINES else checked(prices).get(method)
-    return Prediction(
+    one = Prediction(
         method, layout, workload.compute, compress, exposed=exposed, price=price, **communication._asdict()
     )
+    if price is None or not price.dense_steps:
+        return one
+    dense = predict(workload, cluster, "dense", device=device, calibration=calibration, traffic=traffic)
+    return dataclasses.replace(one, warm_up=price.dense_steps * (dense.step - one.step))
 
 
 def should_compress(
@@ -265,6 +275,13 @@ def _flat(
         # Rings and pairs have links of both kinds in them: the slower one holds them up.
         outer = max(outer, _modelled(found.collectives, cluster.workers, cluster.inner, cluster))
     return _Communication(0.0, outer, sum(c.sent for c in leaving), found.state)
+
+
+def _all_reduced(method: str, shapes: Sequence[tuple[int, ...]], workers: int) -> Traffic:
+    """A method's bytes in one sum, which has fewer messages than two phases; of dense bfloat16 they are the same."""
+    found = read_method(method, tuple(shapes), workers)
+    sent = sum(c.sent for c in found.collectives)
+    return dataclasses.replace(found, collectives=(CollectiveTraffic("all-reduce", 1, sent),) if sent else ())
 
 
 def _hierarchical(

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+import numbers
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -11,8 +12,19 @@ from typing import Any
 from gradcomp_jax import _checks
 from gradcomp_jax.methods.registry import METHODS
 
+BASELINES = ("dense", "dense_bf16")
 DATA = pathlib.Path(__file__).with_name("prices.json")
 """Prices by method, as ``benchmarks/prices.py`` writes them from the runs of ``benchmarks/accuracy.py``."""
+
+
+_KINDS: dict[str, tuple[type, str]] = {
+    **dict.fromkeys(("steps", "dense_steps"), (numbers.Real, "a number")),
+    **dict.fromkeys(("workers", "seeds"), (numbers.Integral, "a whole number")),
+    **dict.fromkeys(("task", "options", "page"), (str, "text")),
+    "reached": (bool, "true or false"),
+}
+_SHOWN = 0.005
+"""Dense steps, as a fraction of all, that are worth a word."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +40,8 @@ class Price:
         seeds: how many runs the factor is of.
         options: of the method, where they are not its defaults.
         page: that has the runs.
+        dense_steps: fraction of the runs' steps that were dense float32, a warm-up; of steps between the two, as many dense
+            ones as send the same bytes.
     """
 
     steps: float
@@ -38,9 +52,16 @@ class Price:
     seeds: int = 0
     options: str = ""
     page: str = ""
+    dense_steps: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuses what is no factor."""
+        """Refuses what is no price."""
+        for name, (kind, said) in _KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+                raise TypeError(f"{name} of a price must be {said}, got {value!r}")
+        if not 0 <= self.dense_steps <= 1:
+            raise ValueError(f"dense_steps of a price must be in [0, 1], got {self.dense_steps}")
         if not (self.steps > 0 and math.isfinite(self.steps)):
             raise ValueError(
                 f"a price in steps must be finite and above 0, got {self.steps}: 1.2 for a fifth more steps than dense;"
@@ -54,13 +75,18 @@ class Price:
 
     @property
     def source(self) -> str:
-        """Returns where it comes from, for instance ``enwik8, 3 seeds``."""
-        runs = f"{self.seeds} seed{'s' * (self.seeds != 1)}" if self.seeds else ""
-        return ", ".join(part for part in (self.task, runs, self.options) if part) or "given"
+        """Returns where it comes from, for instance ``enwik8, 8 workers, 3 seeds``."""
+        workers, seeds = _count(self.workers, "worker"), _count(self.seeds, "seed")
+        dense = f"{self.dense_steps:.0%} of its steps dense" if self.dense_steps >= _SHOWN else ""
+        return ", ".join(part for part in (self.task, workers, seeds, dense, self.options) if part) or "given"
 
     def __str__(self) -> str:
         """Returns ``1.32x``, or ``> 1.32x``."""
         return f"{'' if self.reached else '> '}{self.steps:.2f}x"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}" if number else ""
 
 
 Prices = Mapping[str, Price | float]
@@ -88,18 +114,22 @@ def checked(prices: Prices | None) -> Mapping[str, Price]:
     """Returns given prices, factors as :class:`Price` too; those of the package for ``None``.
 
     Raises:
-        ValueError: for a price of an unknown method, and a factor that is none.
+        ValueError: for a price of an unknown method or of a dense baseline, and a factor that is none.
     """
     if prices is None:
         return measured()
     for name in prices:
         _checks.one_of("method of a price", name, METHODS)
-    return {name: Price(given) if isinstance(given, int | float) else given for name, given in prices.items()}
+        if name in BASELINES:
+            raise ValueError(
+                f"{name} has no price, because it is what the steps of the others are held against: leave it out"
+            )
+    return {name: given if isinstance(given, Price) else Price(given) for name, given in prices.items()}
 
 
 def _read(name: str, given: Any) -> Price:
     try:
-        fields: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"steps": float(given)}
+        fields: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"steps": given}
         if fields.get("spread") is not None:
             low, high = fields["spread"]
             fields["spread"] = (low, high)

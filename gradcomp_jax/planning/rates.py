@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable
 
 from gradcomp_jax.planning.links import Cluster, Link
-from gradcomp_jax.planning.predict import BASELINES, predict
-from gradcomp_jax.planning.prices import Prices
+from gradcomp_jax.planning.predict import predict
+from gradcomp_jax.planning.prices import BASELINES, Prices
 from gradcomp_jax.planning.workload import Device, Workload
 
 _SLOWEST, _FASTEST = 1e2, 1e13  # bytes a second between which a break-even is looked for

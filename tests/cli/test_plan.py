@@ -11,6 +11,7 @@ from gradcomp_jax.experiments.registered import RATES
 from gradcomp_jax.methods import METHODS
 from gradcomp_jax.methods.registry import command_name
 from gradcomp_jax.planning import Calibration, Device, Fit
+from gradcomp_jax.planning.calibrate import KINDS
 from gradcomp_jax.planning.fitting import Point
 from gradcomp_jax.planning.predict import FORMULAS_OFF
 
@@ -34,7 +35,7 @@ def test_a_table_and_a_verdict(gradcomp) -> None:
         "25.6M parameters: 25,600,000 values, 180 ms a step; 64 workers, 8 to a node, 10 Gbit/s, 50 us" in result.stdout
     )
     assert sorted(row[0] for row in rows(result.stdout)) == NAMES
-    assert "Compress: " in result.stdout and " which wins above " in result.stdout
+    assert "Compress: " in result.stdout and re.search(r"; above [\d.]+ [GT]bit/s dense is faster\.", result.stdout)
     assert "modelled" in result.stdout
 
 
@@ -106,14 +107,14 @@ def test_steps_to_a_loss_are_weighed(gradcomp, tmp_path) -> None:
     asked = ("plan", "--params", "5M", "--methods", "dgc,powersgd,qsgd", "--link", "1Gbit")
     free = gradcomp(*asked, "--prices", "none")
     assert free.exit_code == 0, free.stderr
-    assert "Compress: dgc takes " in free.stdout and "price" not in free.stdout
-    assert "there is no curve of these methods that says how many steps they need" in free.stdout
+    assert "Compress: dgc takes " in free.stdout and "price of" not in free.stdout
+    assert "prices are off: seconds of a step alone count." in free.stdout
     dgc = {"steps": 6, "reached": False, "task": "enwik8", "seeds": 3, "options": "density 0.01", "page": "prices.md"}
     (tmp_path / "prices.json").write_text(json.dumps({"dgc": dgc, "powersgd": 1.02}))
     weighed = gradcomp(*asked, "--prices", "prices.json")
     assert weighed.exit_code == 0, weighed.stderr
     assert "Compress: powersgd takes " in weighed.stdout and "and 1.02x the steps (given)" in weighed.stdout
-    assert "to the same loss, which wins above" in weighed.stdout
+    assert re.search("to the same loss; above .* dense is faster", weighed.stdout)
     assert "as fast a step, and not recommended, because it trains worse: it takes " in weighed.stdout
     assert "and more than 6.00x the steps (enwik8, 3 seeds, density 0.01)." in weighed.stdout
     assert rows(weighed.stdout)[0][0] == "powersgd"
@@ -180,6 +181,30 @@ def test_a_calibration_takes_the_place_of_the_link(gradcomp, tmp_path) -> None:
     assert result.exit_code == 2 and "the calibration is of 4 workers, and 8 exchange here" in result.stderr
 
 
+def test_a_calibrated_plan_says_nothing_of_other_rates(gradcomp, tmp_path) -> None:
+    """And of the link only that it is calibrated, whatever --link is by default; nor does it draw curves over rates."""
+    points = tuple(Point(size, *(1e-3 + size / 1e8,) * 3) for size in (2**10, 2**25))
+    Calibration(8, dict.fromkeys(KINDS, Fit(1e-3, 1e-8, points))).save(tmp_path / "link.json")
+    words = ("--params", "5M", "--calibration", "link.json", "--out", "made")
+    for methods in ("dgc,terngrad", "stochastic-rounding"):
+        result = gradcomp("plan", *words, "--methods", methods)
+        assert result.exit_code == 0, result.stderr
+        assert "8 workers, a calibrated link\n" in result.stdout
+        for wrong in ("Gbit/s", "loses above", "dense is faster", "at any rate"):
+            assert wrong not in result.stdout
+        assert "compress: copies of the gradient, as measured on a CPU" in result.stdout
+        assert "no picture: a calibration knows one rate and one number of workers" in result.stdout
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["plan.json"]
+    assert "speed_up_by_rate" not in json.loads((tmp_path / "made" / "plan.json").read_text())
+
+
+def test_a_step_that_computes_nothing_has_no_picture(gradcomp, tmp_path) -> None:
+    result = gradcomp("plan", "--params", "5M", "--step-time", "0", "--methods", "dgc", "--out", "made", *SECONDS)
+    assert result.exit_code == 0, result.stderr
+    assert "no picture: a step that computes nothing has no speed-up" in result.stdout
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["plan.json"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -190,6 +215,7 @@ def test_a_calibration_takes_the_place_of_the_link(gradcomp, tmp_path) -> None:
         (("--params", "5M", "--link", "10"), "--link must be a number with bit/s or B/s"),
         (("--params", "5M", "--latency", "-1ms"), "--latency must be at least 0"),
         (("--params", "5M", "--workers", "60", "--per-node", "8"), "60 workers do not fill nodes of 8: take 56 or 64"),
+        (("--params", "5M", "--workers", "8", "--per-node", "16"), "8 workers do not fill nodes of 16: take 16"),
         (("--params", "5M", "--workers", "1"), "workers must be at least 2"),
         (("--params", "5M", "--overlap", "2"), "overlap must be in [0, 1]"),
         (("--params", "5M", "--topology", "star"), "topology must be one of"),

@@ -1,5 +1,6 @@
 """A narrow terminal leaves out columns and says which; a pipe gets all."""
 
+import dataclasses
 import io
 import re
 
@@ -34,6 +35,11 @@ def test_columns_go_in_their_order_and_only_as_many_as_must(width: int, dropped:
     table, found = fit(TABLE, width)
     assert found == dropped
     assert [column.header for column in table.columns] == [n for n in TABLE.rows[0] if n not in dropped]
+
+
+def test_a_column_that_is_not_there_is_not_left_out() -> None:
+    """As those of prices, in a narrow terminal, where there are none."""
+    assert fit(dataclasses.replace(TABLE, dropped_first=("price", "note")), 20)[1] == ["note"]
 
 
 def test_what_is_left_out_is_named() -> None:

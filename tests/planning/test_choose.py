@@ -75,6 +75,19 @@ def test_a_prediction_is_the_planners(mesh) -> None:
             assert getattr(got, field) == pytest.approx(getattr(want, field), rel=1e-6), (method, field)
 
 
+def test_within_a_hierarchy_a_device_compresses_its_part() -> None:
+    """As the planner counts it: four devices of a node have a quarter of the arithmetic each."""
+    nodes = jax.make_mesh((2, 4), ("nodes", "chips"))
+    made = {
+        "flat": gc.block_quantized(axis_name="nodes"),
+        "parts": gc.hierarchical(gc.block_quantized(axis_name="nodes"), axis_name="nodes", inner_axis_name="chips"),
+    }
+    choice = gc.choose(made, PARAMS, nodes, compute=COMPUTE, axis_name="nodes", calibration=link(1e7, workers=2))
+    whole, part = (p.compress for p in choice.predictions)
+    assert whole == pytest.approx(DEVICE.compression("block_quantized", BYTES // 4))
+    assert part == pytest.approx(whole / 4)
+
+
 def test_a_custom_exchange_needs_its_seconds(mesh) -> None:
     own = {"dense": gc.dense(axis_name=AXIS), "own": gc.exchange(gc.compressors.topk(0.01), axis_name=AXIS)}
     with pytest.raises(ValueError, match=r"'own' is made by exchange, .* give compress=\{'own': seconds\}"):

@@ -122,6 +122,20 @@ def test_laws(method: str, workers: int, gbit: float, compute: float) -> None:
         assert found.step == compute and found.sent == 0
 
 
+def test_dense_bfloat16_has_the_better_of_its_collectives() -> None:
+    """Where latency counts one all-reduce has fewer messages than two phases; a calibrated link has what was measured."""
+    work = Workload(0.1, ((1024, 1024),) * 8)
+    for latency, better in ((0.0, "all-to-all"), (5e-3, "all-reduce")):
+        cluster = gc.Cluster(64, gc.Link(1.25e9, latency))
+        found = predict(work, cluster, "dense_bf16", device=NO_TIME)
+        assert found.outer == pytest.approx(
+            min(found.outer, costs.rabenseifner_all_reduce(64, 2 * work.values, cluster.outer)), rel=1e-3
+        )
+        phases = costs.two_phase(64, 2 * work.values, 2 * work.values, cluster.outer)
+        assert (found.outer < 0.5 * phases) == (better == "all-reduce")
+        assert found.sent == pytest.approx(predict(work, cluster, "dense", device=NO_TIME).sent / 2, rel=1e-3)
+
+
 def test_an_outlook_has_curves_for_the_papers_figures() -> None:
     found = outlook(Workload.of(MODELS["alexnet"](), 0.2), gc.Cluster(64, LINK, 4, INNER))
     workers, lines = found.by_workers

@@ -19,7 +19,21 @@ def test_a_step_counts_for_what_it_brings() -> None:
     assert weighed.progress == pytest.approx(1.5 * seconds.step)
     # Nothing trains better for being compressed, and a baseline has no price.
     assert predict(WORK, CLUSTER, "dgc", device=SLOW, prices={"dgc": 0.9}).progress == seconds.step
-    assert predict(WORK, CLUSTER, "dense", device=SLOW, prices={"dense": 2.0}).price is None
+    with pytest.raises(
+        ValueError, match="dense has no price, because it is what the steps of the others are held against"
+    ):
+        predict(WORK, CLUSTER, "dgc", device=SLOW, prices={"dense": 2.0})
+
+
+def test_a_dense_warm_up_takes_the_seconds_of_dense() -> None:
+    """A tenth of a run in dense steps: what is gained in the others is worth nothing in these."""
+    price = Price(1.5, dense_steps=0.1)
+    step, dense = (predict(WORK, CLUSTER, name, device=SLOW, prices={}).step for name in ("dgc", "dense"))
+    found = predict(WORK, CLUSTER, "dgc", device=SLOW, prices={"dgc": price})
+    assert found.step == step and found.progress == pytest.approx(1.5 * (0.9 * step + 0.1 * dense))
+    assert "10% of its steps dense" in price.source
+    rates = [break_even(WORK, CLUSTER, "dgc", device=SLOW, prices={"dgc": one}) for one in (Price(1.5), price)]
+    assert rates[0] > rates[1] > 0
 
 
 def test_what_no_run_shows_does_not_recommend_a_method() -> None:
@@ -105,6 +119,17 @@ def test_bad_prices_are_named() -> None:
         prices.from_dict({"dgc": "much"})
     with pytest.raises(ValueError, match="the price of dgc must be a factor"):
         prices.from_dict({"dgc": {"steps": 1.2, "colour": "red"}})
+    for wrong in (
+        {"steps": True},
+        {"steps": 1.2, "task": 5},
+        {"steps": 1.2, "page": 3},
+        {"steps": 1.2, "reached": "no"},
+    ):
+        (field,) = set(wrong) - {"steps"} or {"steps"}
+        with pytest.raises(ValueError, match=f"the price of dgc must be a factor.*: {field} of a price must be "):
+            prices.from_dict({"dgc": wrong})
+    with pytest.raises(ValueError, match=r"dense_steps of a price must be in \[0, 1\], got 15"):
+        Price(1.0, dense_steps=15)
     with pytest.raises(ValueError, match="prices must be by method"):
         prices.from_dict([1.2])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="did you mean 'block_quantized'"):
