@@ -146,13 +146,16 @@ class TopK(Compressor):
 
     def left_with_owner(self, payload: TopKPayload, mean: TopKPayload) -> TopKPayload:
         """Returns the same positions, in float32. Of a row whose mean has fewer than ``k`` entries it is all."""
-        value, kept = payload.numbers(), mean.numbers()
+        # Rows of one mean beside those of all workers.
+        front = tuple(range(payload.index.ndim - mean.index.ndim))
+        value, kept = payload.numbers(), jnp.expand_dims(mean.numbers(), front)
         bound = jnp.min(jnp.abs(kept), axis=-1, keepdims=True)
         index = payload.index.astype(jnp.int32)
         if index.shape[-1] * kept.shape[-1] <= _MOST_COMPARED:
-            among = ((index[..., None] == mean.index.astype(jnp.int32)[:, None, :]) & (kept != 0)[:, None, :]).any(-1)
+            whose = jnp.expand_dims(mean.index.astype(jnp.int32), front)
+            among = ((index[..., None] == whose[..., None, :]) & (kept != 0)[..., None, :]).any(-1)
         else:
-            marks = kernels.place_in_rows(mean.index, kept, self.block) != 0
+            marks = jnp.expand_dims(kernels.place_in_rows(mean.index, mean.numbers(), self.block) != 0, front)
             among = jnp.take_along_axis(jnp.broadcast_to(marks, (*index.shape[:-1], self.block)), index, axis=-1)
         return TopKPayload(payload.index, jnp.where(among, value, value - jnp.clip(value, -bound, bound)))
 

@@ -1,6 +1,5 @@
 """What a folder says of the run in it, read with suspicion: people edit files, and disks fail."""
 
-import os
 import pathlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
@@ -10,7 +9,7 @@ import pydantic
 from gradcomp_jax._errors import SettingError
 from gradcomp_jax._files import read_file, write_whole
 
-_MARK = "run.mark"
+MARK = "run.mark"
 _LARGEST_RECORD = 1 << 30
 _LARGEST_MARK = 1 << 12
 _EPOCHS = 1 << 31
@@ -97,7 +96,7 @@ def read_mark(folder: pathlib.Path) -> Mark | None:
     if folder.is_symlink():
         return None
     try:
-        return _read(Mark, folder / _MARK, _LARGEST_MARK)
+        return _read(Mark, folder / MARK, _LARGEST_MARK)
     except (OSError, ValueError):
         return None
 
@@ -109,12 +108,7 @@ def write(path: pathlib.Path, record: Record) -> None:
 
 def write_mark(folder: pathlib.Path, mark: Mark) -> None:
     """Writes the mark into the folder of a state."""
-    write_whole(folder / _MARK, mark.model_dump_json(), follow=False)
-
-
-def is_mark(path: os.DirEntry[str]) -> bool:
-    """Says whether an entry of a state's folder is its mark."""
-    return path.name == _MARK
+    write_whole(folder / MARK, mark.model_dump_json(), follow=False)
 
 
 def _read(model: type[_Model], path: pathlib.Path, limit: int) -> _Model | None:

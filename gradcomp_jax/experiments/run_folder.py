@@ -7,7 +7,6 @@ import os
 import pathlib
 import re
 import secrets
-import shutil
 import stat
 import warnings
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from gradcomp_jax._errors import SettingError
 from gradcomp_jax._files import is_draft
 from gradcomp_jax.experiments import record as records
 from gradcomp_jax.experiments.record import Mark, Record, What
+from gradcomp_jax.training.checkpoint_files import delete
 
 RECORD = "run.json"
 _LOCK = "run.lock"
@@ -195,7 +195,7 @@ class RunFolder:
             if epoch <= done.epoch - _KEPT:
                 # What cannot be deleted now is tried again after the next epoch.
                 with contextlib.suppress(OSError):
-                    _delete(self.state(epoch))
+                    delete(self.state(epoch), last=records.MARK)
 
     def _write(self, record: Record) -> None:
         records.write(self.path / RECORD, record)
@@ -218,13 +218,3 @@ class RunFolder:
 def _entries(folder: pathlib.Path) -> list[os.DirEntry[str]]:
     with os.scandir(folder) as entries:
         return list(entries)
-
-
-def _delete(state: pathlib.Path) -> None:
-    """Deletes a state; its mark goes last, so that half of one is known for what it is."""
-    for entry in sorted(_entries(state), key=records.is_mark):
-        if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(entry)
-        else:
-            os.unlink(entry)
-    os.rmdir(state)

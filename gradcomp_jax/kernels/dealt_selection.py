@@ -107,7 +107,7 @@ def _best_of_lines(flat: Array, deal: Deal, k: int, run: int, low_bits: int) -> 
     best = [functools.reduce(jnp.maximum, [jnp.max(f, axis=0) for f in found])]
     for _ in range(k // parts - 1):
         # Keys of one block are distinct: below the last one is without it.
-        below = [jnp.max(jnp.where(f < best[-1], f, -1), axis=0) for f in found]
+        below = [jnp.max(jnp.where(f < best[-1][None], f, -1), axis=0) for f in found]
         best.append(functools.reduce(jnp.maximum, below))
     return jnp.stack(best).reshape(k, rows).T
 

@@ -38,7 +38,7 @@ def random_of_rows(seeds: Array, block: int, k: int) -> Array:
     # One column more than bins: the turn must not depend on what a bin drew.
     turn = lax.rem(bits[:, k:], jnp.uint32(block))
     inside = lax.rem(bits[:, :k], jnp.broadcast_to(size, shape))
-    place = start + inside + turn
+    place = start[None] + inside + turn
     return jnp.where(place >= block, place - jnp.uint32(block), place).astype(jnp.int32)
 
 

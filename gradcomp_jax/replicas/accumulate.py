@@ -11,8 +11,8 @@ import optax
 from gradcomp_jax import _checks, _compat
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.per_device import PerDevice, is_per_device
-from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import advance
+from gradcomp_jax.transforms.local import refuse_complex
 
 
 @jax.tree_util.register_dataclass
@@ -66,23 +66,26 @@ def accumulate(
     exchange = optax.with_extra_args_support(inner)
 
     def init(params: PyTree) -> AccumulateState:
-        zero = jnp.zeros((), jnp.int32)
-
         def nothing(p: Any) -> PerDevice:
             return PerDevice(_compat.varying(jnp.zeros((1, *jnp.shape(p)), jnp.float32), axis_name), 1)
 
-        return AccumulateState(zero, zero, jax.tree.map(nothing, params), exchange.init(params))
+        # Two arrays: one buffer cannot be donated twice.
+        batches, step = (jnp.zeros((), jnp.int32) for _ in range(2))
+        return AccumulateState(batches, step, jax.tree.map(nothing, params), exchange.init(params))
 
     def update(updates: PyTree, state: AccumulateState, params: PyTree | None = None, **extra: Any) -> Any:
         def add(mark: PerDevice, g: Array) -> PerDevice:
             return dataclasses.replace(mark, value=mark.value + g.astype(jnp.float32)[None])
 
+        refuse_complex(updates)
         total = jax.tree.map(add, state.total, updates, is_leaf=is_per_device)
         batches = state.batches + 1
 
         def go(_: Any, inner_state: Any, total: PyTree) -> tuple[PyTree, Any, PyTree]:
             mean = jax.tree.map(lambda m: m.value[0] / batches.astype(jnp.float32), total, is_leaf=is_per_device)
-            moved, inner_state = exchange.update(nonfinite.like(mean, updates), inner_state, params, **extra)
+            # Cast, not clipped: what had no room in the gradient's dtype must be seen as such.
+            mean = jax.tree.map(lambda m, u: m.astype(u.dtype), mean, updates)
+            moved, inner_state = exchange.update(mean, inner_state, params, **extra)
             return moved, inner_state, jax.tree.map(jnp.zeros_like, total)
 
         full = batches >= (every(state.step) if callable(every) else every)

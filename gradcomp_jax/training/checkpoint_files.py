@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Callable
 
@@ -17,7 +18,12 @@ _TREE = "_METADATA"
 _NEW, _OLD = ".gradcomp-new", ".gradcomp-old"
 """Beside a checkpoint while another one takes its place: what comes, and what goes."""
 
-_FREE, _TAKEN, _FOREIGN, _FOREIGN_BESIDE = range(4)
+_FREE, _TAKEN, _FOREIGN, _FOREIGN_BESIDE, _MORE_IN_IT = range(5)
+
+_OWN = re.compile(
+    r"_.*|d|checkpoint|array_metadatas|descriptor|commit_success.*|manifest\..*|ocdbt\..*|.*\.orbax-checkpoint-tmp.*|run\.mark.*"
+)
+"""Names that Orbax gives to what it writes into the folder of a checkpoint, and the mark of a run."""
 
 
 def located(path: pathlib.Path) -> pathlib.Path:
@@ -59,6 +65,11 @@ def place_for(path: pathlib.Path, *, overwrite: bool) -> pathlib.Path:
         raise ValueError(
             f"{path} exists already: pass overwrite=True to replace the checkpoint there, or another directory"
         )
+    if found == _MORE_IN_IT:
+        raise ValueError(
+            f"{path} holds {', '.join(others(path)) or 'other files'} beside the checkpoint, which would be deleted with it:"
+            " move that away, or name another directory"
+        )
     if found in (_FOREIGN, _FOREIGN_BESIDE):
         what = path if found == _FOREIGN else f"{_beside(path, _NEW)} or {_beside(path, _OLD)}"
         raise ValueError(
@@ -77,7 +88,7 @@ def replace(path: pathlib.Path, new: pathlib.Path) -> None:
         old = _beside(path, _OLD)
         os.rename(path, old)
         os.rename(new, path)
-        _delete(old)
+        delete(old)
         return 0
 
     _on_first_process(swap)
@@ -90,16 +101,18 @@ def _beside(path: pathlib.Path, suffix: str) -> pathlib.Path:
 def _state_of(path: pathlib.Path) -> int:
     """What is at a path, once an earlier replacement is finished."""
     new, old = _beside(path, _NEW), _beside(path, _OLD)
-    if not all(_is_checkpoint(p) for p in (new, old) if os.path.lexists(p)):
+    if not all(_is_checkpoint(p) and not others(p) for p in (new, old) if os.path.lexists(p)):
         return _FOREIGN_BESIDE
     if not os.path.lexists(path) and new.is_dir():
         os.rename(new, path)
     for left in (new, old):
         if left.is_dir():
-            _delete(left)
+            delete(left)
     if not os.path.lexists(path):
         return _FREE
-    return _TAKEN if _is_checkpoint(path) else _FOREIGN
+    if not _is_checkpoint(path):
+        return _FOREIGN
+    return _MORE_IN_IT if others(path) else _TAKEN
 
 
 def _is_checkpoint(path: pathlib.Path) -> bool:
@@ -109,14 +122,33 @@ def _is_checkpoint(path: pathlib.Path) -> bool:
     return (path / _TREE).exists() or (path / FILE).exists() or not any(path.iterdir())
 
 
-def _delete(folder: pathlib.Path) -> None:
-    """Deletes a checkpoint; what shows that it is one goes last, so that half of one is known for what it is."""
-    for path in sorted(folder.iterdir(), key=lambda path: path.name in (_TREE, FILE)):
+def others(folder: pathlib.Path, *, but: str = "") -> list[str]:
+    """Returns the names of what is in the folder of a checkpoint and no part of it, nor called ``but``."""
+    return sorted(path.name for path in folder.iterdir() if path.name != but and not _is_part(path))
+
+
+def delete(folder: pathlib.Path, *, last: str = "") -> None:
+    """Deletes a checkpoint; what shows that it is one goes last, so that half of one is known for what it is.
+
+    What is in the folder and no part of it stays, and so does the folder then.
+
+    Args:
+        folder: of the checkpoint.
+        last: the name of a file in it that goes at the very end.
+    """
+    parts = [path for path in folder.iterdir() if path.name == last or _is_part(path)]
+    for path in sorted(parts, key=lambda path: (path.name == last, path.name in (_TREE, FILE))):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink()
-    folder.rmdir()
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _is_part(path: pathlib.Path) -> bool:
+    # Without OCDBT every array has a folder of its name.
+    return _OWN.fullmatch(path.name) is not None or (path / ".zarray").exists()
 
 
 def _on_first_process(function: Callable[[], int]) -> int:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gradcomp_jax import _checks, _compat, _specs, per_device
 from gradcomp_jax._typing import Array, AxisName, PyTree
-from gradcomp_jax.per_device import PerDevice, is_per_device
+from gradcomp_jax.per_device import PerDevice, is_per_device, nodes_within
 from gradcomp_jax.replicas import MARKED, delayed_average
 from gradcomp_jax.replicas.delayed import mean_of
 from gradcomp_jax.replicas.nonfinite import dropped, restored
@@ -93,7 +93,8 @@ class OverlappedStep:
             means, methods[part] = self._flying[departure].result()
             arrived = jax.tree.map(lambda m, none: none if _is_masked(m) else m, means, arrived, is_leaf=_is_masked)
             del self._flying[departure]
-        state, counted = self._local(self._with_methods(state, [()] * len(methods)), gradient, arrived)
+        skips = [node.skipped for node in nodes_within(methods, lambda node: isinstance(node, ExchangeState))]
+        state, counted = self._local(self._with_methods(state, [()] * len(methods)), gradient, arrived, skips)
         state = self._with_methods(state, methods)
         self._send(state, self._number)
         self._number += 1
@@ -257,18 +258,21 @@ def beside(
         specs = state_specs(params, axis_name=axis_name)
         return jax.shard_map(local_gradient, in_specs=(specs, by_worker), out_specs=by_worker, **mapping)(params, batch)
 
-    def local(state: TrainState, gradient: PyTree, arrived: PyTree) -> tuple[TrainState, dict[str, Any]]:
+    def local(
+        state: TrainState, gradient: PyTree, arrived: PyTree, skips: list[Array]
+    ) -> tuple[TrainState, dict[str, Any]]:
         state, gradient = per_device.lower((state, gradient))
         updates, opt_state = with_arrived(gradient, state.opt_state, state.params, **{_ARRIVED: arrived})
         opt_state = restored(opt_state, state.opt_state, (ExchangeState, *MARKED))
         params = optax.apply_updates(state.params, updates)
-        counted = own({"skipped": skipped(opt_state), "dropped": dropped(opt_state)})
+        counted = own({"skipped": sum(skips, skipped(opt_state)), "dropped": dropped(opt_state)})
         return lift_replicas(TrainState(count_on(state.step), params, opt_state)), counted
 
-    def step(state: TrainState, gradient: PyTree, arrived: PyTree) -> Any:
+    def step(state: TrainState, gradient: PyTree, arrived: PyTree, skips: list[Array]) -> Any:
         specs = state_specs(state, axis_name=axis_name)
-        mapped = jax.shard_map(local, in_specs=(specs, by_worker, everywhere), out_specs=(specs, by_worker), **mapping)
-        return mapped(state, gradient, arrived)
+        in_specs = (specs, by_worker, everywhere, everywhere)
+        mapped = jax.shard_map(local, in_specs=in_specs, out_specs=(specs, by_worker), **mapping)
+        return mapped(state, gradient, arrived, skips)
 
     def cross(sent: PyTree, inner: Any) -> Any:
         specs = state_specs((sent, inner), axis_name=axis_name)

@@ -18,6 +18,7 @@ from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.transforms import ExchangeState
 from gradcomp_jax.transforms.policies import path_name
+from gradcomp_jax.transforms.switched import SwitchedState
 
 
 def refuse_donated(state: Any) -> None:
@@ -139,28 +140,42 @@ def branches_explained() -> Iterator[None]:
 
 
 def warn_of_two_momenta(opt_state: PyTree) -> None:
-    """Warns of a chain in which a method with a momentum inside goes before another momentum."""
-    if type(opt_state) is not tuple:
-        return
+    """Warns of a chain, also one within wrappers, in which a method with a momentum inside goes before another momentum."""
+    for inside, after in dict.fromkeys(_two_momenta(opt_state)):
+        warnings.warn(
+            f"{inside} has a momentum inside and goes before {after}, which is another: take plain"
+            " optax.sgd(learning_rate) after it, or in its place a method without one, such as"
+            " gradcomp_jax.block_quantized",
+            stacklevel=3,
+        )
+
+
+def _two_momenta(state: PyTree) -> Iterator[tuple[str, str]]:
+    if isinstance(state, ExchangeState) or hasattr(state, "dropped"):
+        return  # Parts of an exchange or of replicas lie beside each other.
+    links = jax.tree.leaves(state, is_leaf=lambda node: node is not state)
+    if isinstance(state, SwitchedState):
+        # Candidates lie beside each other, and are no chain.
+        links = list(state.inner)
+    for link in links:
+        if link is not state:
+            yield from _two_momenta(link)
     inside = ""
-    for link in opt_state:
-        warn_of_two_momenta(link)
+    for link in state if type(state) is tuple else ():
         after = next((_MOMENTA[type(node)] for node in per_device.nodes_of(link, _is_momentum)), None)
         if inside and after:
-            warnings.warn(
-                f"{inside} has a momentum inside and goes before {after}, which is another: take plain"
-                " optax.sgd(learning_rate) after it, or in its place a method without one, such as"
-                " gradcomp_jax.block_quantized",
-                stacklevel=3,
-            )
+            yield inside, after
         exchanges = per_device.nodes_of(link, lambda node: isinstance(node, ExchangeState))
         inside = next(filter(None, map(_momentum_inside, exchanges)), inside)
 
 
 _MOMENTA = {
     optax.ScaleByAdamState: "Adam",
+    optax.ScaleByAmsgradState: "AMSGrad",
+    optax.ScaleByAdanState: "Adan",
     optax.ScaleByLionState: "Lion",
     optax.TraceState: "the momentum of optax.sgd",
+    optax.EmaState: "optax.ema",
 }
 """What has a momentum, by its state."""
 

@@ -209,7 +209,12 @@ def _worker(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> np.ndarra
 
 
 def _rounded(exact: np.ndarray, dtype: Any) -> np.ndarray:
-    """Rounds what each worker has, ``[workers, ...]``; the first one gets what rounding takes from all of them."""
+    """Rounds what each worker has, ``[workers, ...]``; the first one gets what rounding takes from all of them.
+
+    Counters are no sums: each worker has the nearest whole number.
+    """
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return np.rint(exact).astype(dtype)
     result = exact.astype(dtype)
     result[0] += (exact - result).sum(axis=0).astype(dtype)
     return result

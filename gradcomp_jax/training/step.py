@@ -33,6 +33,7 @@ from gradcomp_jax.transforms.bucketed import forward_order
 from gradcomp_jax.transforms.context import with_context
 from gradcomp_jax.transforms.counters import count_on
 from gradcomp_jax.transforms.skipping import SkipWatch
+from gradcomp_jax.transforms.step_keys import typed_key
 
 
 def make_train_step(
@@ -67,7 +68,7 @@ def make_train_step(
         has_aux: ``aux`` (scalars) is averaged over the workers into ``metrics["aux"]``.
         accumulate: micro-batches that a worker goes through before the exchange, as for :func:`local_value_and_grad`. Bytes
             are those of one.
-        rngs: a seed or a typed key: the loss gets ``rngs=``, a typed key for this step, worker and micro-batch. A run that
+        rngs: a seed or a key: the loss gets ``rngs=``, a typed key for this step, worker and micro-batch. A run that
             goes on from a checkpoint draws the same.
         donate: the new state takes the old one's memory; the old one must not be used again.
         check_vma: as for ``jax.shard_map``.
@@ -160,7 +161,7 @@ def worker_step(
         functools.partial(_observed, loss, has_aux), axis_name=axis_name, has_aux=True, accumulate=accumulate
     )
     update_with_extra = optax.with_extra_args_support(tx).update
-    key = jax.random.key(rngs) if isinstance(rngs, int) else rngs
+    key = None if rngs is None else typed_key("rngs", rngs)
 
     def local(state: Any, batch: PyTree) -> tuple[Any, dict[str, Any]]:
         replicas, field = has_replicas(state), model_field(state)

@@ -44,6 +44,7 @@ def local_clip(max_norm: Any, *, axis_name: AxisName | None) -> optax.GradientTr
                 f"clip_norm is for gradients, and here it would see that of {context.not_gradients}; leave clip_norm out, and"
                 " clip before that: gradcomp_jax.local_clip, or optax.clip_by_global_norm before the inner optimizer"
             )
+        refuse_complex(updates)
         workers = _compat.axis_size(axis_name) or 1
 
         def square(unit: float) -> Any:
@@ -102,6 +103,20 @@ def set_to_zero() -> optax.GradientTransformation:
     return optax.GradientTransformation(optax.set_to_zero().init, update)
 
 
+def refuse_complex(updates: PyTree) -> None:
+    """Refuses complex gradients where a cast to float32 would drop their imaginary part.
+
+    Raises:
+        TypeError: naming the first such leaf.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
+            raise TypeError(
+                f"the gradient {path_name(path)!r} is {jnp.result_type(leaf)}, and only real ones are taken here: put"
+                " optax.contrib.split_real_and_imaginary around the whole chain"
+            )
+
+
 def refuse_reduced(updates: PyTree, axis_name: AxisName | None, averaged: Iterable[int] = ()) -> None:
     """Refuses a gradient that does not vary over the axis: somebody summed it, and nothing is left to compress.
 
@@ -114,8 +129,9 @@ def refuse_reduced(updates: PyTree, axis_name: AxisName | None, averaged: Iterab
         return
     expected = set(averaged)
     for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(updates)):
-        # Without entries there is nothing to reduce, and a choice among none is a constant.
-        if i not in expected and jnp.size(leaf) and not _compat.is_varying(leaf, axis_name):
+        # Without entries there is nothing to reduce, and a choice among none is a constant; integers have no gradient.
+        real = jnp.size(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+        if i not in expected and real and not _compat.is_varying(leaf, axis_name):
             raise ValueError(
                 f"the gradient {path_name(path)!r} is already reduced over {axis_name!r}: inside jax.shard_map, "
                 "jax.grad with respect to replicated parameters inserts a dense all-reduce of its own. Differentiate with"

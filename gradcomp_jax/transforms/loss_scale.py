@@ -10,6 +10,7 @@ from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.per_device import nodes_of, nodes_within
 from gradcomp_jax.transforms.exchange import ExchangeState
+from gradcomp_jax.transforms.local import refuse_complex
 
 
 class LossScaleState(NamedTuple):
@@ -51,7 +52,8 @@ def dynamic_loss_scale(
         minimum: the scale never falls below it.
 
     Raises:
-        ValueError: for numbers out of range; by ``init``, if there is no exchange in ``inner``.
+        ValueError: for numbers out of range; by ``init``, if there is no exchange in ``inner``, or one of replicas that differ,
+            such as :func:`gradcomp_jax.delayed_average`.
 
     References:
         Micikevicius et al., 2018, Mixed Precision Training, section 3.2, https://arxiv.org/abs/1710.03740.
@@ -69,11 +71,18 @@ def dynamic_loss_scale(
                 "dynamic_loss_scale follows what an exchange skips, and there is none in its chain: put one such as"
                 " gradcomp_jax.dense(axis_name=...) into it"
             )
+        if nodes_within(state, lambda node: hasattr(node, "dropped")):
+            raise ValueError(
+                "dynamic_loss_scale follows what an exchange skips, and replicas leave out a gradient that is not finite before"
+                " an exchange sees it, so the scale would never fall: train with bfloat16, which needs no scale, or scale the"
+                " loss by a constant"
+            )
         return LossScaleState(jnp.asarray(initial, jnp.float32), jnp.zeros((), jnp.int32), state)
 
     def update(
         updates: PyTree, state: LossScaleState, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, LossScaleState]:
+        refuse_complex(updates)
         updates = jax.tree.map(lambda g: _unscaled(g, state.scale), updates)
         moved, new = update_with_extra(updates, state.inner, params, **extra)
         good = skipped(new) == skipped(state.inner)
@@ -102,4 +111,7 @@ def _is_exchange(node: object) -> bool:
 
 
 def _unscaled(gradient: Array, scale: Array) -> Array:
-    return kernels.widened(gradient) / scale if jnp.issubdtype(gradient.dtype, jnp.floating) else gradient
+    if not jnp.issubdtype(gradient.dtype, jnp.floating):
+        return gradient
+    wide = kernels.widened(gradient)
+    return wide / scale.astype(wide.dtype)

@@ -19,7 +19,7 @@ from gradcomp_jax.memory import narrow
 from gradcomp_jax.per_device import PerDevice, is_per_device, nodes_within
 from gradcomp_jax.transforms.context import context_of, with_context
 from gradcomp_jax.transforms.exchange import ExchangeState
-from gradcomp_jax.transforms.local import refuse_reduced
+from gradcomp_jax.transforms.local import refuse_complex, refuse_reduced
 from gradcomp_jax.transforms.step_keys import StepKeys
 
 
@@ -86,6 +86,7 @@ def weighted(
     ) -> tuple[PyTree, Any]:
         if weight is None:
             return inside.update(updates, state, params, **extra)
+        refuse_complex(updates)
         refuse_reduced(updates, axis_name)
         within = context_of(extra).inner_axis_name
         share = share_of(psum([one_number(weight, axis_name)], within)[0], axis_name)

@@ -27,9 +27,8 @@ class StepKeys(NamedTuple):
 
     @classmethod
     def of(cls, key: Any, step: Array, worker: Array, inner_axis_name: AxisName | None) -> "StepKeys":
-        """Makes keys of a seed or a typed JAX key, others for each device of a worker, which has other parts of a tensor."""
-        typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-        base = key if typed else jax.random.key(key)
+        """Makes keys of a seed or a key, others for each device of a worker, which has other parts of a tensor."""
+        base = typed_key("key", key)
         if inner_axis_name is not None:
             base = jax.random.fold_in(base, _compat.axis_index(inner_axis_name))
         # The last number is no worker's and no leaf's.
@@ -51,3 +50,23 @@ class StepKeys(NamedTuple):
         """Returns this worker's key for the downlink of message number ``number`` of the step."""
         # Counted down from the end: no leaf's number, so the downlink's stream is its own.
         return self.of_leaf(self.own, _LAST - number)
+
+
+def typed_key(name: str, given: Any) -> Array:
+    """Returns a typed key of a seed, a typed key or a raw one.
+
+    Args:
+        name: of the option, for errors.
+        given: what it is.
+
+    Raises:
+        TypeError: for anything else.
+    """
+    dtype = jnp.result_type(given)
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return given
+    if jnp.ndim(given) == 0 and jnp.issubdtype(dtype, jnp.integer):
+        return jax.random.key(given)
+    if jnp.ndim(given) == 1 and dtype == jnp.uint32:
+        return jax.random.wrap_key_data(jnp.asarray(given))
+    raise TypeError(f"{name} must be a seed or a key, such as jax.random.key(0), got {given!r}")

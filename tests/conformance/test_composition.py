@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import gradcomp_jax as gc
+from gradcomp_jax.methods import METHODS as REGISTERED
 
 from .environments import AXIS, WORKERS, environment, exchange_state, mesh_of, vmapped_init
 from .methods import METHODS
@@ -222,3 +223,21 @@ def test_int8_sums_that_could_wrap_are_refused() -> None:
         jax.eval_shape(
             jax.vmap(lambda g: tx.update(g, tx.init(params)), axis_name=AXIS), {"matrix": jnp.ones((128, 20, 80))}
         )
+
+
+@pytest.mark.parametrize("name", ["dgc", "topk_sgd", "gradient_dropping", "random_k", "ef21", "sparcml"])
+def test_selections_are_explicit_about_ranks(name: str) -> None:
+    """With jax_numpy_rank_promotion="raise", as some teams have it."""
+    mesh, leaf = jax.make_mesh((3,), ("data",), (AxisType.Auto,), devices=jax.devices()[:3]), jnp.zeros((64, 40))
+    tx = REGISTERED[name].build(axis_name="data")
+    state, specs = gc.init_opt_state({"w": leaf}, tx, mesh, axis_name="data")
+
+    def worker(g, s):
+        return tx.update({"w": g[0]}, s, {"w": leaf})
+
+    mapped = jax.shard_map(
+        worker, mesh=mesh, in_specs=(PartitionSpec("data"), specs), out_specs=(PartitionSpec(), specs)
+    )
+    with jax.numpy_rank_promotion("raise"):
+        updates, _ = jax.eval_shape(mapped, jnp.zeros((3, 64, 40)), state)
+    assert updates["w"].shape == leaf.shape

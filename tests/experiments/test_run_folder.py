@@ -84,6 +84,19 @@ def test_what_comes_in_the_way_while_it_trains_stays_and_the_run_goes_on_later(d
     assert listener.steps == 3 * STEPS
 
 
+def test_what_somebody_has_put_into_a_state_stays_when_the_state_goes(descent, whole, tmp_path) -> None:
+    folder = tmp_path / "run"
+
+    def put() -> None:
+        (folder / "epoch-1" / "plots").mkdir()
+        (folder / "epoch-1" / "plots" / "loss.png").write_text("mine")
+
+    listener = After(2, put)
+    assert train_with_checkpoints(descent, 0, folder, listener=listener).loss == whole.loss
+    assert list(everything_in(folder / "epoch-1")) and (folder / "epoch-1" / "plots" / "loss.png").read_text() == "mine"
+    assert [path.name for path in (folder / "epoch-1").iterdir()] == ["plots"]
+
+
 def test_states_without_a_record_are_not_overwritten(descent, run) -> None:
     (run / "run.json").unlink()
     before = everything_in(run)

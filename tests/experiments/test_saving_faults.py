@@ -85,15 +85,15 @@ def test_a_folder_that_cannot_be_written_to_is_one_sentence(descent, tmp_path, m
 
 
 def test_a_state_that_cannot_be_deleted_is_deleted_later(descent, whole, tmp_path, monkeypatch) -> None:
-    delete, failed = run_folder._delete, []
+    delete, failed = run_folder.delete, []
 
-    def once(state: pathlib.Path) -> None:
+    def once(state: pathlib.Path, **more: str) -> None:
         if not failed:
             failed.append(state.name)
             raise OSError(16, "Device or resource busy")
-        delete(state)
+        delete(state, **more)
 
-    monkeypatch.setattr(run_folder, "_delete", once)
+    monkeypatch.setattr(run_folder, "delete", once)
     assert train_with_checkpoints(descent, 0, tmp_path).loss == whole.loss
     assert failed == ["epoch-1"]
     assert sorted(os.listdir(tmp_path)) == ["epoch-3", "epoch-4", "run.json", "run.lock"]

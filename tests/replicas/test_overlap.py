@@ -134,3 +134,22 @@ def test_what_cannot_overlap_is_refused() -> None:
     with pytest.raises(ValueError, match="replicas=True"):
         step(gc.init_state(params(), step.tx, mesh), batch(0))
     assert N == 4
+
+
+def test_a_thread_tells_of_skipped_steps() -> None:
+    """As one program does, though the exchange's state is not in the one that computes the metrics."""
+    mesh, method = mesh_of(), gc.eden(axis_name=AXIS, mask=True)
+    overlapped = gc.make_overlapped_step(loss, method, optax.sgd(0.02), mesh, axis_name=AXIS, delay=1)
+    one = gc.make_train_step(loss, overlapped.tx, mesh, mean_metrics=False)
+    a, b = (gc.init_state(params(), overlapped.tx, mesh, replicas=True) for _ in range(2))
+    counts = []
+    for n in range(4):
+        data = batch(n)
+        if n == 1:
+            # Finite, and more than a scale of the code holds.
+            data["y"][:, 0, 0] = -3e36
+        (a, seen), (b, want) = overlapped(a, data), one(b, data)
+        counts.append(np.asarray(seen["skipped"]).tolist())
+        assert counts[-1] == np.asarray(want["skipped"]).tolist()
+    overlapped.wait()
+    assert counts[0] == [0] * N and min(counts[-1]) >= 1

@@ -208,6 +208,11 @@ def test_a_loss_scale_changes_no_gradient() -> None:
 def test_a_loss_scale_needs_an_exchange() -> None:
     with pytest.raises(ValueError, match="there is none in its chain"):
         gc.dynamic_loss_scale(optax.sgd(0.1)).init(params())
+    # Replicas drop what is not finite before it is exchanged: no step is skipped, and the scale would never fall.
+    late = gc.delayed_average(gc.dense(axis_name="data"), axis_name="data", delay=1, compensate=False)
+    for replicas in (late, gc.local_sgd(gc.dense(axis_name="data"), axis_name="data", every=2)):
+        with pytest.raises(ValueError, match="the scale would never fall: train with bfloat16"):
+            jax.eval_shape(gc.dynamic_loss_scale(replicas).init, {"w": jnp.zeros(3)})
     with pytest.raises(ValueError, match="factor must be above 1, got 1"):
         gc.dynamic_loss_scale(chain(), factor=1)
 
@@ -257,3 +262,20 @@ def test_one_door_to_the_state() -> None:
         p, opt_state = step(p, opt_state, on(mesh, batch(i)))
         state, _ = reference(state, on(mesh, batch(i)))
     np.testing.assert_allclose(p["w"], state.params["w"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_an_infinity_in_a_sum_of_batches_is_skipped(dtype: str) -> None:
+    """A mean that is cast to float16 is infinite where one of its parts was; clipped, it would be trained on."""
+    tx = gc.accumulate(gc.dense(axis_name=None), axis_name=None, every=2)
+    leaf = jnp.zeros(3, dtype)
+    state = tx.init(leaf)
+    for value in (1.0, jnp.inf):
+        update, state = tx.update(jnp.full_like(leaf, value), state, leaf)
+    assert not update.any() and int(state.inner.skipped) == 1
+
+
+def test_counters_of_a_sum_of_batches_can_be_donated() -> None:
+    tx = gc.accumulate(gc.dense(axis_name=None), axis_name=None, every=2)
+    state = jax.jit(lambda s: s, donate_argnums=0)(tx.init(jnp.zeros(3)))
+    assert int(state.batches) == int(state.step) == 0

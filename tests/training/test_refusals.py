@@ -151,6 +151,50 @@ def test_two_momenta_warn(method: str, after: str, sentence: str) -> None:
         gc.init_state(params(), tx, mesh_of(N))
 
 
+WRAPPED = {
+    "dynamic_loss_scale": gc.dynamic_loss_scale,
+    "master_weights": gc.master_weights,
+    "accumulate": lambda tx: gc.accumulate(tx, axis_name="data", every=2),
+    "multi_transform": lambda tx: optax.multi_transform({"all": tx}, jax.tree.map(lambda _: "all", params())),
+    "masked": lambda tx: optax.masked(tx, True),
+    "switched": lambda tx: gc.switched({"dense": gc.dense(axis_name="data"), "dgc": tx}),
+}
+
+
+@pytest.mark.standard_promotion
+@pytest.mark.parametrize("name", WRAPPED)
+def test_two_momenta_warn_within_wrappers(name: str) -> None:
+    with pytest.warns(UserWarning, match=r"gradcomp_jax.dgc has a momentum inside and goes before AMSGrad"):
+        gc.init_state(params(), WRAPPED[name](optax.chain(exchange(), optax.amsgrad(1e-3))), mesh_of(N))
+
+
+def test_candidates_are_no_chain(recwarn: pytest.WarningsRecorder) -> None:
+    candidates = {"dgc": exchange(), "dense": optax.chain(gc.dense(axis_name="data"), optax.trace(0.9))}
+    gc.init_state(params(), optax.chain(gc.switched(candidates), optax.sgd(0.1)), mesh_of(N))
+    assert not recwarn.list
+
+
+COMPLEX = {
+    "local_clip": lambda: gc.local_clip(1.0, axis_name=None),
+    "weighted": lambda: gc.weighted(gc.dense(axis_name=None), axis_name=None),
+    "dynamic_loss_scale": lambda: gc.dynamic_loss_scale(gc.dense(axis_name=None)),
+    "accumulate": lambda: gc.accumulate(gc.dense(axis_name=None), axis_name=None, every=1),
+    "delayed_average": lambda: gc.delayed_average(gc.dense(axis_name=None), axis_name=None, delay=1),
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex_gradients_do_not_lose_a_part(name: str) -> None:
+    """An exchange within split_real_and_imaginary takes them; what is around both would cast them to float32."""
+    tx, given = COMPLEX[name](), {"w": jnp.ones(3, jnp.complex64)}
+    state = tx.init({"w": jnp.ones(3)})
+    more = {"weight": 1.0} if name == "weighted" else {}
+    with pytest.raises(
+        TypeError, match=r"'w' is complex64.*put optax.contrib.split_real_and_imaginary around the whole chain"
+    ):
+        optax.with_extra_args_support(tx).update(given, state, {"w": jnp.ones(3)}, **more)
+
+
 @pytest.mark.standard_promotion
 @pytest.mark.parametrize(
     ("method", "options"), [("topk_sgd", {}), ("dgc", {"momentum_correction": False}), ("dgc", {"momentum": 0.0})]

@@ -150,6 +150,25 @@ def test_what_is_not_a_checkpoint_is_left_as_it_is(make, suffix: str, tmp_path) 
     assert everything_in(tmp_path) == before
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_what_somebody_has_put_into_a_checkpoint_is_not_deleted_with_it(beside: bool, tmp_path) -> None:
+    path = tmp_path / "saved"
+    gc.save_checkpoint(path, numbered(1))
+    for inside in (path, *([tmp_path / "saved.gradcomp-old"] if beside else [])):
+        if inside != path:
+            gc.save_checkpoint(inside, numbered(0))
+        (inside / "plots").mkdir()
+        (inside / "plots" / "loss.png").write_text("mine")
+        (inside / "notes.txt").write_text("mine")
+    before = everything_in(tmp_path)
+    sentence = (
+        "is not a checkpoint, and is left as it is" if beside else r"holds notes.txt, plots beside the checkpoint.*move"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        gc.save_checkpoint(path, numbered(2), overwrite=True)
+    assert everything_in(tmp_path) == before
+
+
 def test_an_empty_folder_and_a_damaged_checkpoint_are_replaced(tmp_path) -> None:
     path = tmp_path / "saved"
     path.mkdir()

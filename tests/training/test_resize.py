@@ -57,6 +57,15 @@ def test_three_workers_make_up_for_rounding_between_them() -> None:
     assert abs(3 * np.float64(np.float32(1 + 2.0**-24)) - 3 * (1 + 2.0**-24)) > 2.0**-24
 
 
+@pytest.mark.parametrize(("old", "new"), [(64, 63), (64, 65), (8, 7)])
+def test_counters_are_those_of_somebody(old: int, new: int) -> None:
+    """Not sums, whose rest the first worker would get: one of these has dropped a step."""
+    before = np.full((old, 1), 2000, np.int32)
+    before[0] = 1999
+    after = np.asarray(gc.resize_workers(gc.PerDevice(before, 1), old=old, new=new).value)
+    assert after.dtype == np.int32 and after.tolist() == [[2000]] * new
+
+
 @pytest.mark.parametrize("rows", (1, 7, 8, 13))
 @pytest.mark.parametrize("new", COUNTS)
 @pytest.mark.parametrize("old", COUNTS)
