@@ -27,7 +27,7 @@ FILE = "_CHECKPOINT_METADATA"
 _KEY = "gradcomp_jax"
 
 _OF_THE_CODE = ("density", "downlink_density", "k", "k_downlink", "bits", "dtype", "pack_positions")
-_OF_THE_WIRE = ("collective", "remainder", "mask")
+_OF_THE_WIRE = ("collective", "remainder")
 _OF_THE_STEP = ("momentum", "decay", "weight_decay", "clip", "clip_norm", "learning_rate", "rate", "alpha", "beta")
 _OF_THE_RUN = ("warm_up", "warm_up_steps", "every", "key", "seed", "generator", "b1", "b2", "eps", "floor")
 _MAY_CHANGE = frozenset((*_OF_THE_CODE, *_OF_THE_WIRE, *_OF_THE_STEP, *_OF_THE_RUN))

@@ -1,13 +1,19 @@
 """What made an exchange's state, in words that a checkpoint can keep and compare."""
 
 import dataclasses
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 _UNSAID = ("axis_name",)
 """Options that say nothing about a state: another program may call the same axis otherwise."""
+
+
+_LONGEST = 200
+"""Characters of a tree of options."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +51,11 @@ def _lines(option: str, value: Any) -> list[tuple[str, str]]:
     return [(option, type(value).__name__), *inside]
 
 
+def _short(text: str) -> str:
+    """Text that is not too long to be read, else its beginning and what tells it from others."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({zlib.crc32(text.encode()):08x})"
+
+
 def _text(option: str, value: Any) -> str:
     """A value as text that does not depend on the process: no addresses, no values of arrays."""
     if option.rpartition(".")[2] in ("dtype", "memory_dtype") and value is not None:
@@ -52,7 +63,12 @@ def _text(option: str, value: Any) -> str:
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
     if isinstance(value, (tuple, list)):
-        return f"({', '.join(_text(option, v) for v in value)})"
+        return _short(f"({', '.join(_text(option, v) for v in value)})")
+    if isinstance(value, Mapping):
+        # Which leaf a memory is of depends on such trees, of masks and of specs.
+        return _short(f"{{{', '.join(f'{key}: {_text(option, v)}' for key, v in value.items())}}}")
+    if isinstance(value, PartitionSpec):
+        return repr(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return " ".join(f"{name}={text}" for name, text in _lines(type(value).__name__, value))
     if callable(value):
