@@ -146,13 +146,11 @@ class TopK(Compressor):
 
     def left_with_owner(self, payload: TopKPayload, mean: TopKPayload) -> TopKPayload:
         """Returns the same positions, in float32. Of a row whose mean has fewer than ``k`` entries it is all."""
-        # Rows of one mean beside those of all workers.
-        front = tuple(range(payload.index.ndim - mean.index.ndim))
+        front = tuple(range(payload.index.ndim - mean.index.ndim))  # a mean has no axis of workers
         value, kept = payload.numbers(), jnp.expand_dims(mean.numbers(), front)
         bound = jnp.min(jnp.abs(kept), axis=-1, keepdims=True)
-        index = payload.index.astype(jnp.int32)
+        index, whose = payload.index.astype(jnp.int32), jnp.expand_dims(mean.index.astype(jnp.int32), front)
         if index.shape[-1] * kept.shape[-1] <= _MOST_COMPARED:
-            whose = jnp.expand_dims(mean.index.astype(jnp.int32), front)
             among = ((index[..., None] == whose[..., None, :]) & (kept != 0)[..., None, :]).any(-1)
         else:
             marks = jnp.expand_dims(kernels.place_in_rows(mean.index, mean.numbers(), self.block) != 0, front)
