@@ -21,7 +21,8 @@ _NEW, _OLD = ".gradcomp-new", ".gradcomp-old"
 _FREE, _TAKEN, _FOREIGN, _FOREIGN_BESIDE, _MORE_IN_IT = range(5)
 
 _OWN = re.compile(
-    r"_.*|d|checkpoint|array_metadatas|descriptor|commit_success.*|manifest\..*|ocdbt\..*|.*\.orbax-checkpoint-tmp.*|run\.mark.*"
+    r"_[A-Z_]+|_sharding|_strings\.json|d|array_metadatas|descriptor|commit_success\.txt|manifest\.ocdbt.*|ocdbt\.process_\d+.*"
+    r"|.*\.orbax-checkpoint-tmp.*|run\.mark(\.[0-9a-f]{16}\.new)?"
 )
 """Names that Orbax gives to what it writes into the folder of a checkpoint, and the mark of a run."""
 

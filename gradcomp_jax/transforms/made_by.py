@@ -52,7 +52,7 @@ def _lines(option: str, value: Any) -> list[tuple[str, str]]:
 
 
 def _short(text: str) -> str:
-    """Text that is not too long to be read, else its beginning and what tells it from others."""
+    """Returns a text that is not too long to be read: else its beginning, and what tells it from others."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({zlib.crc32(text.encode()):08x})"
 
 
@@ -62,13 +62,11 @@ def _text(option: str, value: Any) -> str:
         return str(jnp.dtype(value))
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, (tuple, list, PartitionSpec)):
         return _short(f"({', '.join(_text(option, v) for v in value)})")
     if isinstance(value, Mapping):
         # Which leaf a memory is of depends on such trees, of masks and of specs.
         return _short(f"{{{', '.join(f'{key}: {_text(option, v)}' for key, v in value.items())}}}")
-    if isinstance(value, PartitionSpec):
-        return repr(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return " ".join(f"{name}={text}" for name, text in _lines(type(value).__name__, value))
     if callable(value):
