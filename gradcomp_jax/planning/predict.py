@@ -198,7 +198,11 @@ def predict(
     )
     if price is None or not price.dense_steps:
         return one
-    dense = predict(workload, cluster, "dense", device=device, calibration=calibration, traffic=traffic)
+    ask = functools.partial(predict, workload, cluster, device=device, calibration=calibration, traffic=traffic)
+    try:
+        dense = ask("dense")
+    except ValueError:  # A calibration may know the collectives of bfloat16 alone.
+        dense = ask("dense_bf16")
     return dataclasses.replace(one, warm_up=price.dense_steps * (dense.step - one.step))
 
 
