@@ -20,10 +20,17 @@ from jax.tree_util import tree_leaves_with_path
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.per_device import is_per_device, nodes_of
 from gradcomp_jax.training import checkpoint_files
-from gradcomp_jax.training.checkpoint_record import checkpoint_metadata, compare_makers, read_record, refuse_damaged
+from gradcomp_jax.training.checkpoint_record import (
+    checkpoint_metadata,
+    compare_makers,
+    data_of,
+    read_record,
+    refuse_damaged,
+)
 from gradcomp_jax.training.refusals import refuse_donated
 from gradcomp_jax.training.resize import lies_stacked, resize_workers
 from gradcomp_jax.transforms.policies import path_name
+from gradcomp_jax.transforms.step_keys import is_typed_key
 
 _LATE_S = 0.1
 """How long what was under way is waited for after one read or write has failed."""
@@ -112,7 +119,7 @@ def restore_checkpoint(directory: str | os.PathLike[str], like: PyTree, *, check
         with _damage(path):
             host = checkpointer.restore(path, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), saved))
             refuse_damaged(host, record)
-    resized = resize_workers(host, old=old, new=new)
+    resized = resize_workers(jax.tree.map(_typed, host, like), old=old, new=new)
     _same_shapes(resized, like)
     return _with_empty(jax.tree.map(_placed, resized, like), wanted)
 
@@ -126,7 +133,7 @@ def _refuse_lost(state: PyTree) -> None:
     Raises:
         ValueError: naming the first such leaf, in every process.
     """
-    marked = [(path, leaf.value) for path, leaf in _leaves(state) if is_per_device(leaf)]
+    marked = [(path, data_of(leaf.value)) for path, leaf in _leaves(state) if is_per_device(leaf)]
     shared = [(path, value) for path, value in marked if isinstance(value, jax.Array) and _has_copies(value)]
     if not shared:
         return
@@ -224,13 +231,21 @@ def _damaged(path: pathlib.Path, reason: str) -> DamagedCheckpointError:
     )
 
 
+def _typed(value: Any, target: Any) -> Any:
+    """Saved data as what it is: keys, where the target is of typed ones."""
+    return (
+        jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(target))
+        if is_typed_key(target)
+        else value
+    )
+
+
 def _placed(value: Any, target: Any) -> Any:
     """Every process gives its devices their parts of a value that all processes have."""
     if not isinstance(target, jax.Array):
         return type(target)(value) if isinstance(target, (bool, int, float)) else np.asarray(value)
-    if jnp.issubdtype(target.dtype, jax.dtypes.prng_key):
-        key = jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(target))
-        return jax.device_put(key, target.sharding)
+    if is_typed_key(target):
+        return jax.device_put(value, target.sharding)
     value = np.asarray(value)
     return jax.make_array_from_callback(value.shape, target.sharding, lambda index: value[index])
 
@@ -294,7 +309,7 @@ def _same_shapes(found: PyTree, like: PyTree) -> None:
 
 def _stored(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:
     """The shape and dtype that a leaf is saved with: of a typed key, those of its data."""
-    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if is_typed_key(leaf):
         leaf = jax.eval_shape(jax.random.key_data, leaf)
     shaped = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
     return tuple(shaped.shape), shaped.dtype

@@ -20,6 +20,8 @@ from gradcomp_jax.training.refusals import refuse_donated
 from gradcomp_jax.transforms import ExchangeState, SwitchedState
 from gradcomp_jax.transforms.made_by import MadeBy, made_by
 from gradcomp_jax.transforms.policies import path_name
+from gradcomp_jax.transforms.step_keys import is_typed_key
+from gradcomp_jax.transforms.worker_shards import ShardState
 
 FILE = "_CHECKPOINT_METADATA"
 """Where Orbax keeps what it is given as custom metadata: in a checkpoint, or in the folder of a manager's step."""
@@ -101,6 +103,9 @@ def compare_makers(path: pathlib.Path, record: Mapping[str, Any] | None, like: P
             )
         return
     saved = [(name, dict(options)) for name, options in record["made_by"]]
+    if all(name != _SHARDS for name, _ in saved):
+        # Earlier versions did not say how tensors were divided.
+        wanted = [maker for maker in wanted if maker[0] != _SHARDS]
     # Where there are more or fewer of them, the arrays differ too, and are named.
     for (name, options), (wanted_name, wanted_options) in zip(saved, wanted, strict=False):
         differing = [
@@ -141,6 +146,8 @@ def refuse_damaged(tree: PyTree, record: Mapping[str, Any] | None) -> None:
         raise ValueError(f"its array {named[damaged][0]!r} differs from what was saved")
 
 
+_SHARDS = "shards"
+"""What a division of tensors among devices is called."""
 _LATER = {"memory_dtype": "float32", "memory.dtype": "float32", "compressor.pack_positions": "False", "delay": "0"}
 """Options that earlier versions had not, with the value that stands for what those did."""
 
@@ -156,9 +163,10 @@ def _said(options: Mapping[str, str], option: str) -> str | None:
 
 
 def _makers(state: PyTree) -> list[tuple[str, dict[str, str]]]:
-    """The methods of a state in the order of its tree: exchanges, and what surrounds them if switched, or replicas differ."""
-    found = nodes_within(state, lambda node: isinstance(node, (ExchangeState, SwitchedState, *MARKED)))
-    makers = [node.made_by if isinstance(node, ExchangeState) else _of_static(node) for node in found]
+    """The methods of a state in the order of its tree: exchanges, and what around them says something of their state."""
+    found = nodes_within(state, lambda node: isinstance(node, (ExchangeState, ShardState, SwitchedState, *MARKED)))
+    said = (ExchangeState, ShardState)
+    makers = [node.made_by if isinstance(node, said) else _of_static(node) for node in found]
     return [(maker.name, dict(maker.options)) for maker in makers]
 
 
@@ -186,7 +194,7 @@ def _arrays(state: PyTree) -> dict[str, Any]:
     found: dict[str, Any] = {}
     digests: dict[str, dict[str, int]] = {}
     for name, leaf in _named(state):
-        array = _data(leaf)
+        array = data_of(leaf)
         counts = [1] * array.ndim
         if isinstance(array, jax.Array):
             shard = array.sharding.shard_shape(array.shape)
@@ -204,7 +212,7 @@ def _arrays(state: PyTree) -> dict[str, Any]:
 
 
 def _is_whole(leaf: Any, entry: Mapping[str, Any]) -> bool:
-    array = _data(leaf)
+    array = data_of(leaf)
     if list(array.shape) != entry["shape"]:
         return False
     for place, data in _pieces(array):
@@ -254,9 +262,9 @@ def _crc(data: np.ndarray) -> int:
     return zlib.crc32(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
 
 
-def _data(leaf: Any) -> Any:
-    """An array; of a typed key its data."""
-    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+def data_of(leaf: Any) -> Any:
+    """Returns an array; of a typed key its data."""
+    if is_typed_key(leaf):
         return jax.random.key_data(leaf)
     return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
 

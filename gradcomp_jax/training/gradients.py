@@ -12,6 +12,7 @@ from gradcomp_jax import _checks, _compat, _specs, kernels, per_device
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.training import refusals
 from gradcomp_jax.training.state import check_axis
+from gradcomp_jax.transforms.step_keys import is_typed_key
 
 
 def local_value_and_grad(
@@ -126,17 +127,13 @@ def mean_of_workers(tree: PyTree, axis_name: AxisName) -> PyTree:
     return jax.tree.map(mean, tree)
 
 
-def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def _is_batch(leaf: Any) -> bool:
-    return jnp.ndim(leaf) > 0 and not _is_key(leaf)
+    return jnp.ndim(leaf) > 0 and not is_typed_key(leaf)
 
 
 def _fold_keys(tree: PyTree, number: Array) -> PyTree:
     def fold(leaf: Any) -> Any:
-        if not _is_key(leaf):
+        if not is_typed_key(leaf):
             return leaf
         fold_all = jax.random.fold_in
         for _ in range(leaf.ndim):

@@ -16,6 +16,7 @@ from gradcomp_jax.memory.narrow import Narrow, is_narrow, values_of
 from gradcomp_jax.per_device import PerDevice, is_per_device, nodes_of
 from gradcomp_jax.training.refusals import refuse_donated
 from gradcomp_jax.transforms import ExchangeState
+from gradcomp_jax.transforms.step_keys import is_typed_key
 
 
 def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
@@ -24,7 +25,8 @@ def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
     The mean over the workers of every residual and velocity stays what it was: where ``new`` is a multiple of ``old`` the
     workers' own rows are repeated, otherwise everyone gets the mean, and the first worker what rounding the mean to float32
     left over, so that what is off in the sum is one rounding of the first worker's rows. Owners' shards are cut anew; where so
-    few workers are left that there are no owners, what those held goes back to every worker. Everything else is passed through.
+    few workers are left that there are no owners, what those held goes back to every worker. PRNG keys have no mean: worker i
+    has that of worker i mod ``old``. Everything else is passed through.
 
     Memories that are narrower than float32 are widened, resized and rounded to the nearest values of their dtype, once: what is
     off in the sum is then one such rounding. Rows that are repeated, and owners' shards, keep their bits.
@@ -69,6 +71,8 @@ def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
                 f" {ExchangeState.__name__}, or the optimizer state that it is in"
             )
         change = {"worker": _worker, "shard": _shard, "replica": _replica}[leaf.kind]
+        if is_typed_key(leaf.value):
+            return dataclasses.replace(leaf, value=cast(Any, _keys(leaf, old, new)))
         value = np.asarray(leaf.value)
         if leaf.entries:
             return _owned(leaf, value, old, new)
@@ -109,14 +113,14 @@ def lies_stacked(leaf: PerDevice, workers: int) -> bool:
 def _joined(leaf: Any) -> Any:
     if not is_per_device(leaf):
         return leaf
-    value = np.asarray(leaf.value)
+    value = _host(leaf.value)
     return dataclasses.replace(leaf, value=cast(Any, value.reshape(math.prod(value.shape[:2]), *value.shape[2:])))
 
 
 def _stacked(leaf: Any, *, workers: int) -> Any:
     if not is_per_device(leaf):
         return leaf
-    value = np.asarray(leaf.value)
+    value = _host(leaf.value)
     return dataclasses.replace(leaf, value=cast(Any, value.reshape(workers, len(value) // workers, *value.shape[1:])))
 
 
@@ -182,6 +186,22 @@ def _nearest(rows: np.ndarray, dtype: Any) -> tuple[np.ndarray, np.ndarray, np.n
     return scale, values, values.astype(np.float32) * unit
 
 
+def _host(value: Any) -> Any:
+    """A value in this process's memory; NumPy has no typed keys."""
+    return jax.device_get(value) if is_typed_key(value) else np.asarray(value)
+
+
+def _keys(leaf: PerDevice, old: int, new: int) -> Any:
+    data = jax.random.key_data(cast(Any, _host(leaf.value)))
+    own = _flat(_own_of_each(_each(leaf, np.asarray(data), old, leaf.rows), new))
+    return jax.random.wrap_key_data(jnp.asarray(own), impl=jax.random.key_impl(cast(Any, leaf.value)))
+
+
+def _own_of_each(each: np.ndarray, new: int) -> np.ndarray:
+    """What worker i of so many has, where it has that of worker i modulo those of before."""
+    return each[np.arange(new) % len(each)]
+
+
 def _each(leaf: PerDevice, value: np.ndarray, workers: int, rows: int) -> np.ndarray:
     """``[workers, shards, rows, ...]``: what each device of each worker has.
 
@@ -202,8 +222,9 @@ def _each(leaf: PerDevice, value: np.ndarray, workers: int, rows: int) -> np.nda
 
 def _worker(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> np.ndarray:
     each = _each(leaf, value, old, leaf.rows)
-    if new % old == 0:
-        return _flat(np.tile(each, (new // old,) + (1,) * (each.ndim - 1)))
+    # An unsigned number is a PRNG key of the old kind, or bits: the mean of two is neither.
+    if new % old == 0 or jnp.issubdtype(value.dtype, jnp.unsignedinteger):
+        return _flat(_own_of_each(each, new))
     mean = each.astype(np.float64).mean(axis=0)
     return _flat(_rounded(np.broadcast_to(mean, (new, *mean.shape)), value.dtype))
 

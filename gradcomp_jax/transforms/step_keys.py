@@ -52,6 +52,11 @@ class StepKeys(NamedTuple):
         return self.of_leaf(self.own, _LAST - number)
 
 
+def is_typed_key(value: Any) -> bool:
+    """Returns whether a value is an array of typed PRNG keys."""
+    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
 def typed_key(name: str, given: Any) -> Array:
     """Returns a typed key of a seed, a typed key or a raw one.
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +13,23 @@ from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import fused, wait
 from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.transforms.context import Context, context_of, with_context
+from gradcomp_jax.transforms.made_by import MadeBy, made_by
 from gradcomp_jax.transforms.shards import Shards
 
 
-class ShardState(NamedTuple):
-    """Attributes: ``shard``, the state of the exchange of each device's shard."""
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ShardState:
+    """State of an exchange of shards.
+
+    Attributes:
+        shard: the state of the exchange of each device's shard.
+        made_by: how many devices share a tensor, and along which dimension each leaf is divided (None: in the order of its
+            entries); static, for checkpoints to compare.
+    """
 
     shard: Any
+    made_by: MadeBy = dataclasses.field(metadata={"static": True})
 
 
 def axes_of(axis_name: AxisName, option: str, inner_axis_name: AxisName) -> dict[str, Any]:
@@ -46,7 +56,8 @@ def init(
     zeros = jax.tree.unflatten(treedef, [jnp.zeros(shape, jnp.float32) for shape in shapes])
     devices = devices_along(inner_axis_name)
     state = jax.tree.map(lambda leaf: _mark(leaf, devices), inside.init(zeros), is_leaf=is_per_device)
-    return ShardState(_varying(state, axis_name, inner_axis_name))
+    divided = made_by("shards", {"devices": devices, "sharded_dims": [shards.dim for shards in every]})
+    return ShardState(_varying(state, axis_name, inner_axis_name), divided)
 
 
 def update(
@@ -85,7 +96,8 @@ def update(
         kernels.narrowed(m if w is None else _join(w, g), g.dtype) for m, w, g in zip(parts, whole, leaves, strict=True)
     ]
     marked = jax.tree.map(_mark_again, state.shard, after, is_leaf=is_per_device)
-    return jax.tree.unflatten(treedef, result), ShardState(_varying(marked, axis_name, inner_axis_name))
+    shard = _varying(marked, axis_name, inner_axis_name)
+    return jax.tree.unflatten(treedef, result), dataclasses.replace(state, shard=shard)
 
 
 def in_buckets(

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import gradcomp_jax as gc
 from tests.conformance.environments import rows_of_owners
@@ -128,6 +129,26 @@ def test_another_number_of_workers(name: str, old: int, new: int, tmp_path) -> N
         assert (np.abs(got - want) <= limit + 2.0**-50).all()
     if new == 8:
         assert int(run(name, 8, restored, (0,)).step) == 1
+
+
+def test_typed_keys_of_the_workers_come_back_as_such(tmp_path) -> None:
+    """Each worker's own, and where there are more workers those of the first ones again."""
+
+    def keys(workers: int, seed: int):
+        state = {"noise": gc.PerDevice(jax.random.split(jax.random.key(seed, impl="rbg"), workers), 1)}
+        return jax.device_put(state, gc.state_shardings(state, mesh_of(workers), axis_name="data"))
+
+    saved = keys(4, 0)
+    gc.save_checkpoint(tmp_path / "saved", saved)
+    for workers in (4, 3, 8):
+        restored = gc.restore_checkpoint(tmp_path / "saved", keys(workers, 1))
+        assert jax.typeof(restored["noise"].value).dtype == jax.typeof(saved["noise"].value).dtype
+        found, data = (np.asarray(jax.random.key_data(state["noise"].value)) for state in (restored, saved))
+        np.testing.assert_array_equal(found, data[np.arange(workers) % 4])
+    same = jax.device_put(keys(4, 0)["noise"].value, NamedSharding(mesh_of(4), PartitionSpec()))
+    gc.save_checkpoint(
+        tmp_path / "same", {"noise": gc.PerDevice(same, 4)}
+    )  # copies, by their sharding: they are compared
 
 
 def test_training_goes_on_with_fewer_workers(tmp_path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from jax.sharding import PartitionSpec
 
 import gradcomp_jax as gc
 from gradcomp_jax.methods.registry import METHODS
@@ -103,6 +104,52 @@ def test_a_checkpoint_older_than_an_option_has_its_default() -> None:
         compare_makers(pathlib.Path("saved"), {"made_by": older}, like)
     with pytest.raises(ValueError, match=r"into OuterState\(delay=2\)"):
         compare_makers(pathlib.Path("saved"), {"made_by": older}, state_of(gc.sparse_loco(axis_name=None, delay=2)))
+
+
+def divided(devices: int = 2, spec: PartitionSpec | None = None):
+    """The state of a hierarchy, whose shapes do not say how the square matrix is divided."""
+    square = {"w": np.zeros((64, 64), np.float32)}
+    method = gc.topk_sgd(axis_name="slices", density=0.1, block=64)
+    tx = gc.hierarchical(method, axis_name="slices", inner_axis_name="chips", param_specs={"w": spec})
+    sizes = {"chips": devices, "slices": 8 // devices}
+    init = tx.init
+    for axis, size in sizes.items():
+        init = jax.vmap(init, in_axes=None, axis_name=axis, axis_size=size)
+    return jax.eval_shape(init, square)
+
+
+@pytest.mark.parametrize(
+    ("like", "sentence"),
+    [
+        ({"devices": 4}, r"shards\(devices=2\), .* into shards\(devices=4\)"),
+        (
+            {"spec": PartitionSpec(None, "chips")},
+            r"shards\(sharded_dims=\(None\)\), .* into shards\(sharded_dims=\(1\)\)",
+        ),
+        ({"spec": PartitionSpec("chips")}, r"shards\(sharded_dims=\(None\)\), .* into shards\(sharded_dims=\(0\)\)"),
+    ],
+)
+def test_another_division_among_devices_is_refused(like: dict, sentence: str) -> None:
+    saved = _record_of(divided())
+    with pytest.raises(ValueError, match=f"was saved with {sentence}: build"):
+        compare_makers(pathlib.Path("saved"), saved, divided(**like))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compare_makers(pathlib.Path("saved"), saved, divided())
+
+
+def test_a_checkpoint_older_than_divisions_is_taken() -> None:
+    saved = _record_of(divided())
+    older = {"made_by": [maker for maker in saved["made_by"] if maker[0] != "shards"]}
+    assert len(older["made_by"]) == len(saved["made_by"]) - 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compare_makers(pathlib.Path("saved"), older, divided(devices=4))
+
+
+def _record_of(state) -> dict:
+    filled = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), state)
+    return gc.checkpoint_metadata(filled)["gradcomp_jax"]["record"]
 
 
 def test_what_may_differ_is_told(tmp_path) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -46,6 +47,21 @@ def test_the_mean_is_preserved(old: int, new: int) -> None:
         assert (np.abs(got - want) <= largest * 2.0**-24 / new * 1.01).all()
         spread = np.ptp(after.reshape(new, ROWS, BLOCK), axis=0)
         assert (spread <= largest * 2.0**-22 * new).all()
+
+
+@pytest.mark.parametrize("typed", [True, False], ids=["typed", "raw"])
+@pytest.mark.parametrize(("old", "new"), [(4, 3), (4, 8), (3, 5)])
+def test_prng_keys_are_those_of_the_workers_in_turn(old: int, new: int, typed: bool) -> None:
+    data = np.arange(2 * old, dtype=np.uint32).reshape(old, 2)
+    keys = jax.random.wrap_key_data(jnp.asarray(data)) if typed else data
+    for stacked in (False, True):
+        leaf = gc.PerDevice(keys[:, None] if stacked else keys, 1)
+        # One row looks the same both ways; a value of more rows beside it tells.
+        beside = gc.PerDevice(np.zeros((old, 2, 4) if stacked else (2 * old, 4), np.float32), 2)
+        resized = gc.resize_workers((leaf, beside), old=old, new=new)[0].value
+        assert resized.shape[: 1 + stacked] == (new, 1)[: 1 + stacked]
+        found = jax.random.key_data(resized) if typed else resized
+        np.testing.assert_array_equal(np.asarray(found).reshape(new, 2), data[np.arange(new) % old])
 
 
 def test_three_workers_make_up_for_rounding_between_them() -> None:
