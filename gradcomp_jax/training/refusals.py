@@ -124,6 +124,25 @@ def refuse_updates(updates: PyTree, params: PyTree, axis_name: AxisName) -> None
             )
 
 
+def refuse_own_state(after: PyTree, before: PyTree, axis_name: AxisName) -> None:
+    """Refuses an optimizer's state that differs by worker and is not per-device, as what goes before an exchange has it.
+
+    Raises:
+        ValueError: naming the first such leaf.
+    """
+    if not _compat.tracks_varying(axis_name):
+        return
+    leaves = jax.tree_util.tree_leaves_with_path(after, is_leaf=is_per_device)
+    for (path, new), old in zip(leaves, jax.tree.leaves(before, is_leaf=is_per_device), strict=False):
+        if is_per_device(new) or not _compat.is_varying(new, axis_name) or _compat.is_varying(old, axis_name):
+            continue
+        raise ValueError(
+            f"{path_name(path)!r} of the optimizer's state differs by worker over {axis_name!r}: what keeps it goes before the"
+            " exchange, and sees each worker's own gradient. Put it after the exchange, where it sees the mean; a momentum of"
+            " each worker's own is gradcomp_jax.memory.momentum_correction(), which gradcomp_jax.dgc has"
+        )
+
+
 @contextlib.contextmanager
 def branches_explained() -> Iterator[None]:
     """Adds a remedy where a wrapper of optax chooses between an exchange's update and a worker's own gradient."""

@@ -190,6 +190,7 @@ def worker_step(
             seen["dropped"] = dropped(opt_state)
         else:
             refusals.refuse_updates(updates, state.params, axis_name)
+            refusals.refuse_own_state(opt_state, state.opt_state, axis_name)
         params = optax.apply_updates(state.params, updates)
         new = with_parts(state, step=count_on(state.step), params=params, opt_state=opt_state)
         if copies is not None:

@@ -114,6 +114,13 @@ def test_no_exchange() -> None:
         take_a_step(optax.sgd(0.1))
 
 
+@pytest.mark.parametrize("first", [optax.trace(0.9), optax.zero_nans()], ids=["trace", "nans"])
+def test_what_keeps_state_before_the_exchange(first: optax.GradientTransformation) -> None:
+    sentence = r"'0/\w+/\w+' of the optimizer's state differs by worker over 'data'.*Put it after the exchange"
+    with pytest.raises(ValueError, match=sentence):
+        take_a_step(optax.chain(first, chain()))
+
+
 @pytest.mark.parametrize("check_vma", (True, False))
 def test_sharded_parameters_without_their_specs(check_vma: bool) -> None:
     specs = jax.tree.map(lambda p: P("data") if p.ndim and p.shape[0] % N == 0 else P(), params())
