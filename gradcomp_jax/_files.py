@@ -3,10 +3,14 @@
 import contextlib
 import errno
 import os
+import pathlib
 import re
 import secrets
 import stat
 
+from gradcomp_jax._errors import SettingError
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/+")
 _DRAFT = re.compile(r"\.[0-9a-f]{16}\.new")
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -57,6 +61,22 @@ def write_whole(path: str | os.PathLike[str], content: bytes | str, *, follow: b
         with contextlib.suppress(OSError):
             os.unlink(draft)
         raise
+
+
+def local_folder(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns the absolute path of a folder of the file system.
+
+    Raises:
+        SettingError: (a ``ValueError``) for a URL, such as ``gs://bucket/run``: a folder of that name would be meant.
+    """
+    text = os.fspath(path)
+    if _URL.match(text):
+        raise SettingError(
+            f"{text} is a URL, and this reads and writes folders of a file system: pass a folder, such as one where the bucket"
+            " is mounted, or save with orbax.checkpoint.CheckpointManager, which takes URLs, and"
+            " custom_metadata=gradcomp_jax.checkpoint_metadata(state)"
+        )
+    return pathlib.Path(os.path.abspath(text))
 
 
 def is_draft(name: str, of: str) -> bool:

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from gradcomp_jax._files import is_draft, read_file, write_whole
+from gradcomp_jax._files import is_draft, local_folder, read_file, write_whole
 
 
 def listed(folder: pathlib.Path) -> list[str]:
@@ -110,3 +110,14 @@ def test_a_draft_is_known_by_its_name() -> None:
     assert is_draft("run.json.0123456789abcdef.new", "run.json")
     for name in ("run.json", "run.json.new", "run.json.draft", "other.0123456789abcdef.new", "run.json.mine.new"):
         assert not is_draft(name, "run.json")
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/run", "s3://bucket", "file:///tmp/run", pathlib.Path("gs://bucket/run")])
+def test_a_url_is_no_folder(url) -> None:
+    with pytest.raises(ValueError, match=r"is a URL.*CheckpointManager.*custom_metadata"):
+        local_folder(url)
+
+
+@pytest.mark.parametrize("path", ["/tmp/run", "run", "a:b", "./a:/b", "/tmp/gs://bucket", "C:/run"])
+def test_what_has_no_scheme_is_a_folder(path: str) -> None:
+    assert local_folder(path) == pathlib.Path(os.path.abspath(path))

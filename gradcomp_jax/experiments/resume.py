@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from gradcomp_jax._errors import SettingError
-from gradcomp_jax._files import read_file, write_whole
+from gradcomp_jax._files import local_folder, read_file, write_whole
 from gradcomp_jax.experiments.listeners import Listener, Listeners, Past
 from gradcomp_jax.experiments.results import RunResult
 from gradcomp_jax.experiments.run import Trainer
@@ -64,7 +64,7 @@ def train_with_checkpoints(
         is there still.
     """
     listener = listener or Listener()
-    with _opened(trainer, seed, pathlib.Path(os.path.abspath(folder)), share_folder) as own:
+    with _opened(trainer, seed, local_folder(folder), share_folder) as own:
         try:
             saved = own.saved()
         except OSError as error:

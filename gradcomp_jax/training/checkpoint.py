@@ -17,6 +17,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.tree_util import tree_leaves_with_path
 
+from gradcomp_jax import _files
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.per_device import is_per_device, nodes_of
 from gradcomp_jax.training import checkpoint_files
@@ -50,21 +51,22 @@ def save_checkpoint(directory: str | os.PathLike[str], state: PyTree, *, overwri
     (:func:`gradcomp_jax.checkpoint_metadata`). To save in the background, or to keep the last few, see :doc:`checkpoints`.
 
     Args:
-        directory: must not exist yet unless ``overwrite``.
+        directory: of a file system, must not exist yet unless ``overwrite``.
         state: global arrays, such as a :class:`TrainState` from ``init_state`` or a train step.
         overwrite: replaces an earlier checkpoint of the same name. The new one is written beside it first, with
             ``.gradcomp-new`` after its name.
 
     Raises:
-        ValueError: if the directory exists and ``overwrite`` is not set, or it is not a checkpoint; if per-device state has
-            another value on every device and a sharding that says they are one; if a step has taken the state's memory.
+        ValueError: if the directory exists and ``overwrite`` is not set, or it is not a checkpoint, or a URL; if per-device
+            state has another value on every device and a sharding that says they are one; if a step has taken the state's
+            memory.
     """
     import orbax.checkpoint as ocp
 
     refuse_donated(state)
     state = _without_empty(state)
     _refuse_lost(state)
-    path = pathlib.Path(os.path.abspath(directory))
+    path = _files.local_folder(directory)
     place = checkpoint_files.place_for(path, overwrite=overwrite)
     with _without_echoes(), ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(place, state, custom_metadata=checkpoint_metadata(state))
@@ -93,13 +95,13 @@ def restore_checkpoint(directory: str | os.PathLike[str], like: PyTree, *, check
     Raises:
         FileNotFoundError: if there is no checkpoint.
         ValueError: if the checkpoint belongs to another method, model or optimizer, naming what differs, or the directory has
-            several of them.
+            several of them, or is a URL.
         DamagedCheckpointError: (a ``ValueError``) if files of the checkpoint are missing or damaged, or an array differs from
             what was saved.
     """
     import orbax.checkpoint as ocp
 
-    path, wanted = checkpoint_files.located(pathlib.Path(os.path.abspath(directory))), like
+    path, wanted = checkpoint_files.located(_files.local_folder(directory)), like
     like = _without_empty(like)
     with ocp.StandardCheckpointer() as checkpointer:
         with _damage(path):

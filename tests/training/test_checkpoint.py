@@ -195,6 +195,10 @@ def test_an_earlier_checkpoint_is_not_overwritten_unasked(tmp_path) -> None:
     gc.save_checkpoint(tmp_path / "saved", first)
     with pytest.raises(ValueError, match="exist"):
         gc.save_checkpoint(tmp_path / "saved", second)
+    with pytest.raises(ValueError, match="gs://bucket/run is a URL"):
+        gc.save_checkpoint("gs://bucket/run", second)
+    with pytest.raises(ValueError, match="gs://bucket/run is a URL"):
+        gc.restore_checkpoint("gs://bucket/run", second)
     like = jax.device_put(first, jax.devices()[0])
     np.testing.assert_array_equal(gc.restore_checkpoint(tmp_path / "saved", like)["x"], first["x"])
     gc.save_checkpoint(tmp_path / "saved", second, overwrite=True)
