@@ -11,6 +11,7 @@ from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import LARGEST, Compressor, RowInfo, add_up
 from gradcomp_jax.compressors.topk import TopKPayload
+from gradcomp_jax.compressors.union import Union
 
 _AT_ONCE = 1024
 """Up to this many entries of a row, those of all workers, are added at once on accelerators."""
@@ -26,9 +27,15 @@ class InFrequency(Compressor):
     average: Average = "workers"
     pads_nonzero = True  # a frequency reaches into the padding
 
+    def statistic(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array | None:
+        """Returns the largest of each row's entries where the inner code needs a statistic to tell that all are finite."""
+        asked = jax.eval_shape(lambda r: self.inner.statistic(r, RowInfo(jnp.zeros(r.shape[:1], jnp.int32))), rows)
+        return None if asked is None else kernels.largest_of_rows(rows)
+
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[Any, PyTree]:
-        """Transforms every block and encodes its frequencies."""
-        return self.inner.encode(kernels.dct(rows), state, info)
+        """Transforms every block and encodes its frequencies: as many as the block has, whatever is padding."""
+        every = jnp.full(rows.shape[:1], self.block, jnp.int32)
+        return self.inner.encode(kernels.dct(rows), state, info._replace(count=every, statistic=None))
 
     def finite(self, payload: Any, statistic: Any, largest: float = LARGEST) -> Array:
         """Asks the inner code, with a block's part of the limit: a block's entries may meet in one frequency."""
@@ -96,7 +103,7 @@ def in_frequency(inner: Compressor, *, average: Average = "workers") -> InFreque
             memories do not add up to the gradients; for payloads that are gathered.
 
     Raises:
-        ValueError: for a compressor that needs side information.
+        ValueError: for a compressor that needs side information, and a selection whose downlink is the union.
 
     References:
         Peng et al., 2024, DeMo, https://arxiv.org/abs/2411.19870, section 3.
@@ -104,4 +111,9 @@ def in_frequency(inner: Compressor, *, average: Average = "workers") -> InFreque
     _checks.one_of("average", average, get_args(Average))
     if inner.side_information:
         raise ValueError(f"in_frequency cannot hold {type(inner).__name__}, which needs side information; use topk")
+    if isinstance(inner.downlink(2), Union):
+        raise ValueError(
+            "in_frequency cannot hold a selection with downlink='union': after a mean of entries no frequency is exactly zero;"
+            " use downlink='topk'"
+        )
     return InFrequency(inner.block, inner, average)

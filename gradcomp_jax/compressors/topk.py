@@ -198,7 +198,7 @@ def topk(
         pack_positions: sends positions in 8, 9, 10, 12 or 16 bits, whichever the block needs; 65,536 entries are its most.
 
     Raises:
-        ValueError: for a density outside (0, 1], a block outside [1, 2**20], another dtype, or a downlink with another block.
+        ValueError: for a density outside (0, 1], a block outside [1, 2**20], another dtype, a downlink that does not fit.
         TypeError: for a traced density.
 
     References:
@@ -219,9 +219,9 @@ def topk(
         raise ValueError(f"bits must be 2 or None (dtype={resolved.name} decides), got {bits}")
     if isinstance(downlink, Compressor):
         if downlink.block != size:
-            raise ValueError(
-                f"the downlink has blocks of {downlink.block} entries, expected {size}; pass block={size} to it"
-            )
+            raise ValueError(f"the downlink has blocks of {downlink.block}, expected {size}; pass block={size} to it")
+        if downlink.side_information:
+            raise ValueError(f"{type(downlink).__name__} needs side information, owners have none; use block_quantized")
         if downlink_density is not None:
             raise ValueError("downlink_density is for downlink='topk'; leave one of them out")
     else:

@@ -16,6 +16,8 @@ _PAGE = 1024  # entries
 _LONG = 8192  # entries of a line from which a block's lines do not lie in a cache together
 _APART = 17  # entries: a cache line and one
 
+_LONGEST_SPREAD = 2**16  # entries of a block: one more of a longer one would be a large part of most tensors
+
 MOST_TRIED = 24
 """How many numbers of rows are compared."""
 
@@ -47,8 +49,9 @@ def dealt_rows(size: int, block: int, periods: tuple[int, ...] = ()) -> int:
     """Returns how many blocks to deal ``size`` entries out over: ``ceil(size / block)`` or a little more.
 
     With as many blocks as fit exactly, a block's entries are often all of one column, because the step from one to the next is
-    a multiple of the tensor's width. At most one row in 256 more (one more, of fewer than 512) are tried, and the number taken
-    whose steps spread best over all the periods, by the largest gap between the places that a block's entries have in one.
+    a multiple of the tensor's width. Of blocks up to 65,536 entries at most one in 256 more (one more, of fewer than 512) are
+    tried, and the number taken whose steps spread best over all the periods, by the largest gap between the places that a
+    block's entries have in one.
 
     Args:
         size: entries.
@@ -56,6 +59,8 @@ def dealt_rows(size: int, block: int, periods: tuple[int, ...] = ()) -> int:
         periods: lengths after which the tensor's structure repeats: its last dimension, products of trailing ones.
     """
     least = -(-size // block)
+    if block > _LONGEST_SPREAD:
+        return least
     most = least + max(1, least // 256)
     wanted = tuple(sorted({p for p in periods if 1 < p < size}))
     if least <= 1 or not wanted:

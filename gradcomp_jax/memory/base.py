@@ -34,7 +34,7 @@ class Memory(abc.ABC):
         return False
 
     def on_dense(self, *, lossless: bool) -> "Memory":
-        """Returns the memory for leaves that are sent whole, ``lossless`` or rounded to a narrower dtype."""
+        """Returns the memory for leaves of which all entries are sent, ``lossless`` or rounded to a narrower dtype."""
         return self
 
     def held(self, memory: Any) -> Array:

@@ -27,7 +27,7 @@ class MomentumCorrection(Memory):
     masking: bool
 
     def on_dense(self, *, lossless: bool) -> "MomentumCorrection":
-        """Keeps no mask: sent whole, an entry's velocity is ordinary momentum and must go on."""
+        """Keeps no mask: where all entries are sent, a velocity is ordinary momentum and must go on."""
         return dataclasses.replace(self, masking=False)
 
     def held(self, memory: Momentum) -> Array:
@@ -61,8 +61,8 @@ def momentum_correction(
     r"""Makes Deep Gradient Compression's memory: :math:`u = m u + g`, :math:`v = v + u`, send from v, keep the rest.
 
     With Nesterov momentum :math:`u = m (u + g)`, :math:`v = v + u + g`. Entries that are sent leave v, and with
-    ``masking`` leave u as well, so that an old velocity does not push them in a stale direction. The optimizer after
-    the exchange must be plain SGD: the momentum lives here.
+    ``masking`` leave u as well, so that an old velocity does not push them in a stale direction; a code that sends all entries,
+    such as a quantizer, is never masked. The optimizer after the exchange must be plain SGD: the momentum lives here.
 
     Args:
         momentum: m, in [0, 1).

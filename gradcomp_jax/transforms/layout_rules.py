@@ -50,7 +50,9 @@ class LayoutRules:
 
     def _group(self, compressor: Compressor) -> Group:
         view: View = "dealt" if compressor.deals else "rows"
-        return Group(compressor, self.memory, self.collective, self.view or view)
+        # What sends all entries stops no velocity.
+        memory = self.memory if compressor.is_sparsifier else self.memory.on_dense(lossless=False)
+        return Group(compressor, memory, self.collective, self.view or view)
 
     def whole(self, tree: PyTree, axis_name: AxisName | None, workers: int) -> PyTree:
         """Returns the shapes of whole tensors, for a tree with shards of those that lie along the axis."""

@@ -172,8 +172,15 @@ def by_column(make: Callable[[int], Compressor], *, dense: Compressor) -> Policy
 
 
 def by_tensor(make: Callable[[int], Compressor], *, dense: Compressor) -> Policy:
-    """Returns a compressor whose block is a whole tensor, or 2**20 entries of a longer one; as :func:`by_matrix`."""
-    return ByShape(lambda rows, columns: make(min(rows * columns, _LONGEST)), last_against_others, dense)
+    """Returns a compressor whose block is a whole tensor, or the longest equal part of it that has at most 2**20 entries.
+
+    As :func:`by_matrix`.
+    """
+
+    def part(size: int) -> int:
+        return -(-size // -(-size // _LONGEST))
+
+    return ByShape(lambda rows, columns: make(part(rows * columns)), last_against_others, dense)
 
 
 def by_size(rules: Mapping[int, Rule]) -> Policy:

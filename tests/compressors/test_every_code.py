@@ -38,6 +38,8 @@ NEW = {
     "low-rank": Case(compressors.low_rank(2, (5, 7)), 7 * 2 * 4),
     "frequencies": Case(compressors.in_frequency(compressors.topk(0.25, block=13, dtype=f32)), 3 * (1 + 4)),
     "frequencies-int8": Case(compressors.in_frequency(quantized(block=13)), 13 + 4),
+    "frequencies-sign-l1": Case(compressors.in_frequency(compressors.sign("l1", block=13)), 2 + 4),
+    "frequencies-e4m3-plain": Case(compressors.in_frequency(compressors.float8(block=13, scaled=False)), 13),
     "union": Case(Union(13, 3), 3 * (1 + 4)),
     "union-wide": Case(Union(257, 3), 3 * (2 + 4)),
     "union-whole": Case(Union(13, 11), 13 * 4),
@@ -117,8 +119,9 @@ def test_zeros_stay_zeros(name: str) -> None:
 
 
 # A union's rows are mostly zeros by its contract. An l2 norm makes a constant's integers small: to one step of them.
-CONSTANT = {name: case.compressor for name, case in NEW.items() if not name.startswith("union")}
-FIXED_RANGE = ("fixed", "e4m3-plain", "e5m2-plain")
+# A constant is one frequency, of which signs make many.
+CONSTANT = {n: case.compressor for n, case in NEW.items() if not n.startswith(("union", "frequencies-sign"))}
+FIXED_RANGE = ("fixed", "e4m3-plain", "e5m2-plain", "frequencies-e4m3-plain")
 
 
 @pytest.mark.parametrize("value", (0.1, -3.3, 1e30, -1e-30))
@@ -214,6 +217,23 @@ def test_no_statistic_sees_the_padding(name: str) -> None:
         np.asarray(both_ways(make(r.shape[1]), r, 0, np.full(3, 16, np.int32))[2])[:, :16] for r in (x, padded)
     )
     np.testing.assert_allclose(long, short, rtol=1e-6)
+
+
+@pytest.mark.parametrize("scaling", ("l1", "means"))
+def test_frequencies_fill_the_padding(scaling: str) -> None:
+    """They are as many as the block has entries, of which five are the row's."""
+    code, x = compressors.in_frequency(compressors.sign(scaling, block=64)), np.zeros((4, 64), np.float32)
+    x[:, :5] = np.random.default_rng(0).standard_normal((4, 5))
+    decoded = np.asarray(both_ways(code, x, 0, np.full(4, 5, np.int32))[2])
+    assert (np.linalg.norm(decoded - x, axis=1) < np.linalg.norm(x, axis=1)).all()
+
+
+def test_the_mean_of_positive_entries_stands_beside_large_negative_ones() -> None:
+    x = np.full((1, 2048), 1e-3, np.float32)
+    x[0, :2] = -1e6, -3.3e5
+    _, _, decoded, _ = both_ways(compressors.sign("means", block=2048), x)
+    np.testing.assert_allclose(decoded[0, 2:], 1e-3, rtol=1e-5)
+    np.testing.assert_allclose(decoded[0, :2], -6.65e5, rtol=1e-6)
 
 
 @EACH

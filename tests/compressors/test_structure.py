@@ -1,11 +1,14 @@
 """How much of what an exact selection of a whole tensor would send a selection of blocks sends, of tensors with structure."""
 
+import math
+
 import jax
 import numpy as np
 import pytest
 
 import gradcomp_jax as gc
 from gradcomp_jax import kernels
+from gradcomp_jax.methods.traffic import traffic_of
 
 RNG = np.random.default_rng(0)
 
@@ -86,3 +89,12 @@ def test_exact_is_the_papers_selection(method) -> None:
         np.testing.assert_array_equal(np.asarray(sent[name]).reshape(-1), wanted)
     with pytest.raises(ValueError, match="exact=True takes whole tensors as blocks, got block=1024"):
         method(axis_name=None, exact=True, block=1024)
+
+
+@pytest.mark.parametrize("shape", [(1024, 1024), (1030, 1024), (1280, 1280), (4096, 1024), (5000, 2001)])
+def test_exact_sends_the_density_asked_for(shape: tuple[int, int]) -> None:
+    """Of tensors of several blocks too, whatever is left over of the last one."""
+    tx = gc.topk_sgd(axis_name="data", density=0.01, dtype="float32", exact=True, collective="all_gather")
+    sent = traffic_of(tx, {"w": jax.ShapeDtypeStruct(shape, np.float32)}, {"data": 2}).sent
+    blocks = -(-math.prod(shape) // 2**20)
+    assert abs(sent / 8 - 0.01 * math.prod(shape)) <= blocks  # a block's entries are rounded

@@ -175,3 +175,12 @@ def test_density_is_met_by_the_default_block(density: float) -> None:
 def test_a_density_below_one_of_the_longest_block_sends_one() -> None:
     compressor = compressors.topk(1e-7)
     assert (compressor.block, compressor.k) == (65536, 1)
+
+
+def test_downlinks_that_cannot_work_are_refused() -> None:
+    with pytest.raises(ValueError, match="Rotated needs side information, owners have none; use block_quantized"):
+        compressors.topk(0.1, block=64, downlink=compressors.rotated(4, block=64))
+    with pytest.raises(ValueError, match="the downlink has blocks of 32, expected 64; pass block=64"):
+        compressors.topk(0.1, block=64, downlink=compressors.block_quantized(block=32))
+    with pytest.raises(ValueError, match=r"cannot hold a selection with downlink='union'.*use downlink='topk'"):
+        compressors.in_frequency(compressors.topk(0.1, block=64, downlink="union"))

@@ -37,6 +37,7 @@ CODES: dict[str, gc.compressors.Compressor] = {
     "fixed": codes.fixed_point(block=16),
     "rotated": codes.rotated(2, block=16, unbiased=False),
     "frequencies": codes.in_frequency(codes.topk(0.25, block=16, dtype=jnp.float32)),
+    "frequencies-sign": codes.in_frequency(codes.sign("l1", block=16)),
     "frequencies-int8": codes.in_frequency(codes.block_quantized(block=16)),
 }
 COLLECTIVES: dict[str, Any] = {

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import gradcomp_jax as gc
 from gradcomp_jax import compressors, memory
 
 SHAPE = (3, 13)
@@ -173,6 +174,25 @@ def test_memory_of_leaves_that_are_sent_whole() -> None:
     for lossless in (True, False):
         dense = memory.momentum_correction(0.5, nesterov=True).on_dense(lossless=lossless)
         assert dense == memory.momentum_correction(0.5, nesterov=True, masking=False)
+
+
+def test_what_sends_all_entries_has_ordinary_momentum() -> None:
+    """Beside a selection, whose velocities stop where they are sent, within one policy."""
+    rules = {0: compressors.block_quantized(block=16), 100: compressors.topk(0.25, block=16, dtype=jnp.float32)}
+    tx = gc.exchange(gc.by_size(rules), axis_name=None, memory=memory.momentum_correction(0.5))
+    params = {"int8": jnp.zeros((4, 16)), "topk": jnp.zeros((8, 16))}
+    state, update = tx.init(params), jax.jit(tx.update)
+    for seed in range(3):
+        updates, state = update({name: jnp.asarray(noise(p.shape, seed)) for name, p in params.items()}, state)
+    quantized, selected = (state.memory[i][0] for i in range(2))
+    assert np.all(quantized.velocity.value != 0)
+    stopped = np.asarray(selected.velocity.value) == 0
+    np.testing.assert_array_equal(stopped, np.asarray(updates["topk"]) != 0)
+    assert 32 <= stopped.sum() < 64
+
+
+def noise(shape: tuple[int, ...], seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
 def test_equal_configurations_are_equal() -> None:
