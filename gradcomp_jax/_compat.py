@@ -74,6 +74,11 @@ def is_varying(x: Array, axis_name: AxisName) -> bool:
     return set(names_of(axis_name)) <= _varying_names(x)
 
 
+def varying_along(x: Array, axis_name: AxisName) -> tuple[Any, ...]:
+    """Returns the names of the axis along which ``x`` is recorded to differ."""
+    return tuple(name for name in names_of(axis_name) if name in _varying_names(x))
+
+
 def is_unreduced(x: Array, axis_name: AxisName) -> bool:
     """Returns whether ``x``, outside of the axis, is typed as parts along it that nobody has added up."""
     spec = getattr(jax.typeof(x).sharding, "spec", None)

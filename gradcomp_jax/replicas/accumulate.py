@@ -56,7 +56,7 @@ def accumulate(
         every: batches to an update, or a function of the number of updates so far (int32 scalar) that returns it.
 
     Raises:
-        ValueError: for a number below 1.
+        ValueError: for a number below 1; when traced, for sharded parameters.
 
     References:
         Smith et al., 2018, Don't Decay the Learning Rate, Increase the Batch Size, https://arxiv.org/abs/1711.00489.
@@ -75,6 +75,11 @@ def accumulate(
 
     def update(updates: PyTree, state: AccumulateState, params: PyTree | None = None, **extra: Any) -> Any:
         def add(mark: PerDevice, g: Array) -> PerDevice:
+            if g.shape != mark.value.shape[1:]:
+                raise ValueError(
+                    f"a gradient has the shape {g.shape}, and the parameter {mark.value.shape[1:]}, a shard of it: where"
+                    " parameters are sharded, accumulate by make_train_step(..., accumulate=...)"
+                )
             return dataclasses.replace(mark, value=mark.value + g.astype(jnp.float32)[None])
 
         refuse_complex(updates)

@@ -27,7 +27,8 @@ def local_value_and_grad(
 
     Inside ``jax.shard_map`` with ``check_vma=True``, ``jax.grad`` with respect to replicated parameters already sums over the
     axis, in a dense all-reduce. This casts the parameters to per-device values first; elsewhere it changes nothing. Integer
-    leaves, which have no gradient, get zeros of their own dtype: leave them out of an exchange with ``optax.masked``.
+    leaves, which have no gradient, get zeros of their own dtype: keep them out of an exchange with
+    ``optax.multi_transform`` and :func:`gradcomp_jax.set_to_zero`.
 
     With ``mesh`` the function is for plain ``jax.jit``, outside of the axis: it maps itself over the workers. Its gradients are
     :class:`PerDevice`, one a worker, which may be added up and scaled leaf by leaf, and go to :func:`gradcomp_jax.unreduced`.
@@ -39,8 +40,8 @@ def local_value_and_grad(
         accumulate: micro-batches. The arrays in ``args`` are divided into so many along their first dimension, which it must
             divide, and are gone through one after the other: activations are of one micro-batch at a time. Gradients, values
             and ``aux`` are means over them, gradients in float32 until then.
-        mesh: the mesh of the workers, for use outside of the axis. Arrays in ``args`` are split over the workers; scalars and
-            ``kwargs`` go to all of them. Value and ``aux`` are means over the workers.
+        mesh: the mesh of the workers, for use outside of the axis. Arrays in ``args``, the batch, are split over the workers;
+            scalars, typed keys and ``kwargs`` go to all of them. Value and ``aux`` are means over the workers.
 
     Returns:
         A function with the arguments of ``loss`` that returns ``(value, gradient)``. Typed keys among its arguments are folded
@@ -48,7 +49,8 @@ def local_value_and_grad(
         ``aux`` is averaged, integers are rounded down.
 
     Raises:
-        ValueError: if ``accumulate`` is below 1, or the mesh has no such axis; when traced, if a batch cannot be divided.
+        ValueError: if ``accumulate`` is below 1, or the mesh has no such axis; when traced, if a batch cannot be divided,
+            what is divided is not all of one length, or the loss is averaged over the axis inside.
     """
     _checks.positive_int("accumulate", accumulate)
     compute = jax.value_and_grad(loss, has_aux=has_aux, allow_int=True)
@@ -58,6 +60,7 @@ def local_value_and_grad(
 
         def of_batch(args: Any, kwargs: Any) -> tuple[Any, Any]:
             value, gradient = compute(local, *args, **kwargs)
+            refusals.refuse_averaged(value[0] if has_aux else value, axis_name)
             return value, jax.tree.map(_zero_if_none, gradient, params)
 
         return of_batch(args, kwargs) if accumulate == 1 else _mean_over(of_batch, accumulate, args, kwargs)
@@ -76,6 +79,7 @@ def _zero_if_none(gradient: Any, param: Any) -> Any:
 
 def _mean_over(of_batch: Callable[[Any, Any], Any], parts: int, args: Any, kwargs: Any) -> Any:
     """The mean of what a function returns over the micro-batches of its arguments."""
+    refusals.refuse_no_batch(args, _is_batch)
     leaves, treedef = jax.tree.flatten(args)
     divided = [_is_batch(leaf) for leaf in leaves]
     batches = [_divide(leaf, parts) for leaf, is_batch in zip(leaves, divided, strict=True) if is_batch]
@@ -150,6 +154,12 @@ def _outside(value_and_grad: Callable[..., Any], mesh: Mesh, axis_name: AxisName
 
     def mapped(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         batch_specs = jax.tree.map(lambda leaf: by_worker if _is_batch(leaf) else everywhere, args)
+        refusals.refuse_no_batch(args, _is_batch)
+        if not any(map(_is_batch, jax.tree.leaves(args))):
+            raise ValueError(
+                "no positional argument is a batch, and all workers would compute the same: pass the batch by position, right"
+                " after the parameters"
+            )
         refusals.refuse_unplaced([leaf for leaf in jax.tree.leaves(args) if _is_batch(leaf)], mesh, axis_name)
 
         def one_worker(params: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

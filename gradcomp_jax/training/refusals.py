@@ -4,10 +4,11 @@ import contextlib
 import itertools
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import AxisType, Mesh
 
@@ -16,6 +17,7 @@ from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.memory import Momentum
 from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.per_device import is_per_device
+from gradcomp_jax.replicas.accumulate import AccumulateState
 from gradcomp_jax.transforms import ExchangeState
 from gradcomp_jax.transforms.policies import path_name
 from gradcomp_jax.transforms.switched import SwitchedState
@@ -81,12 +83,24 @@ def devices_explained(mesh: Mesh) -> Iterator[None]:
 
 
 def refuse_unplaced(batch: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
-    """Refuses a batch that an Explicit axis does not find split over the workers.
+    """Refuses a batch that the workers cannot divide, or that an Explicit axis does not find split over them.
 
     Raises:
         ValueError: when traced, naming the first such leaf.
     """
     names = _specs.names_of(axis_name)
+    workers = math.prod(mesh.shape[name] for name in names)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+        where = f" {path_name(path)!r}" if path else ""
+        if not jnp.ndim(leaf):
+            raise ValueError(
+                f"the batch{where} is one number, and a batch is divided over {axis_name!r}: close over it"
+            )
+        if leaf.shape[0] % workers:
+            raise ValueError(
+                f"{workers} devices along {axis_name!r} do not divide the batch{where} of {leaf.shape[0]}: choose a multiple,"
+                " or fill it up with examples of weight 0 (gradcomp_jax.weighted)"
+            )
     if any(dict(zip(mesh.axis_names, mesh.axis_types, strict=True))[name] != AxisType.Explicit for name in names):
         return
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
@@ -115,9 +129,9 @@ def refuse_updates(updates: PyTree, params: PyTree, axis_name: AxisName) -> None
                 "gradcomp_jax.collectives.ReduceScatter(param_specs) along its own axis, or param_specs= of"
                 " gradcomp_jax.hierarchical along the inner one"
             )
-        if tracked and _compat.is_varying(update, axis_name) and not _compat.is_varying(param, axis_name):
+        if tracked and (names := _differing(update, param, axis_name)):
             raise ValueError(
-                f"the update of {path_name(path)!r} differs by worker over {axis_name!r}, because no exchange averages its"
+                f"the update of {path_name(path)!r} differs by worker over {names}, because no exchange averages its"
                 " gradient: put an exchange such as gradcomp_jax.dgc(axis_name=...) into the optax chain, outside"
                 " optax.masked or with that leaf in its mask; or freeze the leaf with gradcomp_jax.set_to_zero() (zeros of"
                 " optax.set_to_zero() count as each worker's own)"
@@ -134,12 +148,49 @@ def refuse_own_state(after: PyTree, before: PyTree, axis_name: AxisName) -> None
         return
     leaves = jax.tree_util.tree_leaves_with_path(after, is_leaf=is_per_device)
     for (path, new), old in zip(leaves, jax.tree.leaves(before, is_leaf=is_per_device), strict=False):
-        if is_per_device(new) or not _compat.is_varying(new, axis_name) or _compat.is_varying(old, axis_name):
+        if is_per_device(new) or not (names := _differing(new, old, axis_name)):
             continue
         raise ValueError(
-            f"{path_name(path)!r} of the optimizer's state differs by worker over {axis_name!r}: what keeps it goes before the"
+            f"{path_name(path)!r} of the optimizer's state differs by worker over {names}: what keeps it goes before the"
             " exchange, and sees each worker's own gradient. Put it after the exchange, where it sees the mean; a momentum of"
             " each worker's own is gradcomp_jax.memory.momentum_correction(), which gradcomp_jax.dgc has"
+        )
+
+
+def _differing(new: Any, old: Any, axis_name: AxisName) -> str:
+    """The names of the axis along which a new value differs by worker, and the old one does not; empty if there is none."""
+    before = _compat.varying_along(old, axis_name)
+    return ", ".join(repr(name) for name in _compat.varying_along(new, axis_name) if name not in before)
+
+
+def refuse_averaged(loss: Any, axis_name: AxisName | None) -> None:
+    """Refuses a loss that the workers have averaged or added up: each worker's gradient would be 1/N of its own.
+
+    Raises:
+        ValueError: where differences are tracked.
+    """
+    if _compat.tracks_varying(axis_name) and not _compat.is_varying(loss, axis_name):
+        raise ValueError(
+            f"the loss is the same on all workers: it is averaged or added up over {axis_name!r} inside, and its gradient"
+            " would be divided by their number twice. Return each worker's own mean, without jax.lax.pmean"
+        )
+
+
+def refuse_no_batch(args: tuple[PyTree, ...], is_batch: Callable[[Any], bool]) -> None:
+    """Refuses positional arguments of which some are divided along their first dimension and are no part of the batch.
+
+    Raises:
+        ValueError: if the arrays of two arguments begin with other numbers.
+    """
+    found = [sorted({leaf.shape[0] for leaf in jax.tree.leaves(arg) if is_batch(leaf)}) for arg in args]
+    found = [sizes for sizes in found if sizes]
+    other = next((sizes for sizes in found if sizes != found[0]), None)
+    if other:
+        first, second = (" and ".join(map(str, sizes[:3])) for sizes in (found[0], other))
+        raise ValueError(
+            f"positional arrays are the batch, and are divided along their first dimension, which is {first} in one argument"
+            f" and {second} in another: pass what is no batch by keyword (statistics, weights of classes, frozen parameters),"
+            " and keys as jax.random.key makes them"
         )
 
 
@@ -159,14 +210,19 @@ def branches_explained() -> Iterator[None]:
 
 
 def warn_of_two_momenta(opt_state: PyTree) -> None:
-    """Warns of a chain, also one within wrappers, in which a method with a momentum inside goes before another momentum."""
+    """Warns of a chain, also one within wrappers, in which a method with a momentum inside goes before another momentum.
+
+    And of one in which :func:`gradcomp_jax.accumulate` does: a momentum after it goes on between the exchanges.
+    """
     for inside, after in dict.fromkeys(_two_momenta(opt_state)):
-        warnings.warn(
-            f"{inside} has a momentum inside and goes before {after}, which is another: take plain"
-            " optax.sgd(learning_rate) after it, or in its place a method without one, such as"
-            " gradcomp_jax.block_quantized",
-            stacklevel=3,
-        )
+        if inside == _ACCUMULATE:
+            problem = f"{inside} goes around the whole chain, and {after} after it steps on zeros between the exchanges"
+            remedy = "gradcomp_jax.accumulate(optax.chain(exchange, optimizer), ...)"
+        else:
+            problem = f"{inside} has a momentum inside and goes before {after}, which is another"
+            remedy = "plain optax.sgd(learning_rate) after it, or in its place a method without one, such as"
+            remedy += " gradcomp_jax.block_quantized"
+        warnings.warn(f"{problem}: take {remedy}", stacklevel=3)
 
 
 def _two_momenta(state: PyTree) -> Iterator[tuple[str, str]]:
@@ -186,7 +242,11 @@ def _two_momenta(state: PyTree) -> Iterator[tuple[str, str]]:
             yield inside, after
         exchanges = per_device.nodes_of(link, lambda node: isinstance(node, ExchangeState))
         inside = next(filter(None, map(_momentum_inside, exchanges)), inside)
+        if exchanges and per_device.nodes_of(link, lambda node: isinstance(node, AccumulateState)):
+            inside = _ACCUMULATE
 
+
+_ACCUMULATE = "gradcomp_jax.accumulate"
 
 _MOMENTA = {
     optax.ScaleByAdamState: "Adam",

@@ -60,7 +60,7 @@ def model_field(state: Any) -> str | None:
     return next((name for name in ("model_state", "batch_stats") if jax.tree.leaves(getattr(state, name, ()))), None)
 
 
-def state_specs(state: PyTree, *, axis_name: AxisName, param_specs: PyTree | None = None) -> PyTree:
+def state_specs(state: PyTree, *, axis_name: AxisName = "data", param_specs: PyTree | None = None) -> PyTree:
     """Returns the partition spec of every leaf: ``P(axis_name)`` for per-device state, ``P()`` for all else.
 
     Args:
@@ -104,7 +104,9 @@ def state_axes(state: PyTree) -> PyTree:
     return jax.tree.map(axis, state, is_leaf=is_per_device)
 
 
-def state_shardings(state: PyTree, mesh: Mesh, *, axis_name: AxisName, param_specs: PyTree | None = None) -> PyTree:
+def state_shardings(
+    state: PyTree, mesh: Mesh, *, axis_name: AxisName = "data", param_specs: PyTree | None = None
+) -> PyTree:
     """Returns :func:`state_specs` as shardings on a mesh."""
     return jax.tree.map(
         lambda s: NamedSharding(mesh, s),

@@ -141,8 +141,8 @@ class LayoutRules:
 def _check_leaf(path: str, leaf: jax.ShapeDtypeStruct) -> None:
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         raise TypeError(
-            f"the leaf {path!r} has dtype {leaf.dtype}; only real floating-point gradients are exchanged; leave other leaves"
-            " out with optax.masked"
+            f"the leaf {path!r} has dtype {leaf.dtype}; only real floating-point gradients are exchanged; keep other leaves"
+            " out with optax.multi_transform and gradcomp_jax.set_to_zero()"
         )
     if leaf.size > _MOST:
         raise ValueError(

@@ -85,6 +85,12 @@ def weight_decay(strength: Any) -> optax.GradientTransformation:
                 " make_overlapped_step exchanges without parameters: leave weight_decay out, and give the decay to the inner"
                 " optimizer, such as optax.adamw, or put optax.add_decayed_weights before it"
             )
+        for (path, g), p in zip(jax.tree_util.tree_leaves_with_path(updates), jax.tree.leaves(params), strict=False):
+            if g.shape != p.shape:
+                raise ValueError(
+                    f"weight_decay is added to the gradient of {path_name(path)!r}, of shape {g.shape}, and here are shards of"
+                    f" the parameters, {p.shape}: leave weight_decay out, and decay after the exchange, such as by optax.adamw"
+                )
         return plain.update(updates, state, params)
 
     return optax.GradientTransformation(plain.init, update)
@@ -98,7 +104,10 @@ def set_to_zero() -> optax.GradientTransformation:
     """
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, Any]:
-        return jax.tree.map(lambda g: jnp.zeros(g.shape, g.dtype), updates), state
+        # Of a sharded parameter the gradient is whole, and the update a shard.
+        return jax.tree.map(
+            lambda g, p: jnp.zeros(p.shape, g.dtype), updates, updates if params is None else params
+        ), state
 
     return optax.GradientTransformation(optax.set_to_zero().init, update)
 

@@ -121,6 +121,86 @@ def test_what_keeps_state_before_the_exchange(first: optax.GradientTransformatio
         take_a_step(optax.chain(first, chain()))
 
 
+def test_an_exchange_over_fewer_axes_than_the_step() -> None:
+    """Otherwise shard_map says so, and advises not to check: replicas would part."""
+    mesh = jax.make_mesh((2, 4), ("replica", "data"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    both = ("replica", "data")
+    tx = optax.chain(gc.dense(axis_name="data"), optax.sgd(0.1))
+    state = gc.init_state(params(), tx, mesh, axis_name=both)
+    step = gc.make_train_step(loss, tx, mesh, axis_name=both)
+    with pytest.raises(
+        ValueError, match=r"differs by worker over 'replica', because no exchange averages its gradient"
+    ):
+        step(state, batch(0))
+
+
+def averaged_loss(p: Any, batch: Any) -> Any:
+    return jax.lax.pmean(loss(p, batch), "data")
+
+
+@pytest.mark.parametrize("has_aux", (False, True))
+@pytest.mark.parametrize("accumulate", (1, 3))
+def test_a_loss_that_is_averaged_inside(has_aux: bool, accumulate: int) -> None:
+    def found(p: Any, batch: Any) -> Any:
+        return (averaged_loss(p, batch), loss(p, batch)) if has_aux else averaged_loss(p, batch)
+
+    mesh, given = mesh_of(N), {"has_aux": has_aux, "accumulate": accumulate}
+    step = gc.make_train_step(found, chain(), mesh, **given)
+    sentence = r"the loss is the same on all workers.*over 'data' inside.*without jax.lax.pmean"
+    with pytest.raises(ValueError, match=sentence):
+        step(gc.init_state(params(), chain(), mesh), batch(0))
+    with pytest.raises(ValueError, match=sentence):
+        gc.local_value_and_grad(found, axis_name="data", mesh=mesh, **given)(params(), batch(0))
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            {"x": np.ones((20, 12), np.float32)},
+            r"8 devices along 'data' do not divide the batch 'x' of 20: choose a multiple",
+        ),
+        ({"scale": 2.0}, r"the batch 'scale' is one number.*close over it"),
+    ],
+)
+def test_a_batch_that_is_not_divided(given: dict[str, Any], sentence: str) -> None:
+    mesh = mesh_of(N)
+    with pytest.raises(ValueError, match=sentence):
+        gc.make_train_step(loss, chain(), mesh)(gc.init_state(params(), chain(), mesh), {**batch(0), **given})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [np.ones(8, np.float32), np.zeros(2, np.uint32), {"w": np.ones((24, 2), np.float32), "b": np.ones(2, np.float32)}],
+    ids=["weights of classes", "raw key", "frozen parameters"],
+)
+@pytest.mark.parametrize("how", ("outside", "accumulate"))
+def test_positional_arrays_that_are_no_batch(other: Any, how: str) -> None:
+    def found(p: Any, batch: Any, other: Any) -> Any:
+        return loss(p, batch)
+
+    given = {"axis_name": "data", "mesh": mesh_of(N)} if how == "outside" else {"axis_name": None, "accumulate": 2}
+    sentence = r"positional arrays are the batch.*which is 24 in one argument and \d+.* in another: pass .* by keyword"
+    with pytest.raises(ValueError, match=sentence):
+        gc.local_value_and_grad(found, **given)(params(), batch(0), other)
+
+
+def test_a_batch_by_keyword() -> None:
+    with pytest.raises(ValueError, match=r"no positional argument is a batch.*pass the batch by position"):
+        gc.local_value_and_grad(loss, axis_name="data", mesh=mesh_of(N))(params(), batch=batch(0))
+
+
+@pytest.mark.parametrize("name", ("accumulate", "weight_decay"))
+def test_before_an_exchange_of_sharded_parameters(name: str) -> None:
+    specs = jax.tree.map(lambda p: P("data") if p.ndim and p.shape[0] % N == 0 else P(), params())
+    options = {"weight_decay": 0.1} if name == "weight_decay" else {}
+    tx = optax.chain(exchange(collective=gc.collectives.ReduceScatter(specs), **options), optax.sgd(0.1))
+    tx = gc.accumulate(tx, axis_name="data", every=2) if name == "accumulate" else tx
+    sentence = {"accumulate": r"accumulate by make_train_step\(", "weight_decay": "decay after the exchange"}[name]
+    with pytest.raises(ValueError, match=sentence):
+        take_a_step(tx, param_specs=specs)
+
+
 @pytest.mark.parametrize("check_vma", (True, False))
 def test_sharded_parameters_without_their_specs(check_vma: bool) -> None:
     specs = jax.tree.map(lambda p: P("data") if p.ndim and p.shape[0] % N == 0 else P(), params())
@@ -173,6 +253,18 @@ WRAPPED = {
 def test_two_momenta_warn_within_wrappers(name: str) -> None:
     with pytest.warns(UserWarning, match=r"gradcomp_jax.dgc has a momentum inside and goes before AMSGrad"):
         gc.init_state(params(), WRAPPED[name](optax.chain(exchange(), optax.amsgrad(1e-3))), mesh_of(N))
+
+
+@pytest.mark.standard_promotion
+def test_a_momentum_after_accumulation_warns(recwarn: pytest.WarningsRecorder) -> None:
+    inside, after = optax.chain(gc.block_quantized(axis_name="data"), optax.adam(1e-3)), optax.adam(1e-3)
+    gc.init_state(params(), gc.accumulate(inside, axis_name="data", every=2), mesh_of(N))
+    assert not recwarn.list
+    alone = gc.accumulate(gc.block_quantized(axis_name="data"), axis_name="data", every=2)
+    with pytest.warns(
+        UserWarning, match=r"accumulate goes around the whole chain, and Adam after it steps on zeros.*take"
+    ):
+        gc.init_state(params(), optax.chain(alone, after), mesh_of(N))
 
 
 def test_candidates_are_no_chain(recwarn: pytest.WarningsRecorder) -> None:

@@ -139,7 +139,9 @@ def test_frozen_and_integer_leaves_stay_as_they_are(how: str, expected: list[flo
 
 
 def test_an_integer_leaf_in_an_exchange_is_refused() -> None:
-    with pytest.raises(TypeError, match="leave other leaves out with optax"):
+    with pytest.raises(
+        TypeError, match=r"keep other leaves out with optax.multi_transform and gradcomp_jax.set_to_zero\(\)"
+    ):
         trained(
             {"weights": WEIGHTS, "bias": BIAS, "table": np.arange(3)}, optax.chain(exchange(), optax.sgd(0.5)), steps=1
         )
@@ -151,3 +153,8 @@ def test_a_leaf_that_no_exchange_averages_is_refused() -> None:
     for tx in (only_weights, optax.sgd(0.5)):
         with pytest.raises(ValueError, match=r"the update of 'bias' differs by worker over 'data'.*set_to_zero"):
             trained(params, tx, steps=1)
+
+
+def test_zeros_of_a_sharded_parameter_are_a_shard() -> None:
+    updates, _ = gc.set_to_zero().update({"w": jnp.ones((32, 2), jnp.bfloat16)}, (), {"w": jnp.ones((8, 2))})
+    assert (updates["w"].shape, updates["w"].dtype) == ((8, 2), jnp.bfloat16)
