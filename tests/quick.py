@@ -201,6 +201,8 @@ SLOW = (
     "tests/docs/test_adding_a_method.py::test_it_sends_what_it_says_and_composes",
     "tests/docs/test_adding_a_method.py::test_the_file_and_the_line_are_enough",
     "tests/docs/test_bring_your_own_loop.py::test_all_of_them_trained_alike_before",
+    "tests/docs/test_bring_your_own_loop.py::test_variables_of_an_nnx_model_change",
+    "tests/docs/test_bring_your_own_loop.py::test_a_checkpoint_of_an_nnx_optimizer",
     "tests/docs/test_checkpoints_page.py::test_the_manager_keeps_two_steps",
     "tests/docs/test_planner_page.py::test_the_example_runs",
     "tests/experiments/test_compare.py::test_bfloat16_halves_the_bytes",

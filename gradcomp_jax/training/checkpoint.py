@@ -59,7 +59,7 @@ def save_checkpoint(directory: str | os.PathLike[str], state: PyTree, *, overwri
     Raises:
         ValueError: if the directory exists and ``overwrite`` is not set, or it is not a checkpoint, or a URL; if per-device
             state has another value on every device and a sharding that says they are one; if a step has taken the state's
-            memory.
+            memory, or an exchange's state has lost its marks.
     """
     import orbax.checkpoint as ocp
 

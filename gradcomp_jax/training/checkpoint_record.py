@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.per_device import nodes_within
 from gradcomp_jax.replicas import MARKED
-from gradcomp_jax.training.refusals import refuse_donated
+from gradcomp_jax.training.refusals import refuse_donated, refuse_unmarked
 from gradcomp_jax.transforms import ExchangeState, SwitchedState
 from gradcomp_jax.transforms.made_by import MadeBy, made_by
 from gradcomp_jax.transforms.policies import path_name
@@ -164,6 +164,7 @@ def _said(options: Mapping[str, str], option: str) -> str | None:
 
 def _makers(state: PyTree) -> list[tuple[str, dict[str, str]]]:
     """The methods of a state in the order of its tree: exchanges, and what around them says something of their state."""
+    refuse_unmarked(state)
     found = nodes_within(state, lambda node: isinstance(node, (ExchangeState, ShardState, SwitchedState, *MARKED)))
     said = (ExchangeState, ShardState)
     makers = [node.made_by if isinstance(node, said) else _of_static(node) for node in found]

@@ -37,6 +37,23 @@ def refuse_donated(state: Any) -> None:
         )
 
 
+def refuse_unmarked(state: PyTree) -> None:
+    """Refuses the state of an exchange as plain arrays, without the marks that say what they are.
+
+    Raises:
+        ValueError: if a tree has an exchange's arrays, by their names, and no exchange.
+    """
+    if per_device.nodes_within(state, lambda node: isinstance(node, ExchangeState)):
+        return
+    for path, _ in jax.tree_util.tree_leaves_with_path(state):
+        if "memory_ratio" in path_name(path).split("/"):
+            raise ValueError(
+                f"{path_name(path)!r} is of an exchange, and the tree has its arrays without what says which of them differ by"
+                " worker: pass the optimizer's state itself; of a Flax NNX optimizer that is optimizer.opt_state, not"
+                " flax.nnx.state(optimizer)"
+            )
+
+
 def refuse_unmapped(state: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
     """Refuses per-device state of one worker, as ``tx.init`` makes it outside the axis, and of another number of workers.
 

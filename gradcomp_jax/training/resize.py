@@ -14,7 +14,7 @@ from gradcomp_jax._typing import PyTree
 from gradcomp_jax.memory import Momentum
 from gradcomp_jax.memory.narrow import Narrow, is_narrow, values_of
 from gradcomp_jax.per_device import PerDevice, is_per_device, nodes_of
-from gradcomp_jax.training.refusals import refuse_donated
+from gradcomp_jax.training.refusals import refuse_donated, refuse_unmarked
 from gradcomp_jax.transforms import ExchangeState
 from gradcomp_jax.transforms.step_keys import is_typed_key
 
@@ -43,15 +43,37 @@ def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
 
     Raises:
         ValueError: if a leaf does not belong to ``old`` workers, an owners' shard comes without the memories that take it, or
-            what all workers share is stacked too.
+            what all workers share is stacked too; if an exchange's state has lost its marks.
     """
     refuse_donated(state)
+    refuse_unmarked(state)
     _checks.positive_int("old", old)
     _checks.positive_int("new", new)
-    if old != new and _is_stacked(state, old):
-        joined = jax.tree.map(_joined, state, is_leaf=is_per_device)
-        resized = resize_workers(joined, old=old, new=new)
-        return jax.tree.map(functools.partial(_stacked, workers=new), resized, is_leaf=is_per_device)
+    if old == new:
+        return state
+    resized = jax.tree.map(_bare, state, is_leaf=is_per_device)
+    if stacked := _is_stacked(resized, old):
+        resized = jax.tree.map(_joined, resized, is_leaf=is_per_device)
+    resized = _resized(resized, old, new)
+    if stacked:
+        resized = jax.tree.map(functools.partial(_stacked, workers=new), resized, is_leaf=is_per_device)
+    return jax.tree.map(_dressed, resized, state, is_leaf=is_per_device)
+
+
+def _bare(leaf: Any) -> Any:
+    """A mark with the array alone, which Flax NNX keeps within a variable."""
+    return dataclasses.replace(leaf, value=jax.tree.leaves(leaf.value)[0]) if is_per_device(leaf) else leaf
+
+
+def _dressed(leaf: Any, before: Any) -> Any:
+    """Inverts :func:`_bare`."""
+    if not is_per_device(leaf):
+        return leaf
+    return dataclasses.replace(leaf, value=jax.tree.unflatten(jax.tree.structure(before.value), [leaf.value]))
+
+
+def _resized(state: PyTree, old: int, new: int) -> PyTree:
+    """What lies joined along its rows, of other workers."""
 
     def resize(leaf: Any, *, returned: bool = False) -> Any:
         if isinstance(leaf, ExchangeState):
@@ -59,11 +81,11 @@ def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
             inside = jax.tree.map(of_field, leaf, is_leaf=lambda node: _is_resized(node) and node is not leaf)
             memories = [_returned(*pair, old, new) for pair in zip(inside.memory, leaf.server, strict=True)]
             return inside._replace(memory=tuple(memories))
-        if is_narrow(leaf) and old != new:
+        if is_narrow(leaf):
             if leaf.values.kind == "worker" and (new % old or leaf.values.entries):
                 return _narrowed(resize(_wide(leaf)), leaf, new)
             return Narrow(*(resize(part, returned=returned) for part in leaf))
-        if not is_per_device(leaf) or old == new:
+        if not is_per_device(leaf):
             return leaf
         if leaf.returns and new < leaf.returns.least <= old and not returned:
             raise ValueError(

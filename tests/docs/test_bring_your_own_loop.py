@@ -65,6 +65,48 @@ def test_all_loops_train_alike(loop: str, exchange: str) -> None:
     assert losses[-1] < losses[0]
 
 
+def test_variables_of_an_nnx_model_change() -> None:
+    """Statistics are the mean over the workers, and every step draws another mask, on each worker its own."""
+    space = setup("dgc")
+    exec(section("flax-nnx")["after"], space)
+    exec(section("flax-nnx")["variables"], space)
+    jax, nnx, model = space["jax"], space["nnx"], space["noisy"]
+    assert space["noisy_losses"][-1] < space["noisy_losses"][0]
+    assert jax.tree.leaves(nnx.state(model, nnx.RngCount)) == [5]
+    _, params, others = nnx.split(model, nnx.Param, ...)
+    # Where all workers have the same examples, their gradients differ by mask alone.
+    workers = jax.device_count()
+    same = jax.tree.map(lambda a: np.tile(a[: len(a) // workers], (workers, 1)), space["batch"])
+    placed = jax.device_put(same, space["placed"][0].sharding)
+    (_, changed), gradients = space["value_and_grad"](params, placed, others=others)
+    own = np.asarray(jax.tree.leaves(gradients["second"]["kernel"])[0])
+    assert len({gradient.tobytes() for gradient in own}) == len(own) == workers
+    hidden = same[0] @ np.asarray(model.first.kernel[...]) + np.asarray(model.first.bias[...])
+    seen = 0.99 * np.asarray(model.norm.mean[...]) + 0.01 * hidden.mean(axis=0)
+    np.testing.assert_allclose(changed["norm"]["mean"][...], seen, rtol=1e-4, atol=1e-6)
+
+
+def test_a_checkpoint_of_an_nnx_optimizer(tmp_path) -> None:
+    """Its marks are in ``opt_state``: the same number of workers or another goes on from it, and plain arrays are refused."""
+    space = setup("dgc")
+    exec(section("flax-nnx")["after"], space)
+    jax, nnx, state = space["jax"], space["nnx"], space["state"]
+    gc.save_checkpoint(tmp_path / "saved", state.opt_state)
+    for workers in (4, 8):
+        mesh = jax.make_mesh((workers,), ("data",), devices=jax.devices()[:workers])
+        other = nnx.Optimizer(space["model"], gc.unreduced(space["chain"], mesh), wrt=nnx.Param)
+        other.opt_state = gc.restore_checkpoint(tmp_path / "saved", other.opt_state)
+        shapes = jax.tree.map(lambda a: a.sharding.num_devices, nnx.state(other)["opt_state"])
+        assert set(jax.tree.leaves(shapes)) == {workers}
+        assert jax.tree.structure(other.opt_state) == jax.tree.structure(
+            gc.restore_checkpoint(tmp_path / "saved", other.opt_state)
+        )
+    with pytest.raises(ValueError, match=r"of a Flax NNX optimizer that is optimizer.opt_state"):
+        gc.save_checkpoint(tmp_path / "other", nnx.state(state))
+    with pytest.raises(ValueError, match=r"of a Flax NNX optimizer that is optimizer.opt_state"):
+        gc.resize_workers(nnx.state(state), old=8, new=4)
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 def test_all_of_them_trained_alike_before(loop: str) -> None:
     if loop == "equinox":
