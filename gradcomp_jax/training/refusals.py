@@ -144,7 +144,7 @@ def refuse_updates(updates: PyTree, params: PyTree, axis_name: AxisName) -> None
                 f"the update of {path_name(path)!r} has the shape {update.shape}, and a device's shard of the parameter"
                 f" {param.shape}: give the exchange the parameters' specs too, with collective="
                 "gradcomp_jax.collectives.ReduceScatter(param_specs) along its own axis, or param_specs= of"
-                " gradcomp_jax.hierarchical along the inner one"
+                " gradcomp_jax.hierarchical along the inner one; both go with make_train_step(param_specs=...)"
             )
         if tracked and (names := _differing(update, param, axis_name)):
             raise ValueError(
