@@ -87,7 +87,13 @@ class InFrequency(Compressor):
         return total
 
     def downlink(self, workers: int) -> Compressor:
-        """Returns the inner compressor's, over frequencies again."""
+        """Returns the inner compressor's, over frequencies again.
+
+        Raises:
+            ValueError: for an average over senders, which is of payloads that are gathered.
+        """
+        if self.average == "senders":
+            raise ValueError("in_frequency(average='senders') counts who sent what: use collective='all_gather'")
         return dataclasses.replace(self, inner=self.inner.downlink(workers))
 
 

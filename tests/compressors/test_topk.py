@@ -184,3 +184,6 @@ def test_downlinks_that_cannot_work_are_refused() -> None:
         compressors.topk(0.1, block=64, downlink=compressors.block_quantized(block=32))
     with pytest.raises(ValueError, match=r"cannot hold a selection with downlink='union'.*use downlink='topk'"):
         compressors.in_frequency(compressors.topk(0.1, block=64, downlink="union"))
+    senders = compressors.in_frequency(compressors.topk(0.1, block=64), average="senders")
+    with pytest.raises(ValueError, match=r"counts who sent what: use collective='all_gather'"):
+        senders.downlink(4)
