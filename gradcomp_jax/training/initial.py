@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from gradcomp_jax import _compat, _specs, per_device
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.per_device import is_per_device
-from gradcomp_jax.training import refusals
+from gradcomp_jax.training.momenta import warn_of_two_momenta
 from gradcomp_jax.training.state import (
     CopiedTrainState,
     TrainState,
@@ -129,7 +129,7 @@ def init_state(
 
     # Through the same shard_map as a train step's state, so that the first step and the second are one program.
     state = jax.jit(place)(*args)
-    refusals.warn_of_two_momenta(state.opt_state)
+    warn_of_two_momenta(state.opt_state)
     return state
 
 

@@ -1,0 +1,81 @@
+"""A warning of chains that have a momentum twice, or one that steps on zeros."""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import optax
+
+from gradcomp_jax import per_device
+from gradcomp_jax._typing import PyTree
+from gradcomp_jax.memory import Momentum
+from gradcomp_jax.methods.registry import METHODS
+from gradcomp_jax.replicas.accumulate import AccumulateState
+from gradcomp_jax.transforms import ExchangeState
+from gradcomp_jax.transforms.switched import SwitchedState
+
+
+def warn_of_two_momenta(opt_state: PyTree) -> None:
+    """Warns of a chain, also one within wrappers, in which a method with a momentum inside goes before another momentum.
+
+    And of one in which :func:`gradcomp_jax.accumulate` does: a momentum after it goes on between the exchanges.
+    """
+    for inside, after in dict.fromkeys(_two_momenta(opt_state)):
+        if inside == _ACCUMULATE:
+            problem = f"{inside} goes around the whole chain, and {after} after it steps on zeros between the exchanges"
+            remedy = "gradcomp_jax.accumulate(optax.chain(exchange, optimizer), ...)"
+        else:
+            problem = f"{inside} has a momentum inside and goes before {after}, which is another"
+            remedy = "plain optax.sgd(learning_rate) after it, or in its place a method without one, such as"
+            remedy += " gradcomp_jax.block_quantized"
+        warnings.warn(f"{problem}: take {remedy}", stacklevel=3)
+
+
+def _two_momenta(state: PyTree) -> Iterator[tuple[str, str]]:
+    if isinstance(state, ExchangeState) or hasattr(state, "dropped"):
+        return  # Parts of an exchange or of replicas lie beside each other.
+    links = jax.tree.leaves(state, is_leaf=lambda node: node is not state)
+    if isinstance(state, SwitchedState):
+        # Candidates lie beside each other, and are no chain.
+        links = list(state.inner)
+    for link in links:
+        if link is not state:
+            yield from _two_momenta(link)
+    inside = ""
+    for link in state if type(state) is tuple else ():
+        after = next((_MOMENTA[type(node)] for node in per_device.nodes_of(link, _is_momentum)), None)
+        if inside and after:
+            yield inside, after
+        exchanges = per_device.nodes_of(link, lambda node: isinstance(node, ExchangeState))
+        inside = next(filter(None, map(_momentum_inside, exchanges)), inside)
+        if exchanges and per_device.nodes_of(link, lambda node: isinstance(node, AccumulateState)):
+            inside = _ACCUMULATE
+
+
+_ACCUMULATE = "gradcomp_jax.accumulate"
+
+_MOMENTA = {
+    optax.ScaleByAdamState: "Adam",
+    optax.ScaleByAmsgradState: "AMSGrad",
+    optax.ScaleByAdanState: "Adan",
+    optax.ScaleByLionState: "Lion",
+    optax.TraceState: "the momentum of optax.sgd",
+    optax.EmaState: "optax.ema",
+}
+"""What has a momentum, by its state."""
+
+
+def _is_momentum(node: Any) -> bool:
+    return type(node) in _MOMENTA
+
+
+def _momentum_inside(exchange: ExchangeState) -> str:
+    """Returns the name of a method with a momentum inside, empty for another."""
+    name, options = exchange.made_by.name, dict(exchange.made_by.options)
+    corrected = any(isinstance(memory, Momentum) for of in exchange.memory for memory in of)
+    if not corrected and (name not in METHODS or METHODS[name].momentum != "inside"):
+        return ""
+    without = options.get("momentum_correction") == "False"
+    zero = any(key.rpartition(".")[2] == "momentum" and value in ("0", "0.0") for key, value in options.items())
+    return "" if without or zero else f"gradcomp_jax.{name or 'exchange'}"
