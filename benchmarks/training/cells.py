@@ -250,7 +250,7 @@ STUDIES: dict[str, Study] = {
         short=4,
         papers=f"{_DGC_PAPER}, ResNet-110, dense and DGC: 93.75 and 93.87% with 4 workers, 92.92 and 93.28 with 8, 93.14 and"
         " 93.20 with 16, 93.10 and 93.18 with 32. The network here has a 20th of those parameters and sees the data 8 or 16"
-        " times, without augmentation: accuracies are lower. `dense-bf16-clip` clips the mean gradient at a norm of 22, the"
+        " times, without augmentation: accuracies are lower. `dense-bf16-clip` clips the mean gradient at a norm of 8, the"
         " threshold that DGC's local clipping is given. None was as long when it was tuned: these runs are dense's to the bit.",
     ),
     "cifar10-conv": Study(
