@@ -135,7 +135,8 @@ def _refuse_lost(state: PyTree) -> None:
     Raises:
         ValueError: naming the first such leaf, in every process.
     """
-    marked = [(path, data_of(leaf.value)) for path, leaf in _leaves(state) if is_per_device(leaf)]
+    # Flax NNX keeps the array within a variable.
+    marked = [(path, data_of(jax.tree.leaves(leaf.value)[0])) for path, leaf in _leaves(state) if is_per_device(leaf)]
     shared = [(path, value) for path, value in marked if isinstance(value, jax.Array) and _has_copies(value)]
     if not shared:
         return

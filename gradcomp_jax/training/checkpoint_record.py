@@ -21,7 +21,7 @@ from gradcomp_jax.transforms import ExchangeState, SwitchedState
 from gradcomp_jax.transforms.made_by import MadeBy, made_by
 from gradcomp_jax.transforms.policies import path_name
 from gradcomp_jax.transforms.step_keys import is_typed_key
-from gradcomp_jax.transforms.worker_shards import ShardState
+from gradcomp_jax.transforms.worker_shards import DIVISION, ShardState
 
 FILE = "_CHECKPOINT_METADATA"
 """Where Orbax keeps what it is given as custom metadata: in a checkpoint, or in the folder of a manager's step."""
@@ -103,9 +103,9 @@ def compare_makers(path: pathlib.Path, record: Mapping[str, Any] | None, like: P
             )
         return
     saved = [(name, dict(options)) for name, options in record["made_by"]]
-    if all(name != _SHARDS for name, _ in saved):
+    if all(name != DIVISION for name, _ in saved):
         # Earlier versions did not say how tensors were divided.
-        wanted = [maker for maker in wanted if maker[0] != _SHARDS]
+        wanted = [maker for maker in wanted if maker[0] != DIVISION]
     # Where there are more or fewer of them, the arrays differ too, and are named.
     for (name, options), (wanted_name, wanted_options) in zip(saved, wanted, strict=False):
         differing = [
@@ -146,8 +146,6 @@ def refuse_damaged(tree: PyTree, record: Mapping[str, Any] | None) -> None:
         raise ValueError(f"its array {named[damaged][0]!r} differs from what was saved")
 
 
-_SHARDS = "shards"
-"""What a division of tensors among devices is called."""
 _LATER = {"memory_dtype": "float32", "memory.dtype": "float32", "compressor.pack_positions": "False", "delay": "0"}
 """Options that earlier versions had not, with the value that stands for what those did."""
 

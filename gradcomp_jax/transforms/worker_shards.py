@@ -16,6 +16,9 @@ from gradcomp_jax.transforms.context import Context, context_of, with_context
 from gradcomp_jax.transforms.made_by import MadeBy, made_by
 from gradcomp_jax.transforms.shards import Shards
 
+DIVISION = "shards"
+"""What a division of tensors among devices is called where checkpoints compare it."""
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +59,7 @@ def init(
     zeros = jax.tree.unflatten(treedef, [jnp.zeros(shape, jnp.float32) for shape in shapes])
     devices = devices_along(inner_axis_name)
     state = jax.tree.map(lambda leaf: _mark(leaf, devices), inside.init(zeros), is_leaf=is_per_device)
-    divided = made_by("shards", {"devices": devices, "sharded_dims": [shards.dim for shards in every]})
+    divided = made_by(DIVISION, {"devices": devices, "sharded_dims": [shards.dim for shards in every]})
     return ShardState(_varying(state, axis_name, inner_axis_name), divided)
 
 
