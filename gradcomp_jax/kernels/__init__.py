@@ -72,6 +72,7 @@ from gradcomp_jax.kernels.reductions import largest_of_rows as largest_of_rows
 from gradcomp_jax.kernels.reductions import norm_of_rows as norm_of_rows
 from gradcomp_jax.kernels.reductions import sum_of_rows as sum_of_rows
 from gradcomp_jax.kernels.reductions import sum_of_workers as sum_of_workers
+from gradcomp_jax.kernels.reductions import sums_of_rows as sums_of_rows
 from gradcomp_jax.kernels.repeats import place_repeated as place_repeated
 from gradcomp_jax.kernels.rows import as_rows as as_rows
 from gradcomp_jax.kernels.rows import from_rows as from_rows

@@ -118,6 +118,19 @@ def sum_of_rows(rows: Array) -> Array:
     return lax.platform_dependent(rows, cpu=by_lanes, default=lambda x: jnp.sum(x, axis=1))
 
 
+def sums_of_rows(*values: Array) -> Array:
+    """Returns the sums of each array's rows: several float32 ``[rows, block]`` to ``[rows, number of arrays]``."""
+
+    def in_turn(*values: Array) -> Array:
+        return jnp.stack([sum_of_rows(x) for x in values], axis=1)
+
+    def at_once(*values: Array) -> Array:
+        # XLA:GPU fuses what makes the arrays into one reduction and reads their source once; XLA:TPU would copy the stack.
+        return jnp.sum(jnp.stack(values, axis=1), axis=2)
+
+    return lax.platform_dependent(*values, cpu=in_turn, tpu=in_turn, default=at_once)
+
+
 def sum_of_workers(values: Array) -> Array:
     """Returns the sum over the first dimension: floats ``[workers, ...]`` to float32 ``[...]``."""
 

@@ -80,6 +80,14 @@ def test_finite_up_to_a_magnitude(dtype) -> None:
     assert kernels.all_finite(jnp.zeros((0,), dtype))
 
 
+def test_sums_of_rows_are_each_arrays_own() -> None:
+    large, small = np.random.default_rng(2).normal(size=(2, 3, 640)).astype(np.float32) * np.float32([[[1e9]], [[1e-3]]])
+    got = kernels.sums_of_rows(large, small)
+    assert got.dtype == np.float32
+    exact = np.stack([np.asarray(x, np.float64).sum(1) for x in (large, small)], axis=1)
+    np.testing.assert_allclose(got, exact, rtol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16, jnp.float16))
 def test_sum_of_workers(dtype) -> None:
     values = np.asarray(np.random.default_rng(0).normal(size=(5, 7, 3)), dtype)
