@@ -216,5 +216,6 @@ def branches_explained() -> Iterator[None]:
         raise ValueError(
             "a wrapper around the exchange, such as optax.apply_if_finite, chooses between the averaged update and the worker's"
             " own gradient. An exchange skips a gradient that is not finite by itself, on all workers together (`skipped` in"
-            " its state): leave the wrapper out, or put it around what comes after the exchange"
+            " its state): leave the wrapper out, or put it around what comes after the exchange. What chooses by the loss of"
+            " a replica, such as optax.contrib.reduce_on_plateau, needs make_train_step(..., check_vma=False)"
         ) from error

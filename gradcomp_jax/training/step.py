@@ -62,7 +62,9 @@ def make_train_step(
             also given ``rngs=`` and, where the state has a model state, ``model_state=``, and then returns
             ``(scalar, model_state)`` or ``(scalar, (aux, model_state))``. That model state is averaged over the workers unless
             each has its own (:func:`init_state`); one that is not finite is not taken.
-        tx: an optax transformation that averages over ``axis_name``, such as ``optax.chain(gc.dgc(...), optax.sgd(0.1))``.
+        tx: an optax transformation that averages over ``axis_name``, such as ``optax.chain(gc.dgc(...), optax.sgd(0.1))``. It
+            is given ``value=``, the mean loss, which ``optax.contrib.reduce_on_plateau`` reads; with replicas a worker's own
+            loss, and with ``mean_metrics=False`` no value, unless there are replicas.
         mesh: the mesh of :func:`init_state`.
         axis_name: the axis of the workers.
         has_aux: ``aux`` (scalars) is averaged over the workers into ``metrics["aux"]``.
@@ -176,18 +178,26 @@ def worker_step(
         if weight is not None:
             extra["weight"] = participation.one_number(weight(batch), axis_name)
             share = participation.share_of(extra["weight"], axis_name)
+        if share is not None:
+            own = {"model_state"} if _is_own(model_state) else set()
+            seen = _weighed(seen, share, but=own if mean_metrics else {"loss", "aux", *own})
+        model_seen = seen.pop("model_state", None)
+        metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), seen)
+        if replicas:
+            extra["value"] = metrics["loss"]
+        elif mean_metrics:
+            metrics = lax.pmean(metrics, axis_name)
+            extra["value"] = metrics["loss"]
         # Read only if the exchange asks for it: it costs another trace of the loss.
         extra = with_context(
             extra, forward_order=lambda: forward_order(functools.partial(loss, **given), params, batch)
         )
         with refusals.branches_explained():
             updates, opt_state = update_with_extra(gradient, state.opt_state, state.params, **extra)
-        if share is not None:
-            own = {"model_state"} if _is_own(model_state) else set()
-            seen = _weighed(seen, share, but=own if mean_metrics else {"loss", "aux", *own})
         if replicas:
             opt_state = restored(opt_state, state.opt_state, (ExchangeState, *MARKED))
-            seen["dropped"] = dropped(opt_state)
+            metrics["dropped"] = jnp.asarray(dropped(opt_state), jnp.float32)
+            metrics = lax.pmean(metrics, axis_name) if mean_metrics else metrics
         else:
             refusals.refuse_updates(updates, state.params, axis_name)
             refusals.refuse_own_state(opt_state, state.opt_state, axis_name)
@@ -197,10 +207,7 @@ def worker_step(
             new = with_parts(new, param_copy=copies)
         new = lift_replicas(new) if replicas else new
         if field:
-            new = with_parts(new, **{field: _model_state(model_state, seen.pop("model_state"), axis_name)})
-        metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), seen)
-        if mean_metrics:
-            metrics = lax.pmean(metrics, axis_name)
+            new = with_parts(new, **{field: _model_state(model_state, model_seen, axis_name)})
         metrics["skipped"] = skipped(opt_state).astype(jnp.float32)
         if not mean_metrics:
             metrics = jax.tree.map(lambda x: _compat.varying(x, axis_name)[None], metrics)

@@ -53,7 +53,7 @@ def without(pattern: str, mask: Mask | None = None) -> Mask:
 
 def gains(compressor: Compressor, dense: Compressor) -> Mask:
     """Makes the default mask: two or more dimensions, and a payload smaller than the dense one."""
-    return lambda params: jax.tree.map(lambda p: p.ndim >= 2 and smaller(compressor, dense, p.size), params)
+    return lambda params: jax.tree.map(lambda p: p.ndim >= 2 and smaller(compressor, dense, p.shape), params)
 
 
 def by_leaf(mask: Mask, tree: PyTree) -> list[bool]:

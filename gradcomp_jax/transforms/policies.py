@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,7 +60,7 @@ class Policy(abc.ABC):
             choice = self.choose(name, spec)
             sent = {"dense": 4 * spec.size, "averaged": 0}.get(choice) if isinstance(choice, str) else None
             if isinstance(choice, Compressor):
-                sent = choice.payload_bytes(kernels.row_count(spec.size, choice.block))
+                sent = choice.payload_bytes(_row_count(choice, spec.shape))
             shape = " x ".join(str(n) for n in spec.shape)
             rows.append((name, shape, choice, f"{sent:,}"))
         return "\n".join(_markdown.table(("tensor", "shape", "compressor", "bytes"), rows, align="lllr"))
@@ -136,7 +137,7 @@ class ByShape(Policy):
         if sides is None:
             return "dense"
         code = self.make(*sides)
-        return code if not self.only_if_smaller or smaller(code, self.dense, leaf.size) else "dense"
+        return code if not self.only_if_smaller or smaller(code, self.dense, leaf.shape) else "dense"
 
     def masked(self) -> "Policy":
         """Returns the policy for every matrix of a mask, also where that is no fewer bytes."""
@@ -231,12 +232,19 @@ def by_path(pattern: str, rule: Rule, *, otherwise: Rule | None = None) -> Polic
     return ByPath(pattern, rule, otherwise)
 
 
-def smaller(compressor: Compressor, dense: Compressor, size: int) -> bool:
-    """Returns whether what a compressor sends of ``size`` entries is less than what a dense one does."""
-    rows, dense_rows = kernels.row_count(size, compressor.block), kernels.row_count(size, dense.block)
+def smaller(compressor: Compressor, dense: Compressor, shape: tuple[int, ...]) -> bool:
+    """Returns whether what a compressor sends of a tensor is less than what a dense one does."""
+    rows, dense_rows = _row_count(compressor, shape), _row_count(dense, shape)
     mean = compressor.statistic_spec(1) if compressor.side_information == "mean" else None
     besides = 0 if mean is None else rows * mean.size * mean.dtype.itemsize
     return rows * compressor.payload_bytes(1) + besides < dense_rows * dense.payload_bytes(1)
+
+
+def _row_count(compressor: Compressor, shape: tuple[int, ...]) -> int:
+    """The rows that a tensor has by itself; blocks that are dealt out may be some more than hold it."""
+    block = compressor.block
+    rows = kernels.row_count(math.prod(shape), block)
+    return kernels.dealt_rows(rows * block, block, kernels.periods_of(shape)) if compressor.deals else rows
 
 
 def path_name(path: tuple) -> str:

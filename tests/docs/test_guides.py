@@ -94,13 +94,14 @@ def test_a_step_that_was_taken_before_compiles_nothing(caplog) -> None:
 @pytest.mark.slow
 def test_recipes() -> None:
     names, printed = run("recipes")
-    _, accumulated, mixed, transformer, _, muloco, clipped, _, frozen, _ = printed
+    _, accumulated, mixed, transformer, _, plateau, muloco, clipped, _, frozen, _ = printed
     sends, others, mean = (float(line.split(":")[1]) for line in accumulated.splitlines())
     assert others < 100 < sends and mean == (sends + 3 * others) / 4
     assert "float32" in mixed
     assert "| embedding | 512 x 64 | BlockQuantized" in transformer and "| layer_0/norm | 64 | dense |" in transformer
     assert frozen.startswith("unchanged: True")
     assert names["last"] < 1.0
+    assert float(plateau.split()[3]) < 1
     assert names["evaluated"]["w1"].shape == (32, 64)
     loss, apart, sent = re.fullmatch(r"loss: (\S+) replicas apart by (\S+)\nbytes a step: (\S+)\n", muloco).groups()
     assert float(loss) < 0.7 and float(sent) < others + sends

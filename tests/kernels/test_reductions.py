@@ -81,7 +81,9 @@ def test_finite_up_to_a_magnitude(dtype) -> None:
 
 
 def test_sums_of_rows_are_each_arrays_own() -> None:
-    large, small = np.random.default_rng(2).normal(size=(2, 3, 640)).astype(np.float32) * np.float32([[[1e9]], [[1e-3]]])
+    large, small = np.random.default_rng(2).normal(size=(2, 3, 640)).astype(np.float32) * np.float32(
+        [[[1e9]], [[1e-3]]]
+    )
     got = kernels.sums_of_rows(large, small)
     assert got.dtype == np.float32
     exact = np.stack([np.asarray(x, np.float64).sum(1) for x in (large, small)], axis=1)

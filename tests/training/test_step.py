@@ -74,6 +74,23 @@ def test_dense_workers_train_as_one() -> None:
     assert not np.array_equal(alone["w"], params()["w"])
 
 
+@pytest.mark.parametrize("replicas", (False, True))
+def test_an_optimizer_that_reads_the_loss_is_given_it(replicas: bool) -> None:
+    """The mean over the workers; with replicas each one's own."""
+    mesh, polyak = mesh_of(3), optax.polyak_sgd(max_learning_rate=10.0)
+    exchange = gc.dense(axis_name="data")
+    tx = optax.chain(polyak, gc.diloco(exchange, axis_name="data")) if replicas else optax.chain(exchange, polyak)
+    alone = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), params())
+    state, step = gc.init_state(alone, tx, mesh, replicas=replicas), gc.make_train_step(loss, tx, mesh)
+    state, _ = step(state, batch(0))
+    for worker in range(3):
+        mine = jax.tree.map(lambda a, i=worker: a[8 * i : 8 * (i + 1)], batch(0)) if replicas else batch(0)
+        value, gradient = jax.value_and_grad(loss)(alone, mine)
+        updates, _ = polyak.update(gradient, polyak.init(alone), alone, value=value)
+        trained = state.params["w"].value[worker] if replicas else state.params["w"]
+        np.testing.assert_allclose(trained, alone["w"] + updates["w"], rtol=1e-4, atol=1e-5)
+
+
 def test_workers_on_one_device_train_as_workers_on_eight() -> None:
     """vmap with state_axes: the state as one worker sees it, stacked."""
     mesh, tx = mesh_of(N), CHAINS["dgc"]()

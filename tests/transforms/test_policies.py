@@ -172,6 +172,14 @@ def test_a_mask_replaces_the_rule_of_a_policy_by_shape() -> None:
     assert [len(jax.tree.leaves(m)) for m in memory] == [0, 1]
 
 
+def test_blocks_that_are_dealt_out_may_be_one_more_than_hold_a_tensor() -> None:
+    """Four blocks of 81% would be fewer bytes than the tensor, the five that are sent are not."""
+    code, tree = gc.compressors.topk(0.81), {"kernel": jnp.ones((64, 64))}
+    assert 4 * code.payload_bytes(1) < 4 * 64 * 64 < 5 * code.payload_bytes(1)
+    assert f"| {5 * code.payload_bytes(1):,} |" in gc.by_path("", code).explain(tree)
+    assert not jax.tree.leaves(jax.eval_shape(gc.exchange(code, axis_name=None).init, tree).memory)
+
+
 @pytest.mark.parametrize(
     "mask", [{"embed": True}, [True], {**dict.fromkeys(SHAPES, True), "tail": 1}, lambda tree: tree, "embed"]
 )
@@ -191,7 +199,8 @@ def test_a_policy_explains_itself() -> None:
     )
     lines = policy.explain({**params(), "none": None}).splitlines()
     cells = {row[0]: row[1:] for row in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:])}
-    assert cells["embed"] == ["50 x 64", str(TOPK), f"{TOPK.payload_bytes(50):,}"]
+    # Dealt out over 51 blocks: of 50 each would have all its entries in few columns.
+    assert cells["embed"] == ["50 x 64", str(TOPK), f"{TOPK.payload_bytes(51):,}"]
     assert cells["head"] == ["64 x 10", str(INT8), "680"]
     assert cells["norm"] == ["64", "dense", "256"]
     assert cells["tail"] == ["7", "averaged", "0"]
