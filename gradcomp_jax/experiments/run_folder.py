@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 
 from gradcomp_jax._errors import SettingError
-from gradcomp_jax._files import is_draft
+from gradcomp_jax._files import is_draft, local_folder
 from gradcomp_jax.experiments import record as records
 from gradcomp_jax.experiments.record import Mark, Record, What
 from gradcomp_jax.training.checkpoint_files import delete
@@ -36,10 +36,10 @@ def check_free(folder: pathlib.Path, *, share: bool) -> None:
     """Makes sure that a run may save in a folder: a new one, an empty one, one with a run, or any if it is to be shared.
 
     Raises:
-      SettingError: if the folder holds other things and no run, or is not a folder.
+      SettingError: if the folder holds other things and no run, is not a folder, or is a URL.
     """
     try:
-        names = os.listdir(folder)
+        names = os.listdir(local_folder(folder))
     except FileNotFoundError:
         if folder.is_symlink():
             raise SettingError(f"{folder} is a link to nothing: name a folder") from None

@@ -11,6 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from gradcomp_jax import _compat, _specs, per_device
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.per_device import is_per_device
+from gradcomp_jax.training import refusals
 from gradcomp_jax.training.momenta import warn_of_two_momenta
 from gradcomp_jax.training.state import (
     CopiedTrainState,
@@ -115,7 +116,8 @@ def init_state(
     in_specs = manual_specs(param_specs, params, axis_name)
     everywhere = PartitionSpec()
     args, args_specs = (params, model_state, copies), (in_specs, everywhere, everywhere)
-    shapes = _compat.local_shapes(start, *args, in_specs=args_specs, **mapping)
+    with refusals.axis_explained(axis_name):
+        shapes = _compat.local_shapes(start, *args, in_specs=args_specs, **mapping)
     specs = state_specs(shapes, axis_name=axis_name, param_specs=None if replicas else in_specs)
     mapped = jax.shard_map(start, in_specs=args_specs, out_specs=specs, **mapping)
 

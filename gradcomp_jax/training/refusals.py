@@ -206,6 +206,20 @@ def refuse_no_batch(args: tuple[PyTree, ...], is_batch: Callable[[Any], bool]) -
 
 
 @contextlib.contextmanager
+def axis_explained(axis_name: AxisName) -> Iterator[None]:
+    """Names the axis of the workers where an exchange is over another."""
+    try:
+        yield
+    except NameError as error:
+        if "is not bound here" not in str(error):
+            raise
+        raise NameError(
+            f"the workers lie along {axis_name!r}, and an exchange is over an axis that is not mapped: give both the same"
+            f" axis_name. {str(error)[0].upper()}{str(error)[1:]}"
+        ) from error
+
+
+@contextlib.contextmanager
 def branches_explained() -> Iterator[None]:
     """Adds a remedy where a wrapper of optax chooses between an exchange's update and a worker's own gradient."""
     try:

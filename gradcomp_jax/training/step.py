@@ -192,7 +192,7 @@ def worker_step(
         extra = with_context(
             extra, forward_order=lambda: forward_order(functools.partial(loss, **given), params, batch)
         )
-        with refusals.branches_explained():
+        with refusals.axis_explained(axis_name), refusals.branches_explained():
             updates, opt_state = update_with_extra(gradient, state.opt_state, state.params, **extra)
         if replicas:
             opt_state = restored(opt_state, state.opt_state, (ExchangeState, *MARKED))

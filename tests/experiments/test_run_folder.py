@@ -130,6 +130,9 @@ def test_the_folder_may_be_a_link_and_is_no_file(descent, whole, tmp_path) -> No
     (tmp_path / "dangling").symlink_to("nothing")
     with pytest.raises(SettingError, match="is a link to nothing"):
         train_with_checkpoints(descent, 0, tmp_path / "dangling")
+    # As a command is given it, before anything is compiled.
+    with pytest.raises(SettingError, match="bucket/run is a URL"):
+        run_folder.check_free(pathlib.Path("gs://bucket/run"), share=True)
 
 
 def swap(run: pathlib.Path, first: str, second: str) -> None:

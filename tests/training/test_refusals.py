@@ -121,6 +121,13 @@ def test_what_keeps_state_before_the_exchange(first: optax.GradientTransformatio
         take_a_step(optax.chain(first, chain()))
 
 
+def test_an_exchange_over_another_axis() -> None:
+    sentence = r"workers lie along 'data'.*give both the same axis_name.*'batch' is not bound"
+    for tx in (gc.terngrad(axis_name="batch"), gc.dense(axis_name="batch")):
+        with pytest.raises(NameError, match=sentence):
+            take_a_step(tx)
+
+
 def test_an_exchange_over_fewer_axes_than_the_step() -> None:
     """Otherwise shard_map says so, and advises not to check: replicas would part."""
     mesh = jax.make_mesh((2, 4), ("replica", "data"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
