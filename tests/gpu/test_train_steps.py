@@ -21,8 +21,8 @@ on_one_node = pytest.mark.parametrize(("method", "topology"), methods(ONE_NODE))
 on_nodes = pytest.mark.parametrize(("method", "topology"), methods(SEVERAL))
 # What an all-reduce of counters and verdicts inside a node may be.
 FEW = 64
-# Gradients: one_bit_adam and demo take more than the others.
-MOST_TEMPORARIES = {"one_bit_adam": 7, "demo": 8}
+# Gradients: of the two phases of one_bit_adam each is a branch that copies the state.
+MOST_TEMPORARIES = {"one_bit_adam": 4.2}
 
 
 def train_step(method: str, topology: str) -> programs.Program:
@@ -101,7 +101,7 @@ def test_a_step_fits_and_is_taken_in_place(method: str, topology: str) -> None:
     """Temporaries are a few gradients, the gradient itself and what the small model's padding adds included."""
     program = train_step(method, topology)
     assert program.peak < 1e9 * gpu.TOPOLOGIES[topology].memory
-    assert program.memory.temp_size_in_bytes <= MOST_TEMPORARIES.get(method, 5) * model.gradient_bytes()
+    assert program.memory.temp_size_in_bytes <= MOST_TEMPORARIES.get(method, 3) * model.gradient_bytes()
     # The parameters at least.
     assert program.memory.alias_size_in_bytes >= model.gradient_bytes()
 
