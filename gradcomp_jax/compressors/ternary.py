@@ -149,7 +149,7 @@ def ternary(
     References:
         Wen et al., 2017, https://arxiv.org/abs/1705.07878, sections 3.1 (code), 3.3 (clipping, scaler sharing).
     """
-    _checks.positive_int("bucket_size", bucket_size)
+    bucket_size = _checks.positive_int("bucket_size", bucket_size)
     if clip is not None and not (isinstance(clip, (int, float)) and clip > 0):
         raise ValueError(f"clip must be a positive Python number or None, got {clip}")
     _checks.one_of("granularity", granularity, ("tensor", "bucket"))

@@ -56,7 +56,8 @@ def dgc(
         weight_decay: :math:`\lambda`, added to the local gradient; ``update`` then needs ``params``.
         clip_norm: thr, of the averaged gradient; ``None`` does not clip.
         warm_up: ``((steps, density), ...)`` before the final density, see :func:`gradcomp_jax.warm_up`.
-        momentum_correction: without, plain error feedback, and the momentum follows the exchange (an ablation).
+        momentum_correction: without, plain error feedback, and the momentum follows the exchange, also a skipped one (an
+            ablation).
         masking: momentum factor masking.
         block: entries among which the largest are chosen; 1024 by default, longer for densities that need it.
         downlink_density: fraction that the owners of a two-phase exchange send; by default half as many entries of a block

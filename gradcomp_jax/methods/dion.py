@@ -61,7 +61,7 @@ def dion(
         Ahn et al., 2025, https://arxiv.org/abs/2504.05295, algorithm 1; Chen et al., 2023, Lion,
         https://arxiv.org/abs/2302.06675.
     """
-    _checks.positive_int("rank", rank)
+    rank = _checks.positive_int("rank", rank)
     low_rank_direction(1, (1, 1), momentum=momentum)  # What it refuses, it refuses now.
 
     def code(rows: int, columns: int) -> compressors.Compressor:

@@ -62,7 +62,7 @@ def accumulate(
         Smith et al., 2018, Don't Decay the Learning Rate, Increase the Batch Size, https://arxiv.org/abs/1711.00489.
     """
     if not callable(every):
-        _checks.positive_int("every", every)
+        every = _checks.positive_int("every", every)
     exchange = optax.with_extra_args_support(inner)
 
     def init(params: PyTree) -> AccumulateState:

@@ -63,13 +63,14 @@ def mean_wire_bytes(compiled: Any, *, every: int) -> float:
     """Returns the bytes that a device sends per step, averaged over a period in which it exchanges once.
 
     What is in no branch of the program counts in every step, what is in one (an exchange every so many steps, a part's
-    turn) in one of ``every``; a choice among densities within it counts its last.
+    turn) in one of ``every``; a choice within it, among densities or the candidates of :func:`gradcomp_jax.switched`, counts
+    its last.
 
     Args:
         compiled: a compiled step, or what else :func:`gradcomp_jax.wire_bytes` reads.
         every: steps of the period.
     """
-    _checks.positive_int("every", every)
+    every = _checks.positive_int("every", every)
     most = wire_bytes(compiled, branch=-1).sent
     least = wire_bytes(compiled, branch="min").sent if every > 1 else most
     return least + (most - least) / every

@@ -99,8 +99,8 @@ def delayed_average(
         Zhu et al., 2021, Delayed Gradient Averaging, section 3 (NeurIPS); Zhu et al., 2020, Distributed Training Across the
         World. Ho et al., 2013, More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server.
     """
-    _checks.non_negative_int("delay", delay)
-    _checks.positive_int("every", every)
+    delay = _checks.non_negative_int("delay", delay)
+    every = _checks.positive_int("every", every)
     exchange = of_sums(method, every)
     synchronous = delay == 0 and every == 1
     slots = slots_of(delay, every)
@@ -113,7 +113,7 @@ def delayed_average(
             return PerDevice(_compat.varying(jnp.zeros((slots, *jnp.shape(p)), jnp.float32), axis_name), slots)
 
         flying = () if synchronous else jax.tree.map(ring, params)
-        zero, inner = jnp.zeros((), jnp.int32), exchange.init(params)
+        zero, inner = jnp.zeros((), jnp.int32), exchange.init(_compat.invarying(params, axis_name))
         return DelayedState(zero, nonfinite.counter(axis_name), flying, inner, delay, every)
 
     def update(updates: PyTree, state: DelayedState, params: PyTree | None = None, **extra: Any) -> Any:

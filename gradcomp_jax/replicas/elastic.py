@@ -74,7 +74,7 @@ def elastic_average(
     References:
         Zhang, Choromanska and LeCun, 2015, https://arxiv.org/abs/1412.6651, equations 5 and 6, algorithms 1 and 2.
     """
-    _checks.positive_int("every", every)
+    every = _checks.positive_int("every", every)
     _checks.in_unit_interval("beta", beta)
     if alpha is not None:
         _checks.in_unit_interval("alpha", alpha)
@@ -83,7 +83,9 @@ def elastic_average(
     def init(params: PyTree) -> ElasticState:
         centre = _compat.invarying(nonfinite.or_zeros(params)[0], axis_name)
         zero = jnp.zeros((), jnp.int32)
-        return ElasticState(zero, nonfinite.counter(axis_name), every, centre, exchange.init(params))
+        return ElasticState(
+            zero, nonfinite.counter(axis_name), every, centre, exchange.init(_compat.invarying(params, axis_name))
+        )
 
     def update(updates: PyTree, state: ElasticState, params: PyTree | None = None, **extra: Any) -> Any:
         nonfinite.need_replicas(params, axis_name, "elastic_average")

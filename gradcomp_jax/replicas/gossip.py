@@ -69,7 +69,7 @@ def gossip(
         Jin et al., 2016, https://arxiv.org/abs/1611.04581, section 3 (gossiping SGD); Assran et al., 2019,
         https://arxiv.org/abs/1811.10792, appendix A (the exponential graph).
     """
-    _checks.positive_int("every", every)
+    every = _checks.positive_int("every", every)
     _checks.one_of("graph", graph, get_args(Graph))
     code = dense() if compressor is None else compressor
     if code.is_sparsifier or code.side_information or code.init((code.block,)) != ():

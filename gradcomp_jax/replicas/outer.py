@@ -104,10 +104,12 @@ def outer_average(
         Douillard et al., 2023, DiLoCo, https://arxiv.org/abs/2311.08105, algorithm 1; Douillard et al., 2025, Streaming
         DiLoCo, https://arxiv.org/abs/2501.18512, sections 2.2 and 2.3.
     """
-    _checks.positive_int("every", every)
+    every = _checks.positive_int("every", every)
     if not callable(parts):
-        _at_most(every, _checks.positive_int("parts", parts))
-    if _checks.non_negative_int("delay", delay) >= every:
+        parts = _checks.positive_int("parts", parts)
+        _at_most(every, parts)
+    delay = _checks.non_negative_int("delay", delay)
+    if delay >= every:
         raise ValueError(
             f"delay must be below every={every}, so that a part has arrived before its next turn, got {delay}"
         )

@@ -52,7 +52,7 @@ def local_value_and_grad(
         ValueError: if ``accumulate`` is below 1, or the mesh has no such axis; when traced, if a batch cannot be divided,
             what is divided is not all of one length, or the loss is averaged over the axis inside.
     """
-    _checks.positive_int("accumulate", accumulate)
+    accumulate = _checks.positive_int("accumulate", accumulate)
     compute = jax.value_and_grad(loss, has_aux=has_aux, allow_int=True)
 
     def value_and_grad(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:

@@ -13,6 +13,7 @@ from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.training import refusals
 from gradcomp_jax.training.momenta import warn_of_two_momenta
+from gradcomp_jax.training.order import refuse_order
 from gradcomp_jax.training.state import (
     CopiedTrainState,
     TrainState,
@@ -132,6 +133,7 @@ def init_state(
     # Through the same shard_map as a train step's state, so that the first step and the second are one program.
     state = jax.jit(place)(*args)
     warn_of_two_momenta(state.opt_state)
+    refuse_order(state.opt_state, replicas=replicas)
     return state
 
 

@@ -15,6 +15,7 @@ from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.transforms import ExchangeState
 from gradcomp_jax.transforms.policies import path_name
+from gradcomp_jax.transforms.worker_shards import ShardState
 
 
 def refuse_donated(state: Any) -> None:
@@ -51,10 +52,19 @@ def refuse_unmarked(state: PyTree) -> None:
 def refuse_unmapped(state: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
     """Refuses per-device state of one worker, as ``tx.init`` makes it outside the axis, and of another number of workers.
 
+    And a hierarchy whose axes the step has in another order: the rows of its state would be taken for other devices'.
+
     Raises:
         ValueError: when traced.
     """
     names = _specs.names_of(axis_name)
+    for node in per_device.nodes_within(state, lambda node: isinstance(node, ShardState)):
+        mapped = tuple(name for name in names if name in node.axes)
+        if len(mapped) == len(node.axes) and mapped != node.axes:
+            raise ValueError(
+                f"the workers lie along {axis_name!r}, and an exchange of their shards along {node.axes}: give axis_name the"
+                " axis between workers first, here and where the state is made"
+            )
     devices = math.prod(mesh.shape[name] for name in names)
     # A worker may be several devices, along axes of the mesh that are not the exchange's.
     others = [size for name, size in mesh.shape.items() if name not in names]

@@ -47,8 +47,7 @@ def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
     """
     refuse_donated(state)
     refuse_unmarked(state)
-    _checks.positive_int("old", old)
-    _checks.positive_int("new", new)
+    old, new = _checks.positive_int("old", old), _checks.positive_int("new", new)
     if old == new:
         return state
     resized = jax.tree.map(_bare, state, is_leaf=is_per_device)

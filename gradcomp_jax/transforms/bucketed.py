@@ -50,7 +50,7 @@ def bucketed(
     References:
         Li et al., 2020, https://arxiv.org/abs/2006.15704, section 3.2.3 (gradient bucketing).
     """
-    _checks.positive_int("bucket_bytes", bucket_bytes)
+    bucket_bytes = _checks.positive_int("bucket_bytes", bucket_bytes)
     inside = optax.with_extra_args_support(exchange)
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, Any]:

@@ -21,7 +21,8 @@ class Context:
             gradients.
         describes: whether an exchange is to send zeros of the shapes that it sends, and nothing else, for its bytes to be read
             from the traced program.
-        weighted: whether each worker's gradient is weighted, so that their mean is a weighted mean.
+        weighted: the names of the axis whose workers' gradients are weighted, so that their mean is a weighted mean; ``None``
+            where all count alike.
     """
 
     inner_axis_name: AxisName | None = None
@@ -29,7 +30,7 @@ class Context:
     forward_order: Callable[[], Sequence[str]] | None = None
     not_gradients: str = ""
     describes: bool = False
-    weighted: bool = False
+    weighted: tuple[Any, ...] | None = None
 
 
 def context_of(extra: Mapping[str, Any]) -> Context:

@@ -148,7 +148,7 @@ def exchange(
     ) -> tuple[PyTree, ExchangeState]:
         context, workers = context_of(extra), _bound(axis_name)
         layout = rules.layout(updates, axis_name, workers.count)
-        refuse_around(rules, layout, extra)
+        refuse_around(rules, layout, extra, axis_name)
         refuse_reduced(updates, axis_name, layout.averaged)
         leaves, treedef = jax.tree.flatten(updates)
         if not leaves:

@@ -61,7 +61,7 @@ def dynamic_loss_scale(
     _checks.above("initial", initial, 0)
     _checks.above("minimum", minimum, 0)
     _checks.above("factor", factor, 1)
-    _checks.positive_int("growth_interval", growth_interval)
+    growth_interval = _checks.positive_int("growth_interval", growth_interval)
     update_with_extra = optax.with_extra_args_support(inner).update
 
     def init(params: PyTree) -> LossScaleState:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _compat, kernels
+from gradcomp_jax import _compat, _specs, kernels
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import psum
 from gradcomp_jax.memory import narrow
@@ -21,6 +21,7 @@ from gradcomp_jax.transforms.context import context_of, with_context
 from gradcomp_jax.transforms.exchange import ExchangeState
 from gradcomp_jax.transforms.local import refuse_complex, refuse_reduced
 from gradcomp_jax.transforms.step_keys import StepKeys
+from gradcomp_jax.transforms.worker_shards import ShardState
 
 
 def weighted(
@@ -86,12 +87,14 @@ def weighted(
     ) -> tuple[PyTree, Any]:
         if weight is None:
             return inside.update(updates, state, params, **extra)
+        if _compat.axis_size(axis_name) is None:
+            raise NameError(f"the axis {axis_name!r} is not bound here: give weighted the axis_name of its method")
         refuse_complex(updates)
         refuse_reduced(updates, axis_name)
         within = context_of(extra).inner_axis_name
         share = share_of(psum([one_number(weight, axis_name)], within)[0], axis_name)
         mine = jax.tree.map(lambda g: share.of(g) if jnp.issubdtype(g.dtype, jnp.floating) else g, updates)
-        context = with_context(extra, weighted=True)
+        context = with_context(extra, weighted=_specs.names_of(axis_name))
         if not keep_absent:
             return inside.update(mine, state, params, **context)
         emptied = jax.tree.map(lambda node: _emptied(node, share.absent), state, is_leaf=_is_exchange)
@@ -173,7 +176,7 @@ def _check(state: Any) -> None:
             "weighted goes around an exchange, and here it is around a method that decides when there is one: put it inside,"
             " such as gc.diloco(gc.weighted(gc.dense(axis_name=...), axis_name=...), axis_name=...)"
         )
-    if any(node.shards > 1 for node in nodes_within(state, is_per_device)):
+    if nodes_within(state, lambda node: isinstance(node, ShardState)):
         raise ValueError(
             "a worker that is several devices is absent as a whole: put weighted inside, such as"
             " gc.hierarchical(gc.weighted(method, axis_name=...), axis_name=..., inner_axis_name=...)"

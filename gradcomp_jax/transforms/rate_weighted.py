@@ -59,8 +59,9 @@ def rate_weighted(
 
     Raises:
         TypeError: for a rate that is no function.
-        ValueError: from ``init``, for a method without a memory, EF21 (whose estimate is compared anew with every gradient) and
-            1-bit Adam and Dion (whose updates do not grow with the gradient); when traced, for weight decay or clipping inside.
+        ValueError: from ``init``, for a method without a memory, EF21 (whose estimate is compared anew with every gradient),
+            a signed DeMo, 1-bit Adam and Dion (whose updates do not grow with the gradient); when traced, for weight decay or
+            clipping inside.
 
     References:
         Karimireddy et al., 2019, https://arxiv.org/abs/1901.09847, algorithm 2; Stich et al., 2018,
@@ -112,6 +113,10 @@ def _check(inner: Any) -> None:
         )
     if any(isinstance(s, OnDenseState) for s in found):
         raise ValueError("Dion's updates are directions, which no rate can be divided from: leave it out")
+    if any(("signed", "True") in s.made_by.options for s in found if isinstance(s, ExchangeState)):
+        raise ValueError(
+            "a sign does not grow with the gradient, so it cannot be divided by a rate: a signed gc.demo takes rate= itself"
+        )
     if not any(jax.tree.leaves(s.memory) for s in found if isinstance(s, ExchangeState)):
         raise ValueError(
             "nothing stays behind in this method, and a rate would change nothing: leave rate_weighted out"

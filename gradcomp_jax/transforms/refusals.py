@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from gradcomp_jax import _compat, kernels
+from gradcomp_jax import _compat, _specs, kernels
 from gradcomp_jax import collectives as co
 from gradcomp_jax._typing import AxisName
 from gradcomp_jax.memory import narrow
@@ -78,20 +78,30 @@ def refuse_other_rows(group: Group, segment: Segment, payload: Any) -> None:
             )
 
 
-def refuse_around(rules: LayoutRules, layout: Layout, extra: Mapping[str, Any]) -> None:
+def refuse_around(rules: LayoutRules, layout: Layout, extra: Mapping[str, Any], axis_name: AxisName | None) -> None:
     """Refuses what is around an exchange and does not go with it.
 
     Raises:
-        ValueError: for a reduce-scatter inside a hierarchy; for a weight that nobody has read, or one of gradients that are the
-            workers' mean already.
+        ValueError: for a reduce-scatter inside a hierarchy, and an exchange over the axis of a worker's devices; for a weight
+            that nobody has read, one of another axis' workers, or one of gradients that are the workers' mean already.
     """
-    context = context_of(extra)
+    context, names = context_of(extra), _specs.names_of(axis_name)
+    if inner := set(names) & set(_specs.names_of(context.inner_axis_name or ())):
+        raise ValueError(
+            f"the exchange is over {axis_name!r}, and along {', '.join(map(repr, sorted(inner)))} each device has another part"
+            " of the tensors: give the exchange inside the axis between workers alone, the axis_name of what is around it"
+        )
+    if context.weighted is not None and set(context.weighted) != set(names):
+        raise ValueError(
+            f"gradcomp_jax.weighted is over {context.weighted}, and the exchange inside over {names}: give both the same"
+            " axis_name"
+        )
     if extra.get("weight") is not None:
         raise ValueError(
             "an exchange by itself does not read weight=, and all workers would count alike: put"
             " gradcomp_jax.weighted(method, axis_name=...) around the method"
         )
-    if context.weighted and layout.averaged:
+    if context.weighted is not None and layout.averaged:
         raise ValueError(
             "a weight is for gradients of single workers, and some tensors of this policy come as the workers' mean"
             " ('averaged', as of gradcomp_jax.factored_dot): leave weighted out, or compress them"

@@ -29,20 +29,23 @@ class ShardState:
         shard: the state of the exchange of each device's shard.
         made_by: how many devices share a tensor, and along which dimension each leaf is divided (None: in the order of its
             entries); static, for checkpoints to compare.
+        axes: the names of the axis between workers, then of that of a worker's devices; static.
     """
 
     shard: Any
     made_by: MadeBy = dataclasses.field(metadata={"static": True})
+    axes: tuple[Any, ...] = dataclasses.field(metadata={"static": True})
 
 
 def axes_of(axis_name: AxisName, option: str, inner_axis_name: AxisName) -> dict[str, Any]:
     """Returns both axes by the names that they have here; ``option`` is what the user calls the inner one.
 
     Raises:
-        ValueError: if they are the same.
+        ValueError: if they are the same, or one is part of the other.
     """
-    if axis_name == inner_axis_name:
-        raise ValueError(f"axis_name and {option} must differ, got {axis_name!r} for both")
+    if set(_specs.names_of(axis_name)) & set(_specs.names_of(inner_axis_name)):
+        both = f"{axis_name!r} for both" if axis_name == inner_axis_name else f"{axis_name!r} and {inner_axis_name!r}"
+        raise ValueError(f"axis_name and {option} must differ, got {both}")
     return {"axis_name": axis_name, "inner_axis_name": inner_axis_name}
 
 
@@ -60,7 +63,8 @@ def init(
     devices = devices_along(inner_axis_name)
     state = jax.tree.map(lambda leaf: _mark(leaf, devices), inside.init(zeros), is_leaf=is_per_device)
     divided = made_by(DIVISION, {"devices": devices, "sharded_dims": [shards.dim for shards in every]})
-    return ShardState(_varying(state, axis_name, inner_axis_name), divided)
+    axes = (*_specs.names_of(axis_name), *_specs.names_of(inner_axis_name))
+    return ShardState(_varying(state, axis_name, inner_axis_name), divided, axes)
 
 
 def update(

@@ -289,6 +289,27 @@ def test_misuse_is_refused() -> None:
         tx.init(params())
 
 
+@pytest.mark.parametrize("over", [AXES, INNER], ids=["both", "inner"])
+def test_an_exchange_over_the_devices_of_a_worker_is_refused(over) -> None:
+    """It would average different shards."""
+    tx = gc.hierarchical(gc.dense(axis_name=over), axis_name=OUTER, inner_axis_name=INNER)
+    with pytest.raises(ValueError, match=r"along 'chips' each device has another part.*between workers alone"):
+        gc.lower_update(params(), tx, mesh_of(), axis_name=AXES)
+    with pytest.raises(ValueError, match="must differ"):
+        gc.hierarchical(gc.dense(axis_name=OUTER), axis_name=AXES, inner_axis_name=INNER)
+
+
+def test_axes_in_another_order_are_refused() -> None:
+    """The rows of its state would be taken for those of other devices."""
+    tx = gc.hierarchical(METHODS["topk"](), axis_name=OUTER, inner_axis_name=INNER)
+    state = gc.init_state(params(), tx, mesh_of(), axis_name=AXES)
+    step = gc.make_train_step(
+        lambda p, b: sum(jnp.sum(x) for x in p.values()) * b.mean(), tx, mesh_of(), axis_name=AXES[::-1]
+    )
+    with pytest.raises(ValueError, match="give axis_name the axis between workers first"):
+        step(state, jnp.ones(8))
+
+
 def test_marks_survive_a_step() -> None:
     world = World("server")
     state = world.init()

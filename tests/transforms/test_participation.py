@@ -267,12 +267,10 @@ def test_inside_a_hierarchy_the_weights_of_a_workers_devices_add_up() -> None:
     of_workers = batch["g"].reshape(4, 2, 6, 3).mean(axis=1)
     want = np.average(of_workers, axis=0, weights=batch["weight"].reshape(4, 2).sum(axis=1))
     np.testing.assert_allclose(new.params["w"], -want, rtol=1e-6, atol=1e-6)
-    around = gc.weighted(
-        gc.hierarchical(gc.topk_sgd(axis_name="slices", density=0.1), axis_name="slices", inner_axis_name="chips"),
-        axis_name=axes,
-    )
-    with pytest.raises(ValueError, match=r"put weighted inside, such as gc\.hierarchical"):
-        gc.init_state({"w": np.zeros((64, 64), np.float32)}, around, mesh, axis_name=axes)
+    for method in (gc.topk_sgd(axis_name="slices", density=0.1), gc.dense(axis_name="slices")):
+        around = gc.weighted(gc.hierarchical(method, axis_name="slices", inner_axis_name="chips"), axis_name=axes)
+        with pytest.raises(ValueError, match=r"put weighted inside, such as gc\.hierarchical"):
+            gc.init_state({"w": np.zeros((64, 64), np.float32)}, around, mesh, axis_name=axes)
 
 
 @slow
@@ -380,6 +378,12 @@ def test_what_cannot_be_weighted_is_refused() -> None:
         traced(optax.chain(dense, optax.sgd(0.1)), np.float32(1))
     with pytest.raises(ValueError, match="there is no exchange in this transformation"):
         traced(gc.weighted(optax.sgd(0.1), axis_name=AXIS), np.float32(1))
+    with pytest.raises(
+        ValueError, match=r"weighted is over .* the exchange inside over .*: give both the same axis_name"
+    ):
+        traced(gc.weighted(dense, axis_name=None), np.float32(1))
+    with pytest.raises(NameError, match="'chips' is not bound here: give weighted the axis_name of its method"):
+        traced(gc.weighted(dense, axis_name="chips"), np.float32(1))
     policy = gc.by_path("w", "averaged", otherwise="dense")
     with pytest.raises(ValueError, match=r"come as the workers' mean .*: leave weighted out"):
         traced(gc.weighted(gc.exchange(policy, axis_name=AXIS), axis_name=AXIS), np.float32(1))

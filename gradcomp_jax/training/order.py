@@ -1,0 +1,77 @@
+"""What is refused of a chain by the states in it: an order or a nesting that would not train."""
+
+import warnings
+from collections.abc import Iterator
+
+import jax
+import optax
+
+from gradcomp_jax import per_device
+from gradcomp_jax._typing import PyTree
+from gradcomp_jax.methods.registry import METHODS
+from gradcomp_jax.replicas import MARKED, AccumulateState, DelayedState, ElasticState, GossipState, OuterState
+from gradcomp_jax.transforms import ExchangeState
+
+_REPLICAS = {
+    ElasticState: "gradcomp_jax.elastic_average",
+    GossipState: "gradcomp_jax.gossip",
+    OuterState: "gradcomp_jax.outer_average (local_sgd, diloco)",
+}
+"""What moves parameters to where the replicas meet, by its state."""
+
+
+def refuse_order(opt_state: PyTree, *, replicas: bool) -> None:
+    """Refuses a choice around an exchange, and averages of what is no mean; warns of replicas that meet before the optimizer.
+
+    Raises:
+        ValueError: for ``optax.apply_if_finite`` around an exchange or a method of replicas, for ``gradcomp_jax.accumulate``
+            around replicas, and for signs or an optimizer's directions in the place of a mean.
+    """
+    for choice in per_device.nodes_within(opt_state, lambda node: isinstance(node, optax.ApplyIfFiniteState)):
+        if per_device.nodes_within(choice.inner_state, lambda node: isinstance(node, (ExchangeState, *MARKED))):
+            raise ValueError(
+                "optax.apply_if_finite around an exchange chooses on each worker by itself, and one that does not take part"
+                " leaves the others waiting. An exchange skips a gradient that is not finite by itself, on all workers together"
+                " (`skipped` in its state), and replicas drop it: leave the wrapper out, or put it around what comes after the"
+                " exchange"
+            )
+    for node in per_device.nodes_within(opt_state, lambda node: isinstance(node, AccumulateState)):
+        if replicas and per_device.nodes_within(node.inner, lambda node: isinstance(node, (DelayedState, *_REPLICAS))):
+            raise ValueError(
+                "gradcomp_jax.accumulate is for exchanges of gradients, and here replicas are inside: give"
+                " make_train_step(..., accumulate=...) the number of batches to a step of theirs"
+            )
+    # A delayed average is of replicas where it goes on with their own gradients, which the mean takes back.
+    averages = (ElasticState, DelayedState) if replicas else (ElasticState,)
+    for node in per_device.nodes_within(opt_state, lambda node: isinstance(node, averages)):
+        for exchange in per_device.nodes_within(node.method, lambda node: isinstance(node, ExchangeState)):
+            kind = _update_of(exchange)
+            if kind != "mean":
+                raise ValueError(
+                    f"the update of gradcomp_jax.{exchange.made_by.name} is a {kind} and no mean, which is what replicas are"
+                    " averaged with here: take a method such as gradcomp_jax.block_quantized or gradcomp_jax.dgc"
+                )
+    for method in dict.fromkeys(_before_others(opt_state)):
+        warnings.warn(
+            f"{method} moves parameters to where the replicas meet, and what comes after it in the chain changes that: put it"
+            " last, after the optimizer",
+            stacklevel=3,
+        )
+
+
+def _update_of(exchange: ExchangeState) -> str:
+    name, options = exchange.made_by.name, dict(exchange.made_by.options)
+    return "mean" if name not in METHODS or options.get("signed") == "False" else METHODS[name].update
+
+
+def _before_others(state: PyTree) -> Iterator[str]:
+    """The methods of replicas that are not the last link of a chain."""
+    if isinstance(state, (ExchangeState, *_REPLICAS)):
+        return
+    links = jax.tree.leaves(state, is_leaf=lambda node: node is not state)
+    for link in links:
+        if link is not state:
+            yield from _before_others(link)
+    for link in state[:-1] if type(state) is tuple else ():
+        for node in per_device.nodes_of(link, lambda node: isinstance(node, tuple(_REPLICAS))):
+            yield _REPLICAS[type(node)]
