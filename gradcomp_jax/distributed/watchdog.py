@@ -66,7 +66,8 @@ class Watchdog:
     ) -> None:
         """Stops watching; ends the process for an error that other processes may not have."""
         self._over.set()
-        if error is None or isinstance(error, self._passes):
+        ends_well = isinstance(error, SystemExit) and not error.code
+        if error is None or ends_well or isinstance(error, self._passes):
             self._notice.dismiss()
         elif _is_loss(error):
             reason = str(error).strip().partition("\n")[0]

@@ -3,6 +3,8 @@
 import threading
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from gradcomp_jax import _compat
@@ -85,6 +87,19 @@ def test_every_process_hears_what_differs_and_where(together) -> None:
     assert {str(error) for error in found} == {
         "the processes differ: rate is 0.1 in processes 0 and 2 and 0.2 in process 1: start all of them with the same"
     }
+
+
+def test_sets_have_no_order(together) -> None:
+    assert together({"names": {"a", "b", "c"}}, {"names": {"c", "b", "a"}}) == [None] * 2
+
+
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+def test_all_entries_of_an_array_count(together, kind) -> None:
+    """The text of a long array leaves its middle out."""
+    one, other = np.arange(5000.0), np.arange(5000.0)
+    other[2500] = -1
+    found = together({"same": kind(one), "w": kind(one)}, {"same": kind(one), "w": kind(other)})
+    assert all("the processes differ: w is" in str(error) for error in found)
 
 
 def test_a_process_that_does_not_come_is_named(together) -> None:

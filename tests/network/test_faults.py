@@ -179,6 +179,20 @@ def test_a_step_that_never_ends_ends_the_process(tmp_path: pathlib.Path) -> None
     assert "process 0 of 1 waited 1 s for a step" in sentence and sentence.endswith("start again")
 
 
+LEAVES = """
+import sys
+import gradcomp_jax as gc
+with gc.distributed.Watchdog(step_timeout=60, remedy="start again"):
+    sys.exit(0)
+"""
+
+
+def test_a_process_that_is_done_early_ends_well(tmp_path: pathlib.Path) -> None:
+    with started(tmp_path, [[sys.executable, "-c", LEAVES]], [environment()]) as running:
+        assert wait(running, within_s=30) == [0]
+    assert "gradcomp" not in running[0].stderr
+
+
 ALONE = """
 import sys
 from gradcomp_jax.cli import main
