@@ -70,6 +70,10 @@ def at_least_zero(name: str, value: Any) -> Any:
 
 def below_one(name: str, value: Any) -> Any:
     """Checks ``0 <= value < 1``; arrays are passed through unchecked."""
+    if callable(value):
+        raise TypeError(
+            f"{name} must be a number, got a function: a schedule of it goes through optax.inject_hyperparams"
+        )
     if isinstance(value, (int, float)) and not 0 <= value < 1:
         raise ValueError(f"{name} must be in [0, 1), got {value}")
     return value

@@ -4,6 +4,7 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from gradcomp_jax import _checks
 from gradcomp_jax._typing import Array, PyTree
@@ -38,8 +39,12 @@ def consolidate(state: Any, *, of: Of = "mean") -> PyTree:
             f"a centre is in the state of elastic_average, local_sgd, diloco and sparse_loco, and here are {len(found)} of"
             " those; pass the whole train state of one, or use of='mean'"
         )
-    dtypes = jax.tree.map(lambda p: p.value if is_lifted(p) else p, params, is_leaf=is_per_device)
-    return jax.tree.map(lambda c, p: c.astype(p.dtype), found[0].centre, dtypes)
+
+    def at(centre: Any, own: Any) -> Any:
+        # What another optimizer has, of a partition, has no centre.
+        return _mean(own) if _is_masked(centre) else centre.astype((own.value if is_lifted(own) else own).dtype)
+
+    return jax.tree.map(at, found[0].centre, params, is_leaf=_is_masked)
 
 
 def staleness(state: Any) -> Array:
@@ -74,6 +79,10 @@ def mean_wire_bytes(compiled: Any, *, every: int) -> float:
     most = wire_bytes(compiled, branch=-1).sent
     least = wire_bytes(compiled, branch="min").sent if every > 1 else most
     return least + (most - least) / every
+
+
+def _is_masked(node: Any) -> bool:
+    return isinstance(node, optax.MaskedNode)
 
 
 def _mean(leaf: Any) -> Any:

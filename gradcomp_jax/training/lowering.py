@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -39,7 +40,7 @@ def lower_update(
     by_worker, everywhere = PartitionSpec(axis_name), PartitionSpec()
     state = state_shapes(params, tx, mesh, axis_name)
     place = NamedSharding(mesh, by_worker)
-    gradients = jax.tree.map(lambda p: jax.ShapeDtypeStruct((workers, *p.shape), p.dtype, sharding=place), params)
+    gradients = jax.tree.map(lambda p: jax.ShapeDtypeStruct((workers, *p.shape), p.dtype, sharding=place), state.params)
     specs = state_specs(state.opt_state, axis_name=axis_name)
 
     def update(stacked: PyTree, state: PyTree, params: PyTree) -> Any:
@@ -47,7 +48,13 @@ def lower_update(
         # The state comes first: donated arrays go to the first results of their shape, and updates are as memories are.
         return state, updates
 
-    mapped = jax.shard_map(update, mesh=mesh, in_specs=(by_worker, specs, everywhere), out_specs=(specs, everywhere))
+    mapped = jax.shard_map(
+        update,
+        mesh=mesh,
+        axis_names=set(_specs.names_of(axis_name)),
+        in_specs=(by_worker, specs, everywhere),
+        out_specs=(specs, everywhere),
+    )
     return jax.jit(mapped, donate_argnums=1).lower(gradients, state.opt_state, state.params)
 
 
@@ -55,7 +62,7 @@ def state_shapes(
     params: PyTree, tx: optax.GradientTransformation, mesh: Mesh, axis_name: AxisName, *, replicas: bool = False
 ) -> TrainState:
     """Returns what :func:`init_state` returns, as shapes on the mesh."""
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), params)
     state = jax.eval_shape(lambda p: init_state(p, tx, mesh, axis_name=axis_name, replicas=replicas), shapes)
     places = state_shardings(state, mesh, axis_name=axis_name)
     return jax.tree.map(lambda s, place: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=place), state, places)

@@ -19,7 +19,7 @@ from gradcomp_jax.replicas import MARKED, delayed_average
 from gradcomp_jax.replicas.delayed import mean_of
 from gradcomp_jax.replicas.nonfinite import dropped, restored
 from gradcomp_jax.training.gradients import local_value_and_grad
-from gradcomp_jax.training.refusals import refuse_donated
+from gradcomp_jax.training.refusals import refuse_donated, refuse_unplaced
 from gradcomp_jax.training.state import TrainState, check_axis, has_replicas, lift_replicas, state_specs
 from gradcomp_jax.transforms import ExchangeState, skipped
 from gradcomp_jax.transforms.counters import NEAR_THE_END, count_on
@@ -48,6 +48,19 @@ class Link:
     pick: Callable[[Any, int, int], PyTree]
     methods: Callable[[Any], tuple]
     with_methods: Callable[[Any, tuple], Any]
+
+    def check(self, chain: Any) -> None:
+        """Refuses the state of a chain that has not this link, or one of another delay or period.
+
+        Raises:
+            ValueError: if it does not fit.
+        """
+        late = chain[self.place] if type(chain) is tuple and len(chain) > self.place else None
+        if (getattr(late, "delay", None), getattr(late, "every", None)) != (self.delay, self.every):
+            raise ValueError(
+                f"the state is not of these steps, whose delay is {self.delay} and whose period is {self.every}: make it with"
+                " init_state(params, step.tx, mesh, replicas=True)"
+            )
 
 
 class OverlappedStep:
@@ -82,6 +95,7 @@ class OverlappedStep:
             # What went before is let end, well or not: whoever goes back to a checkpoint has been told why.
             wait(self._flying.values())
             self._flying.clear()
+            link.check(state.opt_state)
             self._number = int(state.opt_state[link.place].step)
             for departure in range(self._number - link.delay, self._number):
                 self._send(state, departure)
@@ -255,6 +269,7 @@ def beside(
         return per_device.lift(found), own({"loss": value[0], "aux": value[1]} if has_aux else {"loss": value})
 
     def gradient(params: PyTree, batch: PyTree) -> Any:
+        refuse_unplaced(batch, mesh, axis_name)
         specs = state_specs(params, axis_name=axis_name)
         return jax.shard_map(local_gradient, in_specs=(specs, by_worker), out_specs=by_worker, **mapping)(params, batch)
 

@@ -35,7 +35,7 @@ def hierarchical(
 
     A tensor is divided along the rows of the matrix of its last dimension against all others, so the shard of a matrix is a
     matrix; where the devices do not divide the rows, zeros fill them up. What the exchange says of a tensor (a scale, a
-    size, a selection) it says of the shard.
+    size, a selection) it says of the shard. Of an update that float16 cannot hold, what is beyond its range is lost.
 
     **Sharded parameters (FSDP, ZeRO).** Tensors whose spec in ``param_specs`` lays a dimension along ``inner_axis_name`` are
     divided along that dimension, and their updates stay where they are: whole gradients in, the device's shard of the update

@@ -184,7 +184,8 @@ def selection_error(
     r"""Returns :math:`\|S(\bar x) - \overline{S(x)}\| / \|\bar g\|` over some rows of every compressed tensor: float32 scalar.
 
     x is what the workers would send from: gradient and memory. Of each tensor ``rows`` rows spread over it are measured;
-    three times their entries cross in one all-reduce. The same on every worker; zero for zero gradients.
+    three times their entries cross in one all-reduce. The same on every worker; NaN for zero gradients,
+    whose memories alone would be compared with nothing.
     """
     leaves = jax.tree.leaves(updates)
     seen: list[tuple[Any, Array]] = []
@@ -207,7 +208,7 @@ def selection_error(
         distance += jnp.sum(jnp.square(_round_trip(code, target, count) - sent))
         length += jnp.sum(jnp.square(gradient))
     distance, length = psum([distance, length], inner_axis_name)
-    return jnp.sqrt(distance / jnp.where(length > 0, length, 1.0))
+    return jnp.where(length > 0, jnp.sqrt(distance / jnp.where(length > 0, length, 1.0)), jnp.nan)
 
 
 def _round_trip(code: Any, rows: Array, count: Array) -> Array:

@@ -47,7 +47,8 @@ def weighted(
 
     What is inside the method (clipping, weight decay, a fixed range) sees the weighted gradient, which is zero on an absent
     worker. A decay inside is added on every worker, absent or not, so its mean is whole. A vote (:func:`gradcomp_jax.sign_sgd`)
-    has no weight but 0. 1-bit Adam sends a momentum that all workers know, so an absent one sends it too.
+    has no weight but 0. 1-bit Adam sends a momentum that all workers know, so an absent one sends it too. The weighted gradient
+    has the gradient's dtype: where it is beyond the range of float16, all workers skip.
 
     State: the method's. Wire: the method's, and one float32 in an all-reduce before it. Memories are put aside while it runs,
     which takes up to two more copies of them. Inside :func:`gradcomp_jax.hierarchical` the weights of a worker's devices are

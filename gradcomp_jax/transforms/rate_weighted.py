@@ -51,6 +51,8 @@ def rate_weighted(
     present rate. A method's updates must grow with its gradients: not around a sign (a signed ``gc.demo`` takes ``rate``). In a
     step whose rate is not positive all workers skip the exchange: the update is zero, memories stay, and ``skipped`` goes up.
 
+    Of an update that float16 cannot hold, what is beyond its range is lost.
+
     State: :class:`RateWeightedState`. Wire: the method's. One more copy of the gradient, in float32.
 
     Args:

@@ -139,6 +139,12 @@ def test_every_option_of_an_exchange_is_heard() -> None:
         assert update_of(gc.exchange(code, **{**plain, option: value})) != program, option
 
 
+@pytest.mark.parametrize("name", ["dgc", "powersgd"])
+def test_a_schedule_of_a_momentum_has_a_wrapper(name: str) -> None:
+    with pytest.raises(TypeError, match=r"momentum must be a number, got a function: .* optax.inject_hyperparams"):
+        registry.METHODS[name].build(axis_name="data", momentum=lambda step: 0.9)
+
+
 @pytest.mark.parametrize("collective", ["all_gather", "recursive_doubling"])
 @pytest.mark.parametrize("name", ["topk_sgd", "dgc"])
 def test_a_density_of_the_downlink_needs_a_downlink(name: str, collective: str) -> None:

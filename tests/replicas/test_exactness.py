@@ -294,6 +294,14 @@ def test_mistakes_are_refused_with_a_remedy() -> None:
         gc.consolidate(gc.init_state(params(), optax.sgd(1.0), mesh_of(), replicas=True), of="centre")
 
 
+def test_a_frozen_part_is_in_the_centre_as_it_is() -> None:
+    local = optax.chain(optax.sgd(0.1), gc.local_sgd(dense(), axis_name=AXIS, every=2))
+    tx = optax.multi_transform({"trained": local, "frozen": gc.set_to_zero()}, {"b": "frozen", "w": "trained"})
+    state = gc.init_state(params(), tx, mesh_of(), replicas=True)
+    for name, value in gc.consolidate(state, of="centre").items():
+        np.testing.assert_array_equal(value, params()[name])
+
+
 def test_replicas_in_a_common_state_are_refused() -> None:
     """Without replicas=True the parameters would differ by worker and claim to be one."""
     tx = optax.chain(optax.sgd(0.02), gc.local_sgd(dense(), axis_name=AXIS, every=3))

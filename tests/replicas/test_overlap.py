@@ -133,6 +133,12 @@ def test_what_cannot_overlap_is_refused() -> None:
     step = gc.make_overlapped_step(loss, methods()["dense"], optax.sgd(0.1), mesh, axis_name=AXIS, delay=1)
     with pytest.raises(ValueError, match="replicas=True"):
         step(gc.init_state(params(), step.tx, mesh), batch(0))
+    other = gc.make_overlapped_step(loss, methods()["dense"], optax.sgd(0.1), mesh, axis_name=AXIS, delay=2)
+    for tx in (other.tx, optax.sgd(0.1)):
+        with pytest.raises(ValueError, match=r"delay is 1.*init_state\(params, step.tx, mesh, replicas=True\)"):
+            step(gc.init_state(params(), tx, mesh, replicas=True), batch(0))
+    with pytest.raises(ValueError, match="do not divide the batch"):
+        step(gc.init_state(params(), step.tx, mesh, replicas=True), jax.tree.map(lambda x: x[:3], batch(0)))
     assert N == 4
 
 

@@ -50,6 +50,18 @@ def test_an_update_is_lowered_whatever_its_state_depends_on(hierarchical: bool) 
     assert kinds >= ({"all-gather"} if hierarchical else {"all-to-all", "all-gather"})
 
 
+def test_an_axis_that_the_compiler_has_stays_its_own() -> None:
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    specs = {"w": jax.P(None, "model"), "b": jax.P()}
+    tx = gc.model_parallel(
+        gc.block_quantized(axis_name="data"), axis_name="data", model_axis_name="model", param_specs=specs
+    )
+    compiled = gc.lower_update({"w": jnp.ones((64, 128)), "b": jnp.ones(128)}, tx, mesh).compile()
+    sent = sum(row.sent_bytes for row in gc.wire_bytes(compiled, mesh=mesh).rows if row.axis == ("data",))
+    # A quarter of the matrix in int8, to an owner and back, and scales and a vector in float32.
+    assert 64 * 128 // 4 < sent < 64 * 128 // 2
+
+
 def test_an_axis_that_the_mesh_does_not_have_is_refused() -> None:
     tx, mesh, _ = subject(False)
     with pytest.raises(ValueError, match="axis_name must be"):

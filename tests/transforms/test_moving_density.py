@@ -125,6 +125,10 @@ def test_a_bad_gradient_leaves_the_level_alone() -> None:
     updates, after = world.update(bad, state, params)
     assert int(after.level) == int(state.level)
     assert not np.asarray(updates["w"]).any()
+    # Nor has one of zeros, of a batch that is all padding, an error, while memories send what they have.
+    updates, after = world.update({"w": np.zeros_like(bad["w"])}, state, params)
+    assert int(after.level) == int(state.level)
+    assert np.asarray(updates["w"]).any()
 
 
 @pytest.mark.parametrize(
