@@ -39,8 +39,9 @@ class Sign(Compressor):
         """
         if self.scaling != "means":
             return kernels.sum_of_rows(jnp.abs(rows))[:, None]
-        # Each by itself: a difference of sums would lose the smaller.
-        return kernels.sums_of_rows(jnp.maximum(rows, 0.0), jnp.minimum(rows, 0.0), (rows < 0).astype(jnp.float32))
+        # Each by itself: a difference of sums would lose the smaller. A NaN is in the second: XLA:CPU's maximum takes it for zero.
+        parts = (jnp.maximum(rows, 0.0), jnp.where(rows > 0, 0.0, rows), (rows < 0).astype(jnp.float32))
+        return kernels.sums_of_rows(*parts)
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[SignPayload, PyTree]:
         """Packs the signs. Exact zeros count as positive; with ``unit`` values, which cannot make up for it, at random."""
