@@ -39,7 +39,7 @@ class Sign(Compressor):
         """
         if self.scaling != "means":
             return kernels.sum_of_rows(jnp.abs(rows))[:, None]
-        # Each by itself: a difference of sums would lose the smaller. XLA:CPU's maximum takes a NaN for zero, a choice does not.
+        # Each by itself: a difference of sums would lose the smaller. XLA:CPU's maximum takes a NaN for 0, a choice does not.
         parts = (jnp.maximum(rows, 0.0), jnp.where(rows > 0, 0.0, rows), (rows < 0).astype(jnp.float32))
         return kernels.sums_of_rows(*parts)
 
