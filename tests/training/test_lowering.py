@@ -50,6 +50,7 @@ def test_an_update_is_lowered_whatever_its_state_depends_on(hierarchical: bool) 
     assert kinds >= ({"all-gather"} if hierarchical else {"all-to-all", "all-gather"})
 
 
+@pytest.mark.slow
 def test_an_axis_that_the_compiler_has_stays_its_own() -> None:
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     specs = {"w": jax.P(None, "model"), "b": jax.P()}

@@ -75,6 +75,7 @@ def test_accumulation_of_replicas() -> None:
         state_of(gc.accumulate(optax.chain(optax.sgd(0.01), local(gc.dense(**OVER))), **OVER, every=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tx",
     [

@@ -74,6 +74,7 @@ def test_dense_workers_train_as_one() -> None:
     assert not np.array_equal(alone["w"], params()["w"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", (False, True))
 def test_an_optimizer_that_reads_the_loss_is_given_it(replicas: bool) -> None:
     """The mean over the workers; with replicas each one's own."""
