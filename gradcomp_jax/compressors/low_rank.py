@@ -97,7 +97,8 @@ def low_rank(rank: int, shape: tuple[int, int], *, seed: int = 0) -> LowRank:
         Vogels et al., 2019, PowerSGD, https://arxiv.org/abs/1905.13727, algorithm 1.
     """
     sides = (_checks.positive_int("shape[0]", shape[0]), _checks.positive_int("shape[1]", shape[1]))
-    if _checks.positive_int("rank", rank) > min(sides):
+    rank = _checks.positive_int("rank", rank)
+    if rank > min(sides):
         raise ValueError(f"rank must be at most {min(sides)} for a matrix of {sides[0]} x {sides[1]}, got {rank}")
     return LowRank(sides[0] * sides[1], rank, sides, seed)
 

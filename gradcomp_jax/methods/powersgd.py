@@ -39,8 +39,8 @@ def powersgd(
     shape are orthogonalized together. What would not shrink goes dense.
 
     With ``momentum`` :math:`\lambda` the update is :math:`P Q^T + m` with :math:`m \leftarrow \lambda m + P Q^T`, the
-    momentum of the paper's algorithm 2. Like an optimizer's it goes on where an exchange is
-    skipped. Plain SGD goes after it. Without, any momentum or Adam goes after it.
+    momentum of the paper's algorithm 2. Like an optimizer's it goes on where an exchange is skipped. Plain
+    SGD goes after it. Without, any momentum or Adam goes after it.
 
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.

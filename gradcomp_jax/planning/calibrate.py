@@ -191,7 +191,7 @@ def calibrate(
         Hockney, 1994, The communication challenge for MPP (latency and bandwidth from times of messages of many sizes).
     """
     _checks.one_of("axis_name", axis_name, mesh.axis_names)
-    _checks.positive_int("repeats", repeats)
+    repeats = _checks.positive_int("repeats", repeats)
     if not (pause >= 0 and math.isfinite(pause)):
         raise ValueError(f"pause must be seconds of at least 0, got {pause}: give what your step computes for, or 0")
     workers = mesh.shape[axis_name]

@@ -125,7 +125,7 @@ def profile_step(
     Raises:
         ValueError: for ``repeats`` below 1, and a step without parameters.
     """
-    _checks.positive_int("repeats", repeats)
+    repeats = _checks.positive_int("repeats", repeats)
     if params is None:
         params = getattr(args[0], "params", args[0])
     jitted: Any = step if hasattr(step, "lower") else jax.jit(step)
@@ -157,7 +157,7 @@ def profile_compression(methods: Iterable[str] | None = None, *, values: int = 2
     names = list(METHODS if methods is None else methods)
     for name in names:
         _checks.one_of("method", name, METHODS)
-    _checks.positive_int("repeats", repeats)
+    repeats = _checks.positive_int("repeats", repeats)
     gradient = jnp.asarray(np.random.default_rng(0).standard_normal((max(1, values // 1024), 1024)), jnp.float32)
     copy = jax.jit(lambda x: x * 2)
     runs: dict[str, Callable[[], float]] = {"": lambda: _seconds(copy, (gradient,))}

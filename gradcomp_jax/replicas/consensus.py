@@ -4,14 +4,13 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from gradcomp_jax import _checks
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.audit import wire_bytes
 from gradcomp_jax.per_device import is_lifted, is_per_device, nodes_of
 from gradcomp_jax.replicas.elastic import ElasticState
-from gradcomp_jax.replicas.outer import OuterState
+from gradcomp_jax.replicas.outer import OuterState, is_masked
 
 Of = Literal["mean", "centre"]
 
@@ -42,9 +41,9 @@ def consolidate(state: Any, *, of: Of = "mean") -> PyTree:
 
     def at(centre: Any, own: Any) -> Any:
         # What another optimizer has, of a partition, has no centre.
-        return _mean(own) if _is_masked(centre) else centre.astype((own.value if is_lifted(own) else own).dtype)
+        return _mean(own) if is_masked(centre) else centre.astype((own.value if is_lifted(own) else own).dtype)
 
-    return jax.tree.map(at, found[0].centre, params, is_leaf=_is_masked)
+    return jax.tree.map(at, found[0].centre, params, is_leaf=is_masked)
 
 
 def staleness(state: Any) -> Array:
@@ -79,10 +78,6 @@ def mean_wire_bytes(compiled: Any, *, every: int) -> float:
     most = wire_bytes(compiled, branch=-1).sent
     least = wire_bytes(compiled, branch="min").sent if every > 1 else most
     return least + (most - least) / every
-
-
-def _is_masked(node: Any) -> bool:
-    return isinstance(node, optax.MaskedNode)
 
 
 def _mean(leaf: Any) -> Any:

@@ -50,7 +50,7 @@ def fragments(number: int, *, layers: Sequence[str], order: Order = "strided") -
     References:
         Douillard et al., 2025, Streaming DiLoCo, https://arxiv.org/abs/2501.18512, section 2.2.
     """
-    _checks.positive_int("number", number)
+    number = _checks.positive_int("number", number)
     _checks.one_of("order", order, get_args(Order))
     if isinstance(layers, str) or not layers:
         raise ValueError(

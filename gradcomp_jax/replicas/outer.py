@@ -218,6 +218,11 @@ def only(tree: PyTree, members: Sequence[int]) -> PyTree:
     return jax.tree.unflatten(treedef, [x if i in chosen else optax.MaskedNode() for i, x in enumerate(leaves)])
 
 
+def is_masked(node: object) -> bool:
+    """Returns whether a node stands for a leaf that is left out."""
+    return isinstance(node, optax.MaskedNode)
+
+
 def local_sgd(
     method: optax.GradientTransformation, *, axis_name: AxisName | None, every: int
 ) -> optax.GradientTransformationExtraArgs:

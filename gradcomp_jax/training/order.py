@@ -10,6 +10,7 @@ from gradcomp_jax import per_device
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.replicas import MARKED, AccumulateState, DelayedState, ElasticState, GossipState, OuterState
+from gradcomp_jax.training import refusals
 from gradcomp_jax.transforms import ExchangeState
 
 _REPLICAS = {
@@ -29,12 +30,7 @@ def refuse_order(opt_state: PyTree, *, replicas: bool) -> None:
     """
     for choice in per_device.nodes_within(opt_state, lambda node: isinstance(node, optax.ApplyIfFiniteState)):
         if per_device.nodes_within(choice.inner_state, lambda node: isinstance(node, (ExchangeState, *MARKED))):
-            raise ValueError(
-                "optax.apply_if_finite around an exchange chooses on each worker by itself, and one that does not take part"
-                " leaves the others waiting. An exchange skips a gradient that is not finite by itself, on all workers together"
-                " (`skipped` in its state), and replicas drop it: leave the wrapper out, or put it around what comes after the"
-                " exchange"
-            )
+            raise ValueError(refusals.CHOICE)
     for node in per_device.nodes_within(opt_state, lambda node: isinstance(node, AccumulateState)):
         if replicas and per_device.nodes_within(node.inner, lambda node: isinstance(node, (DelayedState, *_REPLICAS))):
             raise ValueError(

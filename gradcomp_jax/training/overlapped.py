@@ -18,6 +18,7 @@ from gradcomp_jax.per_device import PerDevice, is_per_device, nodes_within
 from gradcomp_jax.replicas import MARKED, delayed_average
 from gradcomp_jax.replicas.delayed import mean_of
 from gradcomp_jax.replicas.nonfinite import dropped, restored
+from gradcomp_jax.replicas.outer import is_masked
 from gradcomp_jax.training.gradients import local_value_and_grad
 from gradcomp_jax.training.refusals import refuse_donated, refuse_unplaced
 from gradcomp_jax.training.state import TrainState, check_axis, has_replicas, lift_replicas, state_specs
@@ -105,7 +106,7 @@ class OverlappedStep:
         arrived, methods = self._nothing(state.params), list(link.methods(state.opt_state[link.place]))
         if (part := link.departs(departure, len(methods))) is not None:
             means, methods[part] = self._flying[departure].result()
-            arrived = jax.tree.map(lambda m, none: none if _is_masked(m) else m, means, arrived, is_leaf=_is_masked)
+            arrived = jax.tree.map(lambda m, none: none if is_masked(m) else m, means, arrived, is_leaf=is_masked)
             del self._flying[departure]
         skips = [node.skipped for node in nodes_within(methods, lambda node: isinstance(node, ExchangeState))]
         state, counted = self._local(self._with_methods(state, [()] * len(methods)), gradient, arrived, skips)
@@ -306,7 +307,7 @@ def arriving(method: optax.GradientTransformation) -> optax.GradientTransformati
     """Returns what the thread has brought, in the method's place."""
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, Any]:
-        return jax.tree.map(lambda u, a: u if _is_masked(u) else a, updates, extra[_ARRIVED], is_leaf=_is_masked), state
+        return jax.tree.map(lambda u, a: u if is_masked(u) else a, updates, extra[_ARRIVED], is_leaf=is_masked), state
 
     return optax.GradientTransformationExtraArgs(method.init, update)
 
@@ -324,7 +325,3 @@ def _slot(flying: PyTree, period: Any) -> PyTree:
         return PerDevice(lax.dynamic_slice_in_dim(mark.value, period % mark.rows, 1), 1, lifted=True)
 
     return jax.tree.map(one, flying, is_leaf=is_per_device)
-
-
-def _is_masked(node: object) -> bool:
-    return isinstance(node, optax.MaskedNode)

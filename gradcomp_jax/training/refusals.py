@@ -229,6 +229,13 @@ def axis_explained(axis_name: AxisName) -> Iterator[None]:
         ) from error
 
 
+CHOICE = (
+    "a wrapper around the exchange, such as optax.apply_if_finite, chooses on each worker by itself between the update of all"
+    " and another. An exchange skips a gradient that is not finite by itself, on all workers together (`skipped` in its state),"
+    " and replicas drop it: leave the wrapper out, or put it around what comes after the exchange"
+)
+
+
 @contextlib.contextmanager
 def branches_explained() -> Iterator[None]:
     """Adds a remedy where a wrapper of optax chooses between an exchange's update and a worker's own gradient."""
@@ -238,8 +245,6 @@ def branches_explained() -> Iterator[None]:
         if "branches must have equal output types" not in str(error):
             raise
         raise ValueError(
-            "a wrapper around the exchange, such as optax.apply_if_finite, chooses between the averaged update and the worker's"
-            " own gradient. An exchange skips a gradient that is not finite by itself, on all workers together (`skipped` in"
-            " its state): leave the wrapper out, or put it around what comes after the exchange. What chooses by the loss of"
+            f"{CHOICE}. What chooses by the loss of"
             " a replica, such as optax.contrib.reduce_on_plateau, needs make_train_step(..., check_vma=False)"
         ) from error

@@ -174,11 +174,10 @@ def worker_step(
         given = {name: value for name, value in given.items() if value is not None}
         params, copies = _whole(state, param_specs, names, param_compressor)
         (_, seen), gradient = value_and_grad(params, batch, scale=loss_scale(state.opt_state), given=given)
-        extra, share = {}, None
+        extra = {}
         if weight is not None:
             extra["weight"] = participation.one_number(weight(batch), axis_name)
             share = participation.share_of(extra["weight"], axis_name)
-        if share is not None:
             own = {"model_state"} if _is_own(model_state) else set()
             seen = _weighed(seen, share, but=own if mean_metrics else {"loss", "aux", *own})
         model_seen = seen.pop("model_state", None)

@@ -184,8 +184,8 @@ def selection_error(
     r"""Returns :math:`\|S(\bar x) - \overline{S(x)}\| / \|\bar g\|` over some rows of every compressed tensor: float32 scalar.
 
     x is what the workers would send from: gradient and memory. Of each tensor ``rows`` rows spread over it are measured;
-    three times their entries cross in one all-reduce. The same on every worker; NaN for zero gradients,
-    whose memories alone would be compared with nothing.
+    three times their entries cross in one all-reduce. The same on every worker; NaN for zero gradients, which
+    are nothing to compare with.
     """
     leaves = jax.tree.leaves(updates)
     seen: list[tuple[Any, Array]] = []
