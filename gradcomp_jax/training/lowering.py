@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gradcomp_jax import _specs
 from gradcomp_jax._typing import AxisName, PyTree
+from gradcomp_jax.training import refusals
 from gradcomp_jax.training.initial import init_state
 from gradcomp_jax.training.state import TrainState, check_axis, state_shardings, state_specs
 
@@ -33,7 +34,8 @@ def lower_update(
         dimension, the state and the parameters; its results are the new state and the updates.
 
     Raises:
-        ValueError: if the mesh has no such axis.
+        ValueError: if the mesh has no such axis, or an update differs by worker because no exchange averages its gradient.
+        NameError: for an exchange over another axis.
     """
     check_axis(mesh, axis_name)
     workers = math.prod(mesh.shape[name] for name in _specs.names_of(axis_name))
@@ -44,7 +46,9 @@ def lower_update(
     specs = state_specs(state.opt_state, axis_name=axis_name)
 
     def update(stacked: PyTree, state: PyTree, params: PyTree) -> Any:
-        updates, state = tx.update(jax.tree.map(lambda g: g[0], stacked), state, params)
+        with refusals.axis_explained(axis_name):
+            updates, state = tx.update(jax.tree.map(lambda g: g[0], stacked), state, params)
+        refusals.refuse_updates(updates, params, axis_name)
         # The state comes first: donated arrays go to the first results of their shape, and updates are as memories are.
         return state, updates
 

@@ -134,6 +134,19 @@ def refuse_unplaced(batch: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
             )
 
 
+def refuse_unread(weight: Any, reads: list[bool]) -> None:
+    """Refuses a weight that nobody has read: all workers would have counted alike.
+
+    Raises:
+        ValueError: if there is a weight and there were no reads.
+    """
+    if weight is not None and not reads:
+        raise ValueError(
+            "weight= did not come to a gradcomp_jax.weighted, and all workers would count alike: put one around the method, and"
+            " nothing around it that passes no extra arguments on, such as optax.contrib.split_real_and_imaginary"
+        )
+
+
 def refuse_updates(updates: PyTree, params: PyTree, axis_name: AxisName) -> None:
     """Refuses an update that does not fit its parameter: of another shape, or differing by worker where it does not.
 

@@ -174,7 +174,7 @@ def worker_step(
         given = {name: value for name, value in given.items() if value is not None}
         params, copies = _whole(state, param_specs, names, param_compressor)
         (_, seen), gradient = value_and_grad(params, batch, scale=loss_scale(state.opt_state), given=given)
-        extra = {}
+        extra, reads = {}, list[bool]()
         if weight is not None:
             extra["weight"] = participation.one_number(weight(batch), axis_name)
             share = participation.share_of(extra["weight"], axis_name)
@@ -189,10 +189,13 @@ def worker_step(
             extra["value"] = metrics["loss"]
         # Read only if the exchange asks for it: it costs another trace of the loss.
         extra = with_context(
-            extra, forward_order=lambda: forward_order(functools.partial(loss, **given), params, batch)
+            extra,
+            forward_order=lambda: forward_order(functools.partial(loss, **given), params, batch),
+            weight_read=lambda: reads.append(True),
         )
         with refusals.axis_explained(axis_name), refusals.branches_explained():
             updates, opt_state = update_with_extra(gradient, state.opt_state, state.params, **extra)
+        refusals.refuse_unread(weight, reads)
         if replicas:
             opt_state = restored(opt_state, state.opt_state, (ExchangeState, *MARKED))
             metrics["dropped"] = jnp.asarray(dropped(opt_state), jnp.float32)

@@ -1,8 +1,10 @@
 """A chain with an exchange in plain ``jax.jit``, where gradients are of the workers and nobody has added them up."""
 
+import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
@@ -13,6 +15,7 @@ from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.training import refusals
 from gradcomp_jax.training.initial import init_opt_state
 from gradcomp_jax.training.state import check_axis
+from gradcomp_jax.transforms.context import with_context
 from gradcomp_jax.transforms.policies import path_name
 
 
@@ -43,11 +46,12 @@ def unreduced(
         axis_name: the axis of the workers.
 
     Raises:
-        ValueError: if the mesh has no such axis; when traced, inside the axis, for gradients that are added up already, and
-            as :func:`make_train_step` does for a chain without an exchange.
+        ValueError: if the mesh has no such axis; when traced, inside the axis, for gradients that are added up already,
+            weights that are not ``[N]``, and as :func:`make_train_step` does for a chain without an exchange.
     """
     check_axis(mesh, axis_name)
     names = _specs.names_of(axis_name)
+    workers = math.prod(mesh.shape[name] for name in names)
     update_with_extra = optax.with_extra_args_support(tx).update
     everywhere = PartitionSpec()
 
@@ -59,7 +63,10 @@ def unreduced(
         _refuse_inside(axis_name)
         refusals.refuse_unmapped(state, mesh, axis_name)
         # Split over the workers; all else that is given goes to each of them.
-        weights = {"weight": extra.pop("weight")} if extra.get("weight") is not None else {}
+        weight, reads = extra.pop("weight", None), list[bool]()
+        if weight is not None and jnp.shape(weight) != (workers,):
+            raise ValueError(f"weight must be one number for each worker, [{workers}], got {list(jnp.shape(weight))}")
+        weights = {} if weight is None else {"weight": weight}
         by_worker = jax.tree_util.tree_map_with_path(
             lambda path, leaf: _spec(path, leaf, axis_name), updates, is_leaf=is_per_device
         )
@@ -73,8 +80,10 @@ def unreduced(
 
         def one_worker(updates: PyTree, state: PyTree, params: PyTree | None, weights: Any) -> tuple[PyTree, PyTree]:
             own_gradients = jax.tree.map(own, updates, is_leaf=is_per_device)
+            given = with_context({**weights, **extra}, weight_read=lambda: reads.append(True))
             with refusals.branches_explained():
-                moved, new = update_with_extra(own_gradients, state, params, **weights, **extra)
+                moved, new = update_with_extra(own_gradients, state, params, **given)
+            refusals.refuse_unread(weight, reads)
             refusals.refuse_updates(moved, own_gradients if params is None else params, axis_name)
             return moved, new
 

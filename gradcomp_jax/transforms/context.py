@@ -23,6 +23,7 @@ class Context:
             from the traced program.
         weighted: the names of the axis whose workers' gradients are weighted, so that their mean is a weighted mean; ``None``
             where all count alike.
+        weight_read: called when a ``weight=`` is read, for its giver to know that nothing on the way has dropped it.
     """
 
     inner_axis_name: AxisName | None = None
@@ -31,6 +32,7 @@ class Context:
     not_gradients: str = ""
     describes: bool = False
     weighted: tuple[Any, ...] | None = None
+    weight_read: Callable[[], None] = lambda: None
 
 
 def context_of(extra: Mapping[str, Any]) -> Context:

@@ -92,6 +92,7 @@ def weighted(
             raise NameError(f"the axis {axis_name!r} is not bound here: give weighted the axis_name of its method")
         refuse_complex(updates)
         refuse_reduced(updates, axis_name)
+        context_of(extra).weight_read()
         within = context_of(extra).inner_axis_name
         share = share_of(psum([one_number(weight, axis_name)], within)[0], axis_name)
         mine = jax.tree.map(lambda g: share.of(g) if jnp.issubdtype(g.dtype, jnp.floating) else g, updates)

@@ -69,3 +69,11 @@ def test_an_axis_that_the_mesh_does_not_have_is_refused() -> None:
         trace_step(loss, SHAPES, BATCH, tx, mesh, axis_name="model")
     with pytest.raises(ValueError, match="axis_name must be"):
         gc.lower_update(SHAPES, tx, mesh, axis_name="model")
+
+
+def test_an_update_that_nobody_averages_is_refused() -> None:
+    _, mesh, _ = subject(False)
+    with pytest.raises(ValueError, match="differs by worker over 'slices', because no exchange averages its gradient"):
+        gc.lower_update(SHAPES, optax.sgd(0.1), mesh, axis_name="slices")
+    with pytest.raises(NameError, match=r"the workers lie along 'slices', .*: give both the same axis_name"):
+        gc.lower_update(SHAPES, gc.dense(axis_name="chips"), mesh, axis_name="slices")

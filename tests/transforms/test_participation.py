@@ -289,6 +289,24 @@ def test_in_plain_jit_the_weights_are_an_array() -> None:
     new, _ = step(params, tx.init(params), batch, weights)
     wanted = jax.grad(loss)(params, union)
     np.testing.assert_allclose(new["w"], params["w"] - 0.1 * wanted["w"], rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match=r"weight must be one number for each worker, \[8\], got \[\]"):
+        tx.update(params, tx.init(params), params, weight=2.0)
+
+
+def test_a_weight_that_comes_to_nobody_is_refused() -> None:
+    """Such as where optax.contrib.split_real_and_imaginary is around the method: it passes no extra arguments on."""
+    mesh, params = mesh_of(AxisType.Auto), {"w": np.ones((6, 3), np.float32)}
+    batch, _ = padded_batch()
+    inside = gc.weighted(gc.dense(axis_name=AXIS), axis_name=AXIS)
+    for tx in (optax.contrib.split_real_and_imaginary(inside), optax.sgd(0.1)):
+        state = gc.TrainState(np.zeros((), np.int32), params, tx.init(params))
+        step = gc.make_train_step(loss, tx, mesh, weight=examples_of, donate=False)
+        with pytest.raises(ValueError, match=r"weight= did not come to a gradcomp_jax\.weighted"):
+            jax.eval_shape(step.lower, state, batch)
+        plain = gc.unreduced(tx, mesh)
+        gradient = jax.eval_shape(gc.local_value_and_grad(loss, axis_name=AXIS, mesh=mesh), params, batch)[1]
+        with pytest.raises(ValueError, match=r"weight= did not come to a gradcomp_jax\.weighted"):
+            jax.eval_shape(plain.update, gradient, state.opt_state, params, weight=np.ones(WORKERS, np.float32))
 
 
 @slow
