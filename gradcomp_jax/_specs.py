@@ -1,9 +1,10 @@
 """Where parameters lie on a mesh: what a user's partition specs say of one axis."""
 
+import math
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from gradcomp_jax._typing import AxisName, PyTree
 
@@ -11,6 +12,11 @@ from gradcomp_jax._typing import AxisName, PyTree
 def names_of(axis_name: AxisName) -> tuple[Any, ...]:
     """Returns an axis as a tuple of names."""
     return axis_name if isinstance(axis_name, tuple) else (axis_name,)
+
+
+def devices_along(mesh: Mesh, axis_name: AxisName) -> int:
+    """Returns how many devices of a mesh lie along an axis, or several."""
+    return math.prod(mesh.shape[name] for name in names_of(axis_name))
 
 
 def by_leaf(specs: PyTree, tree: PyTree) -> list[PartitionSpec]:

@@ -1,6 +1,5 @@
 """The exchange alone, compiled from shapes: for audits and plans, without data or memory for it."""
 
-import math
 from typing import Any
 
 import jax
@@ -38,7 +37,7 @@ def lower_update(
         NameError: for an exchange over another axis.
     """
     check_axis(mesh, axis_name)
-    workers = math.prod(mesh.shape[name] for name in _specs.names_of(axis_name))
+    workers = _specs.devices_along(mesh, axis_name)
     by_worker, everywhere = PartitionSpec(axis_name), PartitionSpec()
     state = state_shapes(params, tx, mesh, axis_name)
     place = NamedSharding(mesh, by_worker)

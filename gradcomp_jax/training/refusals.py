@@ -65,7 +65,7 @@ def refuse_unmapped(state: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
                 f"the workers lie along {axis_name!r}, and an exchange of their shards along {node.axes}: give axis_name the"
                 " axis between workers first, here and where the state is made"
             )
-    devices = math.prod(mesh.shape[name] for name in names)
+    devices = _specs.devices_along(mesh, axis_name)
     # A worker may be several devices, along axes of the mesh that are not the exchange's.
     others = [size for name, size in mesh.shape.items() if name not in names]
     possible = {devices * math.prod(some) for n in range(len(others) + 1) for some in itertools.combinations(others, n)}
@@ -110,7 +110,7 @@ def refuse_unplaced(batch: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
         ValueError: when traced, naming the first such leaf.
     """
     names = _specs.names_of(axis_name)
-    workers = math.prod(mesh.shape[name] for name in names)
+    workers = _specs.devices_along(mesh, axis_name)
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         where = f" {path_name(path)!r}" if path else ""
         if not jnp.ndim(leaf):

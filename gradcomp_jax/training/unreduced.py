@@ -1,6 +1,5 @@
 """A chain with an exchange in plain ``jax.jit``, where gradients are of the workers and nobody has added them up."""
 
-import math
 from typing import Any
 
 import jax
@@ -51,7 +50,7 @@ def unreduced(
     """
     check_axis(mesh, axis_name)
     names = _specs.names_of(axis_name)
-    workers = math.prod(mesh.shape[name] for name in names)
+    workers = _specs.devices_along(mesh, axis_name)
     update_with_extra = optax.with_extra_args_support(tx).update
     everywhere = PartitionSpec()
 
