@@ -18,6 +18,7 @@ What: TypeAlias = Mapping[str, str | bool | int | float | None]
 """Method, data set, seed and settings: what two runs must have in common for one to go on with the other."""
 
 _Name = Annotated[str, pydantic.Field(pattern="^[0-9a-f]{16}$")]
+_Epoch = Annotated[int, pydantic.Field(ge=1, le=_EPOCHS)]
 _Floats = Annotated[tuple[float, ...], pydantic.FailFast()]
 _Seconds = Annotated[
     tuple[Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)], ...],
@@ -46,6 +47,7 @@ class Record(_Strict):
       evaluation: the metric after every epoch.
       seconds: what every step took.
       saving: the epoch whose state is being written. What is there under its name may be incomplete, and is of this run.
+      deleting: the epochs whose states are being deleted. An empty folder under such a name is of this run.
     """
 
     format: Literal["gradcomp_jax run 1"] = "gradcomp_jax run 1"
@@ -56,7 +58,8 @@ class Record(_Strict):
     loss: _Floats = ()
     evaluation: _Floats = ()
     seconds: _Seconds = ()
-    saving: Annotated[int, pydantic.Field(ge=1, le=_EPOCHS)] | None = None
+    saving: _Epoch | None = None
+    deleting: tuple[_Epoch, ...] = ()
 
     def until(self, epoch: int, steps: int) -> "Record":
         """Returns the record as it was after an earlier epoch of as many steps."""
@@ -68,7 +71,7 @@ class Mark(_Strict):
     """What a state has in its folder: the run and the epoch that it is of."""
 
     run: _Name
-    epoch: Annotated[int, pydantic.Field(ge=1, le=_EPOCHS)]
+    epoch: _Epoch
 
 
 def read_record(path: pathlib.Path, steps_per_epoch: int) -> Record | None:

@@ -110,6 +110,11 @@ class RunFolder:
             records.write(path / RECORD, record)
         folder = cls(path, record)
         folder.check_same(what)
+        for epoch in record.deleting:
+            # A process was killed after it had deleted what was in the folder. One that is not empty stays.
+            with contextlib.suppress(OSError):
+                folder.state(epoch).rmdir()
+        folder.record = record.model_copy(update={"deleting": ()})
         return folder
 
     @classmethod
@@ -190,12 +195,12 @@ class RunFolder:
           OSError: if it cannot be written.
         """
         records.write_mark(self.state(done.epoch), self._mark(done.epoch))
-        self._write(done)
-        for epoch in self._own_states():
-            if epoch <= done.epoch - _KEPT:
-                # What cannot be deleted now is tried again after the next epoch.
-                with contextlib.suppress(OSError):
-                    delete(self.state(epoch), last=records.MARK)
+        older = tuple(epoch for epoch in self._own_states() if epoch <= done.epoch - _KEPT)
+        self._write(done.model_copy(update={"deleting": older}))
+        for epoch in older:
+            # What cannot be deleted now is tried again after the next epoch.
+            with contextlib.suppress(OSError):
+                delete(self.state(epoch), last=records.MARK)
 
     def _write(self, record: Record) -> None:
         records.write(self.path / RECORD, record)
