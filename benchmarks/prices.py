@@ -64,7 +64,8 @@ def text(lines: list[str], page: pathlib.Path) -> list[str]:
         " curve is as good, over the baseline's own (best so far, straight lines between epochs). The price is the"
         " median. `>`: the method came to fewer than half of them, and the price is a lower bound: its whole run, over"
         " what the baseline takes to where the method ended. Single seeds are held against the same mean curve; the"
-        " baseline's own spread is what chance does. Tasks of two evaluations (MNIST) have no price.",
+        " baseline's own spread is what chance does. DGC clips gradients: where a task has `dense-bf16-clip`, DGC is held"
+        " against it, and what does not clip against dense without. Tasks of two evaluations (MNIST) have no price.",
         "",
         "[The planner](../planner.md#steps-to-a-loss) weighs steps by the highest price of a method, of its default options"
         " where there are runs of these.",

@@ -54,6 +54,16 @@ def all_found(study: Study) -> dict:
     return found
 
 
+def test_what_does_not_clip_is_held_against_dense_without_clipping() -> None:
+    names = ("dense-bf16-clip", "dense-bf16", "dgc-paper", "block-quantized")
+    study = dataclasses.replace(STUDY, rows={2: tuple(map(Row, names))}, grid=(1.0,), seeds=1)
+    found = {cell.name: result(cell, 0.5) for name in names for cell in study.tuning(name)}
+    for cell in study.cells(found):
+        found.setdefault(cell.name, result(cell, 0.9 if cell.row.method == "dense-bf16-clip" else 0.8))
+    against = [line.split("|")[5].strip() for line in report.table(study, found).splitlines()[2:]]
+    assert against == ["+0.00 points", "-10.00 points", "-10.00 points", "+0.00 points"]
+
+
 def test_every_study_names_what_there_is() -> None:
     for study in STUDIES.values():
         assert study.task in TASKS

@@ -55,6 +55,15 @@ def test_steps_are_against_dense_with_the_same_optimizer_and_as_many_epochs(opti
     assert prices.package([runs], page="")["terngrad"].steps == 1.0
 
 
+def test_what_does_not_clip_is_held_against_dense_without_clipping() -> None:
+    runs = [made("dense-bf16-clip", DENSE), *(made(name, slower(1.2)) for name in ("dense-bf16", "block-quantized"))]
+    runs += [made(name, slower(1.2)) for name in ("dgc-paper", "dgc-no-clip")]
+    rows = {line.split("|")[2].strip(): line.split("|")[4].strip() for line in prices.table(runs)[2:]}
+    alone = {name for name, price in rows.items() if price == "1.00x"}
+    assert alone == {"dense-bf16-clip", "block-quantized", "dgc-no-clip"}
+    assert prices.package([runs], page="")["block_quantized"].steps == 1.0
+
+
 def test_the_highest_price_counts_however_long_the_runs_were() -> None:
     """Epochs are no option of the method: a longer run that refutes a plan is not left out for them."""
     long = {"options": {"epochs": 16}}

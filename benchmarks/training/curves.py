@@ -9,10 +9,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.training.cells import Row, penalty, penalty_of_validation
-
-BASELINES = ("dense-bf16-clip", "dense-bf16", "dense")
-"""The first that a task has is what others are held against."""
+from benchmarks.training.cells import BASELINES, Row, baselines, penalty, penalty_of_validation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +175,12 @@ def read(path: pathlib.Path) -> list[Curves]:
     return of_comparison(path) if path.is_file() else of_runs(path)
 
 
-def baseline(curves: Sequence[Curves], workers: int, shared: Mapping[str, Any] | None = None) -> Curves | None:
-    """Returns the dense one of as many workers with these options, by default those of the task."""
+def baseline(
+    curves: Sequence[Curves], workers: int, shared: Mapping[str, Any] | None = None, *, of: str | None = None
+) -> Curves | None:
+    """Returns the dense one of as many workers with these options, by default those of the task.
+
+    The best there is, or the one that a method is held against.
+    """
     dense = {one.method: one for one in curves if one.workers == workers and one.options == (shared or {})}
-    return next((dense[name] for name in BASELINES if name in dense), None)
+    return next((dense[name] for name in (BASELINES if of is None else baselines(of)) if name in dense), None)

@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.training.curves import BASELINES, Curves, baseline, epochs_to, shown
+from benchmarks.training.cells import BASELINES
+from benchmarks.training.curves import Curves, baseline, epochs_to, shown
 from benchmarks.training.curves import read as read_curves
 from gradcomp_jax import _markdown
 from gradcomp_jax.methods.registry import METHODS, command_name
@@ -81,7 +82,7 @@ def table(curves: Sequence[Curves]) -> list[str]:
     """Returns a row for each method and number of workers that there is a dense one of."""
     rows = []
     for one in sorted(curves, key=lambda c: -c.workers):
-        dense = baseline(curves, one.workers, one.shared)
+        dense = baseline(curves, one.workers, one.shared, of=one.method)
         if dense is None or one.epochs == 0:
             continue
         found = price(one, dense)
@@ -101,7 +102,7 @@ def package(tasks: Sequence[Sequence[Curves]], *, page: str) -> dict[str, Price]
     found: dict[str, list[Price]] = {}
     for curves in tasks:
         for one in curves:
-            name, dense = _registered().get(one.method), baseline(curves, one.workers, one.shared)
+            name, dense = _registered().get(one.method), baseline(curves, one.workers, one.shared, of=one.method)
             # What one baseline is behind another does not come from what it sends.
             if name is not None and dense is not None and one.method not in BASELINES:
                 found.setdefault(name, []).append(price(one, dense, page=page))

@@ -1,13 +1,12 @@
 """Tables and pictures of what runs gave."""
 
 import collections
-import dataclasses
 import pathlib
 import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from benchmarks.training.cells import Cell, Row, Study, metric_of, penalty
+from benchmarks.training.cells import Cell, Row, Study, baselines, metric_of, penalty
 from benchmarks.training.curves import beside, of_row
 from gradcomp_jax import _markdown
 from gradcomp_jax.experiments.tasks import task
@@ -29,9 +28,8 @@ def table(study: Study, found: Found, *, missing: bool = True) -> str:
     lines = []
     for workers, rows in sorted(study.rows.items(), reverse=True):
         for row in rows:
-            base = runs(study, found, dataclasses.replace(rows[0], optimizer=row.optimizer, epochs=row.epochs), workers)
             if missing or runs(study, found, row, workers):
-                lines.append(_row(study, found, row, workers, base))
+                lines.append(_row(study, found, row, workers))
     heads = (
         "method",
         "workers",
@@ -80,7 +78,16 @@ def _metric(found: Found) -> str:
     return next(iter(found.values()))["metric"] if found else "metric"
 
 
-def _row(study: Study, found: Found, row: Row, workers: int, base: list[Mapping[str, Any]]) -> tuple[str, ...]:
+def _baseline(study: Study, found: Found, row: Row, workers: int) -> list[Mapping[str, Any]]:
+    """Returns the results of what a row is held against."""
+    for name in baselines(row.method):
+        base = Row(name, optimizer=row.optimizer, epochs=row.epochs)
+        if base.tuned in study.tuned and (own := runs(study, found, base, workers)):
+            return own
+    return []
+
+
+def _row(study: Study, found: Found, row: Row, workers: int) -> tuple[str, ...]:
     own = runs(study, found, row, workers)
     every, rate = "1" if row.every is None else str(row.every), study.rate(row, found)
     if not own:
@@ -88,7 +95,7 @@ def _row(study: Study, found: Found, row: Row, workers: int, base: list[Mapping[
     values = [metric_of(r) for r in own]
     sent = own[0]["wire"]["sent_mean"]
     against = fewer = "-"
-    if base:
+    if base := _baseline(study, found, row, workers):
         first = statistics.fmean(map(metric_of, base))
         mean = statistics.fmean(values)
         percent = own[0]["metric"] != "accuracy"

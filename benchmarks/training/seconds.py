@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import optax
 
-from benchmarks.training.curves import BASELINES, Curves
+from benchmarks.training.cells import BASELINES
+from benchmarks.training.curves import Curves
 from gradcomp_jax import experiments
 from gradcomp_jax.experiments import recipes
 from gradcomp_jax.experiments.problem import Problem

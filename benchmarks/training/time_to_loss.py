@@ -5,7 +5,8 @@ import math
 from collections.abc import Sequence
 
 from benchmarks.sweep.links import rate_name
-from benchmarks.training.curves import BASELINES, Curves, baseline, epochs_to
+from benchmarks.training.cells import BASELINES
+from benchmarks.training.curves import Curves, baseline, epochs_to
 from benchmarks.training.seconds import Step, Worker, float32, step, traffic
 from gradcomp_jax import _markdown
 from gradcomp_jax.planning import Link
