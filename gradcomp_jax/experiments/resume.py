@@ -49,7 +49,8 @@ def train_with_checkpoints(
     and the run goes on from the one before. With several processes all of them call this, with a folder that all of them
     see; how many there were before does not matter.
 
-    The folder is locked until this returns. Only states with a mark of this run are read, replaced or deleted.
+    The folder is locked until this returns. Only states with a mark of this run are read, replaced or deleted, and
+    the empty folder of one whose deletion was cut off.
 
     Args:
       trainer: of the method, on the problem.
