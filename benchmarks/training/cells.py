@@ -278,8 +278,9 @@ STUDIES: dict[str, Study] = {
         "penn-treebank",
         {
             4: (
-                *(Row("dense-bf16-clip"), _BASE, Row("dgc-paper"), Row("dgc"), Row("gradient-dropping")),
-                Row("block-quantized"),
+                Row("dense-bf16-clip"),
+                _BASE,
+                *(Row(name) for name in ("dgc-paper", "gradient-dropping", "block-quantized")),
             )
         },
         grid=(0.5, 1.0, 2.0, 4.0, 8.0),

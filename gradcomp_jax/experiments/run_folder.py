@@ -197,10 +197,12 @@ class RunFolder:
         records.write_mark(self.state(done.epoch), self._mark(done.epoch))
         older = tuple(epoch for epoch in self._own_states() if epoch <= done.epoch - _KEPT)
         self._write(done.model_copy(update={"deleting": older}))
-        for epoch in older:
-            # What cannot be deleted now is tried again after the next epoch.
-            with contextlib.suppress(OSError):
+        # What cannot be deleted now is tried again after the next epoch.
+        with contextlib.suppress(OSError):
+            for epoch in older:
                 delete(self.state(epoch), last=records.MARK)
+            # An empty folder under such a name is somebody else's from here on.
+            self._write(done)
 
     def _write(self, record: Record) -> None:
         records.write(self.path / RECORD, record)

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -260,4 +260,18 @@ def branches_explained() -> Iterator[None]:
         raise ValueError(
             f"{CHOICE}. What chooses by the loss of"
             " a replica, such as optax.contrib.reduce_on_plateau, needs make_train_step(..., check_vma=False)"
+        ) from error
+
+
+@contextlib.contextmanager
+def extras_explained(extra: Iterable[str]) -> Iterator[None]:
+    """Adds a remedy where an optimizer of the chain takes extra arguments, and not those of a step."""
+    try:
+        yield
+    except TypeError as error:
+        if not any(f"unexpected keyword argument '{name}'" in str(error) for name in extra):
+            raise
+        raise TypeError(
+            f"{error}: a step gives every part of the chain what optax calls extra arguments, such as value=, the loss. Put"
+            " optax.GradientTransformation(tx.init, tx.update) around the part that does not take them"
         ) from error

@@ -193,7 +193,7 @@ def worker_step(
             forward_order=lambda: forward_order(functools.partial(loss, **given), params, batch),
             weight_read=lambda: reads.append(True),
         )
-        with refusals.axis_explained(axis_name), refusals.branches_explained():
+        with refusals.axis_explained(axis_name), refusals.branches_explained(), refusals.extras_explained(extra):
             updates, opt_state = update_with_extra(gradient, state.opt_state, state.params, **extra)
         refusals.refuse_unread(weight, reads)
         if replicas:

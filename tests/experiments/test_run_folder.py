@@ -46,6 +46,13 @@ def test_a_folder_with_other_things_and_no_run_is_refused_and_left_as_it_is(desc
     assert listener.steps == 0
 
 
+def test_an_empty_folder_under_the_name_of_a_deleted_state_stays(descent, whole, tmp_path) -> None:
+    train_with_checkpoints(descent, 0, tmp_path)
+    (tmp_path / "epoch-2").mkdir()
+    assert train_with_checkpoints(descent, 0, tmp_path).loss == whole.loss
+    assert (tmp_path / "epoch-2").is_dir()
+
+
 def test_a_shared_folder_keeps_what_was_there(descent, whole, tmp_path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()

@@ -107,6 +107,19 @@ def test_apply_if_finite() -> None:
     assert np.isfinite(metrics["loss"])
 
 
+@pytest.mark.standard_promotion
+def test_an_optimizer_without_the_extra_arguments_of_a_step() -> None:
+    from optax import contrib
+
+    sam = contrib.sam(optax.sgd(0.1), contrib.normalize(), sync_period=2)
+    with pytest.raises(
+        TypeError, match=r"unexpected keyword argument '\w+': .*optax\.GradientTransformation\(tx\.init"
+    ):
+        take_a_step(optax.chain(exchange(), sam))
+    _, metrics = take_a_step(optax.chain(exchange(), optax.GradientTransformation(sam.init, sam.update)))
+    assert jnp.isfinite(metrics["loss"])
+
+
 def test_no_exchange() -> None:
     with pytest.raises(
         ValueError, match=r"no exchange averages its gradient: put an exchange such as gradcomp_jax.dgc"
