@@ -197,12 +197,14 @@ class RunFolder:
         records.write_mark(self.state(done.epoch), self._mark(done.epoch))
         older = tuple(epoch for epoch in self._own_states() if epoch <= done.epoch - _KEPT)
         self._write(done.model_copy(update={"deleting": older}))
-        # What cannot be deleted now is tried again after the next epoch.
-        with contextlib.suppress(OSError):
-            for epoch in older:
+        for epoch in older:
+            # What cannot be deleted now is tried again after the next epoch.
+            with contextlib.suppress(OSError):
                 delete(self.state(epoch), last=records.MARK)
-            # An empty folder under such a name is somebody else's from here on.
-            self._write(done)
+        left = tuple(epoch for epoch in older if os.path.lexists(self.state(epoch)))
+        with contextlib.suppress(OSError):
+            # An empty folder that comes to the place of a deleted one is somebody else's.
+            self._write(done.model_copy(update={"deleting": left}))
 
     def _write(self, record: Record) -> None:
         records.write(self.path / RECORD, record)

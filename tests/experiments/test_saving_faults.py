@@ -101,6 +101,20 @@ def test_a_state_that_cannot_be_deleted_is_deleted_later(descent, whole, tmp_pat
     assert sorted(os.listdir(tmp_path)) == ["epoch-3", "epoch-4", "run.json", "run.lock"]
 
 
+def test_a_state_that_can_never_be_deleted_keeps_no_other(descent, whole, tmp_path, monkeypatch) -> None:
+    delete = run_folder.delete
+
+    def refuse(state: pathlib.Path, **more: str) -> None:
+        if state.name == "epoch-1":
+            raise OSError(16, "Device or resource busy")
+        delete(state, **more)
+
+    monkeypatch.setattr(run_folder, "delete", refuse)
+    assert train_with_checkpoints(descent, 0, tmp_path).loss == whole.loss
+    assert sorted(os.listdir(tmp_path)) == ["epoch-1", "epoch-3", "epoch-4", "run.json", "run.lock"]
+    assert records.read_record(tmp_path / "run.json", STEPS).deleting == (1,)
+
+
 def test_a_state_that_cannot_be_written_is_one_sentence(descent, run, monkeypatch) -> None:
     def failing(*_, **__):
         raise ValueError("Error writing: No space left on device\nand much more")
