@@ -90,6 +90,11 @@ def is_deleted(x: Array) -> bool:
     return not is_traced(x) and x.is_deleted()
 
 
+def is_uncommitted(x: Array) -> bool:
+    """Returns whether an array is bound to no device, so that a program over any devices takes it."""
+    return not is_traced(x) and not x.committed
+
+
 def is_traced(x: Any) -> bool:
     """Returns whether a value is one of a program that is being made, and not there yet."""
     return isinstance(x, jax.core.Tracer)

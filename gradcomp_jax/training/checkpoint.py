@@ -30,6 +30,7 @@ from gradcomp_jax.training.checkpoint_record import (
 )
 from gradcomp_jax.training.refusals import refuse_donated
 from gradcomp_jax.training.resize import lies_stacked, resize_workers
+from gradcomp_jax.training.restored import as_they_were, placed, targets
 from gradcomp_jax.transforms.policies import path_name
 from gradcomp_jax.transforms.step_keys import is_typed_key
 
@@ -88,7 +89,8 @@ def restore_checkpoint(directory: str | os.PathLike[str], like: PyTree, *, check
         directory: what :func:`save_checkpoint` wrote, or the folder of one step of an ``orbax.checkpoint.CheckpointManager``:
             of a step with several items, the folder of the state.
         like: a state of the same model and optimizer on the present mesh, usually from ``init_state``; its values are not used.
-            What is a Python number in it comes back as one.
+            What is a Python number in it comes back as one, and what lies on no device in particular, as ``model.init`` or
+            ``jax.random.key`` leave it, comes back so: a step over any mesh takes it.
         check_method: whether to refuse the state of another method, or of other options. Without, arrays of the same names
             and shapes are taken as they are, whatever they meant.
 
@@ -114,16 +116,16 @@ def restore_checkpoint(directory: str | os.PathLike[str], like: PyTree, *, check
         if old is None or new is None or old == new:
             _same_shapes(saved, like)
             with _damage(path):
-                restored = checkpointer.restore(path, jax.tree.map(ocp.utils.to_shape_dtype_struct, like))
+                restored = checkpointer.restore(path, targets(like))
                 refuse_damaged(restored, record)
-            return _with_empty(restored, wanted)
+            return _with_empty(as_they_were(restored, like), wanted)
         # Onto the host first, in every process: the saved shapes do not fit the present mesh.
         with _damage(path):
             host = checkpointer.restore(path, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), saved))
             refuse_damaged(host, record)
     resized = resize_workers(jax.tree.map(_typed, host, like), old=old, new=new)
     _same_shapes(resized, like)
-    return _with_empty(jax.tree.map(_placed, resized, like), wanted)
+    return _with_empty(jax.tree.map(placed, resized, like), wanted)
 
 
 def _refuse_lost(state: PyTree) -> None:
@@ -241,16 +243,6 @@ def _typed(value: Any, target: Any) -> Any:
         if is_typed_key(target)
         else value
     )
-
-
-def _placed(value: Any, target: Any) -> Any:
-    """Every process gives its devices their parts of a value that all processes have."""
-    if not isinstance(target, jax.Array):
-        return type(target)(value) if isinstance(target, (bool, int, float)) else np.asarray(value)
-    if is_typed_key(target):
-        return jax.device_put(value, target.sharding)
-    value = np.asarray(value)
-    return jax.make_array_from_callback(value.shape, target.sharding, lambda index: value[index])
 
 
 def _saved_shapes(metadata: PyTree, path: pathlib.Path, like: PyTree) -> PyTree:

@@ -1,0 +1,65 @@
+"""What is restored lies where the state it is for had it, and is of the same kind."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradcomp_jax import _compat
+from gradcomp_jax._typing import PyTree
+from gradcomp_jax.transforms.step_keys import is_typed_key
+
+
+def targets(like: PyTree) -> PyTree:
+    """Returns what Orbax is told to restore: shapes, dtypes and shardings; arrays in the place of NumPy's scalars."""
+    import orbax.checkpoint as ocp
+
+    return jax.tree.map(
+        lambda leaf: ocp.utils.to_shape_dtype_struct(np.asarray(leaf) if isinstance(leaf, np.generic) else leaf), like
+    )
+
+
+def as_they_were(restored: PyTree, like: PyTree) -> PyTree:
+    """Returns a restored state whose leaves are as free to move as those of ``like``, and of their kinds.
+
+    A fresh array of ``model.init``, ``jax.numpy`` or ``jax.random.key`` goes to whatever devices a program is for. One that was
+    restored to the same device is bound to it, and a program over a mesh refuses it.
+    """
+    return jax.tree.map(_as_it_was, restored, like)
+
+
+def placed(value: Any, target: Any) -> Any:
+    """Returns a value that all processes have as their devices' parts of it, where the target lies."""
+    if not isinstance(target, jax.Array):
+        return _plain(value, target)
+    if _compat.is_uncommitted(target):
+        return _as_it_was(value, target)
+    if is_typed_key(target):
+        return jax.device_put(value, target.sharding)
+    value = np.asarray(value)
+    return jax.make_array_from_callback(value.shape, target.sharding, lambda index: value[index])
+
+
+def _as_it_was(value: Any, target: Any) -> Any:
+    if not isinstance(target, jax.Array):
+        return _plain(value, target)
+    if not _compat.is_uncommitted(target):
+        return value
+    with jax.default_device(next(iter(target.devices()))):
+        if is_typed_key(target):
+            data = np.asarray(jax.random.key_data(value) if is_typed_key(value) else value)
+            return jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(target))
+        host = np.asarray(value)
+        if target.weak_type and not host.ndim and (weak := jnp.asarray(host.item())).dtype == host.dtype:
+            # What was a Python number, as of jnp.asarray(1.0), widens no other array.
+            return weak
+        return jnp.asarray(host)
+
+
+def _plain(value: Any, target: Any) -> Any:
+    if isinstance(target, (bool, int, float)) and not isinstance(target, np.generic):
+        return type(target)(value)
+    if isinstance(target, np.generic):
+        return np.asarray(value, target.dtype)[()]
+    return np.asarray(value) if isinstance(target, np.ndarray) else value
