@@ -211,6 +211,8 @@ def worker_step(
         if field:
             new = with_parts(new, **{field: _model_state(model_state, model_seen, axis_name)})
         metrics["skipped"] = skipped(opt_state).astype(jnp.float32)
+        if (scale := loss_scale(opt_state)) is not None:
+            metrics["loss_scale"] = scale
         if not mean_metrics:
             metrics = jax.tree.map(lambda x: _compat.varying(x, axis_name)[None], metrics)
         return new, metrics
@@ -304,7 +306,7 @@ class TrainStep:
         with refusals.devices_explained(self._mesh):
             new, metrics = self._jitted(state, *args)
         if not _compat.is_traced(metrics["loss"]):
-            self._watch(metrics["skipped"])
+            self._watch(metrics["skipped"], metrics.get("loss_scale"))
             if self._waits:
                 last, self._last = self._last, metrics["loss"]
                 jax.block_until_ready(last)

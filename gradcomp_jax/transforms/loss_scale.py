@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from gradcomp_jax import _checks, kernels
@@ -11,6 +12,12 @@ from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.per_device import nodes_of, nodes_within
 from gradcomp_jax.transforms.exchange import ExchangeState
 from gradcomp_jax.transforms.local import refuse_complex
+
+INITIAL = 2.0**15
+"""The first scale, and what takes the place of one that is no scale where nobody has said another."""
+
+_LEAST = float(np.finfo(np.float32).tiny)
+_MOST_STEPS = 2**31 - 1
 
 
 class LossScaleState(NamedTuple):
@@ -30,17 +37,21 @@ class LossScaleState(NamedTuple):
 def dynamic_loss_scale(
     inner: optax.GradientTransformation,
     *,
-    initial: float = 2.0**15,
+    initial: float = INITIAL,
     growth_interval: int = 2000,
     factor: float = 2.0,
     minimum: float = 1.0,
+    maximum: float = 2.0**24,
 ) -> optax.GradientTransformationExtraArgs:
     """Divides gradients by a loss scale, and moves it by what the exchanges skip.
 
     Around a whole chain: ``gc.dynamic_loss_scale(optax.chain(gc.dgc(...), optax.sgd(0.1)))``. :func:`make_train_step`
     multiplies the loss by the scale that it finds in the state; in a step of your own multiply it by
     :func:`gradcomp_jax.loss_scale`. Where a gradient overflows on any worker, the exchange skips the step on all of them, and
-    the scale is divided by ``factor``; after ``growth_interval`` steps without that it is multiplied by it.
+    the scale is divided by ``factor``; after ``growth_interval`` steps without that it is multiplied by it, up to ``maximum``.
+    Gradients in bfloat16 or float32 overflow at no scale that is of use: without a bound it would become an infinity.
+
+    A scale in the state that is not finite, or not above 0, costs one skipped step and is ``initial`` after it.
 
     State: :class:`LossScaleState`, equal on every worker. Wire: that of ``inner``. Gradients go on in float32.
 
@@ -49,7 +60,10 @@ def dynamic_loss_scale(
         initial: the first scale.
         growth_interval: steps without a skipped exchange after which the scale grows.
         factor: by which it grows and shrinks, above 1.
-        minimum: the scale never falls below it.
+        minimum: the scale does not fall below it.
+        maximum: the scale does not grow above it; one that begins above it goes on from there. With the default, float16 keeps
+            gradients from 1e-11 on to some bits. A scale that has grown where no gradient overflows takes a skipped step for
+            each factor to fall again.
 
     Raises:
         ValueError: for numbers out of range; by ``init``, if there is no exchange in ``inner``, or one of replicas that differ,
@@ -58,10 +72,16 @@ def dynamic_loss_scale(
     References:
         Micikevicius et al., 2018, Mixed Precision Training, section 3.2, https://arxiv.org/abs/1710.03740.
     """
-    _checks.above("initial", initial, 0)
-    _checks.above("minimum", minimum, 0)
+    for name, value in (("initial", initial), ("minimum", minimum), ("maximum", maximum)):
+        _checks.above(name, value, 0)
+        if not _LEAST <= value <= kernels.LARGEST:
+            raise ValueError(f"{name} must be a normal, finite float32 number above 0, got {value!r}")
+    if minimum > maximum:
+        raise ValueError(f"minimum must be at most maximum={maximum}, got {minimum}")
     _checks.above("factor", factor, 1)
-    growth_interval = _checks.positive_int("growth_interval", growth_interval)
+    if not np.float32(factor) > 1:
+        raise ValueError(f"factor must be above 1 in float32 too, or the scale would stay where it is, got {factor!r}")
+    growth_interval = min(_checks.positive_int("growth_interval", growth_interval), _MOST_STEPS)
     update_with_extra = optax.with_extra_args_support(inner).update
 
     def init(params: PyTree) -> LossScaleState:
@@ -83,13 +103,18 @@ def dynamic_loss_scale(
         updates: PyTree, state: LossScaleState, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, LossScaleState]:
         refuse_complex(updates)
-        updates = jax.tree.map(lambda g: _unscaled(g, state.scale), updates)
+        # Of a loss that was multiplied by no scale nothing can be made: what is not finite makes all workers skip.
+        usable = is_scale(state.scale)
+        divisor = jnp.where(usable, state.scale, jnp.nan)
+        updates = jax.tree.map(lambda g: _unscaled(g, divisor), updates)
         moved, new = update_with_extra(updates, state.inner, params, **extra)
         good = skipped(new) == skipped(state.inner)
-        steps = jnp.where(good, state.good_steps + 1, 0)
+        steps = jnp.where(good, optax.safe_increment(state.good_steps), 0)
         grows = steps >= growth_interval
-        smaller = jnp.maximum(state.scale / factor, minimum)
-        scale = jnp.where(good, jnp.where(grows, state.scale * factor, state.scale), smaller)
+        larger = jnp.maximum(state.scale, jnp.minimum(state.scale * factor, maximum))
+        smaller = jnp.minimum(state.scale, jnp.maximum(state.scale / factor, minimum))
+        scale = jnp.where(good, jnp.where(grows, larger, state.scale), smaller)
+        scale = jnp.where(usable, scale, jnp.float32(initial))
         return moved, LossScaleState(scale, jnp.where(grows, 0, steps), new)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -108,6 +133,11 @@ def skipped(state: Any) -> Array:
 
 def _is_exchange(node: object) -> bool:
     return isinstance(node, ExchangeState)
+
+
+def is_scale(scale: Any) -> Any:
+    """Returns whether a number is finite and above 0: what a loss can be multiplied by."""
+    return (scale > 0) & (scale < jnp.inf)
 
 
 def _unscaled(gradient: Array, scale: Array) -> Array:

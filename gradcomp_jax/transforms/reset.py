@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from gradcomp_jax.per_device import nodes_within
 from gradcomp_jax.transforms.exchange import ExchangeState
 from gradcomp_jax.transforms.frozen_adam import FrozenAdamState
+from gradcomp_jax.transforms.loss_scale import INITIAL, LossScaleState, is_scale
 from gradcomp_jax.transforms.sums import RunningSumState
 
 
@@ -21,7 +22,7 @@ def reset_nonfinite(state: Any) -> tuple[Any, int]:
     Entries of memories and of owners' residuals become zeros, and what they held is lost; a scale of theirs, with all entries
     that share it, counts as one. A low-rank start that is not finite
     is drawn anew, because a column of zeros would stay one. EF21's estimates begin again from zero, all of them, because their
-    mean must stay the sum of what was sent.
+    mean must stay the sum of what was sent. A loss scale that is none becomes the default's first one.
 
     Args:
         state: a train state, or an optimizer's, with exchanges in it.
@@ -55,6 +56,11 @@ def reset_nonfinite(state: Any) -> tuple[Any, int]:
             # An entry whose variance is zero does not move.
             whole = {name: jax.tree.map(finite, getattr(node, name)) for name in ("mean", "variance")}
             return node._replace(**whole, dense=_within(mend, node.dense), compressed=_within(mend, node.compressed))
+        if isinstance(node, LossScaleState):
+            whole_scale = bool(is_scale(node.scale))
+            found[0] += not whole_scale
+            scale = node.scale if whole_scale else jnp.full_like(node.scale, INITIAL)
+            return node._replace(scale=scale, inner=_within(mend, node.inner))
         if isinstance(node, RunningSumState):
             before = found[0]
             mended = RunningSumState(jax.tree.map(finite, node.total), _within(mend, node.inner))
@@ -66,7 +72,8 @@ def reset_nonfinite(state: Any) -> tuple[Any, int]:
 
 def _within(mend: Any, tree: Any) -> Any:
     """A tree with some of its nodes replaced."""
-    return jax.tree.map(mend, tree, is_leaf=lambda n: isinstance(n, (ExchangeState, FrozenAdamState, RunningSumState)))
+    kinds = (ExchangeState, FrozenAdamState, LossScaleState, RunningSumState)
+    return jax.tree.map(mend, tree, is_leaf=lambda n: isinstance(n, kinds))
 
 
 def _begun_again(node: Any) -> Any:

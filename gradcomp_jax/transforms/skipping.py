@@ -36,7 +36,7 @@ class SkipWatch:
         watch = SkipWatch()
         for batch in batches:
             state, metrics = step(state, batch)
-            watch(metrics["skipped"])
+            watch(metrics["skipped"], metrics.get("loss_scale"))
     """
 
     def __init__(self, in_a_row: int = 25) -> None:
@@ -49,33 +49,57 @@ class SkipWatch:
             ValueError: for a number below 1.
         """
         self._most = _checks.positive_int("in_a_row", in_a_row)
-        self._coming: collections.deque[Any] = collections.deque()
+        self._coming: collections.deque[tuple[Any, Any]] = collections.deque()
         self._last: float | None = None
+        self._scale: float | None = None
         self._row = 0
         self._told = False
 
-    def __call__(self, skipped: Any) -> None:
-        """Takes ``metrics["skipped"]`` of a step: how many exchanges were skipped so far, a number or one for each worker."""
+    def __call__(self, skipped: Any, loss_scale: Any = None) -> None:
+        """Takes how many exchanges were skipped so far after a step, and the loss scale if there is one.
+
+        Args:
+            skipped: ``metrics["skipped"]``: a number, or one for each worker.
+            loss_scale: ``metrics["loss_scale"]``: likewise, or ``None``.
+        """
         if self._told:
             return
-        if isinstance(skipped, jax.Array):
-            # Of several processes each reads its own: all workers count alike. The copy is on its way when it is read.
-            skipped = skipped.addressable_data(0)
-            skipped.copy_to_host_async()
-        self._coming.append(skipped)
-        while self._coming and getattr(self._coming[0], "is_ready", lambda: True)():
-            self._read(self._coming.popleft())
+        self._coming.append((_coming(skipped), None if loss_scale is None else _coming(loss_scale)))
+        while self._coming and all(getattr(x, "is_ready", lambda: True)() for x in self._coming[0]):
+            self._read(*self._coming.popleft())
 
-    def _read(self, skipped: Any) -> None:
+    def _read(self, skipped: Any, loss_scale: Any) -> None:
         count = float(np.max(np.asarray(skipped)))
+        scale = None if loss_scale is None else float(np.max(np.asarray(loss_scale)))
         rises = self._last is not None and count > self._last
-        self._last, self._row = count, self._row + 1 if rises else 0
+        falls = scale is not None and self._scale is not None and scale < self._scale
+        self._last, self._row, self._scale = count, self._row + 1 if rises else 0, scale
         if self._row >= self._most and not self._told:
             self._told = True
             self._coming.clear()
             warnings.warn(
                 f"{self._row} steps in a row were skipped on all workers: in each a gradient was not finite, or too large, and"
-                " training stands still. Look for a NaN or an infinity in the loss and the parameters, and lower the learning"
-                " rate; gradcomp_jax.reset_nonfinite(state) mends a state that came from elsewhere",
+                f" training stands still. {_remedy(scale, falls)}",
                 stacklevel=3,
             )
+
+
+def _coming(number: Any) -> Any:
+    if isinstance(number, jax.Array):
+        # Of several processes each reads its own: all workers count alike. The copy is on its way when it is read.
+        number = number.addressable_data(0)
+        number.copy_to_host_async()
+    return number
+
+
+def _remedy(scale: float | None, falls: bool) -> str:
+    if falls:
+        return (
+            f"The loss scale falls with each of them and is {scale:g} now: if it goes on falling, nothing is wrong but where it"
+            " began; give gradcomp_jax.dynamic_loss_scale a lower initial= or maximum=, or a larger factor="
+        )
+    least = "" if scale is None else f"It is not the loss scale, which is {scale:g} and falls no more. "
+    return (
+        f"{least}Look for a NaN or an infinity in the loss and the parameters, and lower the learning rate;"
+        " gradcomp_jax.reset_nonfinite(state) mends a state that came from elsewhere"
+    )
