@@ -2,11 +2,13 @@
 
 import contextlib
 import errno
+import json
 import os
 import pathlib
 import re
 import secrets
 import stat
+from typing import Any
 
 from gradcomp_jax._errors import SettingError
 
@@ -84,26 +86,52 @@ def is_draft(name: str, of: str) -> bool:
     return name.startswith(of) and _DRAFT.fullmatch(name, len(of)) is not None
 
 
-def read_file(path: str | os.PathLike[str], *, limit: int) -> bytes | None:
-    """Returns what is in a file, or ``None`` if there is none.
+def read_file(path: str | os.PathLike[str], *, limit: int, follow: bool = False) -> bytes | None:
+    """Returns what is in a file, or ``None`` if there is none. Nothing is waited for, and no more is held than ``limit`` bytes.
+
+    Args:
+        path: of the file.
+        limit: bytes.
+        follow: whether a link there is meant, as in a path that a user typed.
 
     Raises:
-        OSError: if the path is a link, a folder or another thing that is not a file, or has more than ``limit`` bytes.
+        OSError: if the path is a folder, a device, a pipe or another thing that is not a file (or a link, which is not to be
+            followed), or has more than ``limit`` bytes.
     """
     try:
-        number = os.open(path, _OLD_FILE)
+        number = os.open(path, _OLD_FILE & ~os.O_NOFOLLOW if follow else _OLD_FILE)
     except FileNotFoundError:
         return None
     try:
         found = os.fstat(number)
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "This is not a file", os.fspath(path))
-        if found.st_size > limit:
-            raise OSError(errno.EFBIG, f"This has more than {limit} bytes", os.fspath(path))
         with open(number, "rb", closefd=False) as file:
-            return file.read(limit)
+            # Of what the system makes up while it is read, such as files of /proc, the size is 0.
+            content = file.read(limit + 1) if found.st_size <= limit else b""
+        if max(found.st_size, len(content)) > limit:
+            raise OSError(errno.EFBIG, f"This has more than {limit} bytes", os.fspath(path))
+        return content
     finally:
         os.close(number)
+
+
+def read_json(path: str | os.PathLike[str], *, limit: int = 1 << 24) -> Any:
+    """Returns what a JSON file holds that a user has named.
+
+    Raises:
+        OSError: if there is none, or :func:`read_file` refuses it.
+        ValueError: if it is no JSON.
+    """
+    content = read_file(path, limit=limit, follow=True)
+    if content is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
+    try:
+        return json.loads(content)
+    except RecursionError as error:
+        raise ValueError(f"{os.fspath(path)} is no JSON that is read here: it is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)} is no JSON: {error}") from error
 
 
 def _status(path: str, follow: bool) -> os.stat_result | None:

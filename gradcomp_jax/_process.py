@@ -4,6 +4,7 @@ Only the standard library is imported, so that all of it stands before JAX is im
 """
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -70,6 +71,8 @@ class _Watch:
 
 
 _watch: _Watch | None = None
+_closed: set[int] = set()
+"""Standard streams that were closed when the process began."""
 
 
 def take_over() -> None:
@@ -87,6 +90,7 @@ def take_over() -> None:
         except OSError:
             # The lowest one that is free is given out, which is this one.
             os.open(os.devnull, os.O_RDWR)
+            _closed.add(descriptor)
             setattr(sys, name, open(descriptor, "w" if descriptor else "r", closefd=False))  # noqa: SIM115
     _watch = _Watch()
 
@@ -161,7 +165,9 @@ class Stream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Writes, to nowhere after the first failure."""
+        """Writes, to nowhere after the first failure or where the stream was closed from the start."""
+        if text and self._descriptor in _closed:
+            self.problem = self.problem or OSError(errno.EBADF, os.strerror(errno.EBADF))
         return int(self._guarded(self._stream.write, text) or 0)
 
     def flush(self) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from gradcomp_jax._errors import UnknownNameError, known_name
 from gradcomp_jax.cli.ranges import unparsed, with_ranges
 
 _COMMANDS = ("compare", "train", "methods", "plan", "data")
@@ -18,13 +19,20 @@ class _OnDemand(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in _COMMANDS:
-            # Typer suggests from what is there.
-            self.commands = {name: self.get_command(ctx, name) for name in _COMMANDS}
             return None
         module = importlib.import_module(f"gradcomp_jax.cli.{cmd_name}")
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         alone.command(cmd_name)(with_ranges(getattr(module, f"{cmd_name}_command")))
         return typer.main.get_command(alone)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if not args[0].startswith("-"):
+            try:
+                known_name("command", args[0], _COMMANDS)
+            except UnknownNameError as error:
+                typer.echo(f"gradcomp: {error}", err=True)
+                raise typer.Exit(2) from error
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:

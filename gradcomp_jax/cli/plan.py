@@ -11,7 +11,7 @@ from rich.console import Console
 
 from gradcomp_jax._checks import Range
 from gradcomp_jax._errors import SettingError, known_name, look_up, users_code
-from gradcomp_jax._files import write_whole
+from gradcomp_jax._files import read_json, write_whole
 from gradcomp_jax.cli import plan_report, ranges, units
 from gradcomp_jax.cli.own_code import imported
 from gradcomp_jax.cli.tables import print_table, tell
@@ -145,17 +145,21 @@ def _calibration(path: pathlib.Path | None) -> Calibration | None:
     try:
         return Calibration.load(path)
     except (OSError, ValueError) as error:
-        raise SettingError(f"cannot read {path}: {error}") from error
+        raise _cannot_read(path, error) from error
 
 
 def _prices(given: str | None) -> known_prices.Prices | None:
     if given is None or given == "none":
         return None if given is None else {}
     try:
-        read = known_prices.from_dict(json.loads(pathlib.Path(given).read_text(encoding="utf-8")))
+        read = known_prices.from_dict(read_json(given))
     except (OSError, ValueError) as error:
-        raise SettingError(f"cannot read {given}: {error}") from error
+        raise _cannot_read(given, error) from error
     return {known_name("method", name, METHODS): price for name, price in read.items()}
+
+
+def _cannot_read(path: str | pathlib.Path, error: OSError | ValueError) -> SettingError:
+    return SettingError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}")
 
 
 def _write(found: Outlook, out: pathlib.Path, what: str) -> list[pathlib.Path]:

@@ -90,8 +90,9 @@ class Bar(Lines):
             MofNCompleteColumn(),
             TextColumn("steps"),
             TimeElapsedColumn(),
-            TextColumn("left"),
+            TextColumn("elapsed,"),
             TimeRemainingColumn(),
+            TextColumn("left"),
             console=console,
         )
         self._task = self._progress.add_task("starting", total=None)

@@ -1,6 +1,5 @@
 """Quantities as people write them: 10Gbit, 180ms, 25.6M."""
 
-import math
 import re
 from collections.abc import Mapping
 
@@ -8,13 +7,24 @@ import quantiphy
 
 from gradcomp_jax._errors import SettingError
 
-_BITS = {"bit": 1, "bits": 1, "bit/s": 1, "bits/s": 1, "bps": 1, "b": 1, "b/s": 1}
-_BYTES = {"byte": 8, "bytes": 8, "byte/s": 8, "bytes/s": 8, "Bps": 8, "B": 8, "B/s": 8}
+# The whole text, so that an address, a range or a list is not taken for its last number; groups of three as a plan shows them.
+_QUANTITY = re.compile(
+    r"(\d+(?:\.\d*)?|\.\d+|\d{1,3}(?:[,_]\d{3})+)(e[+-]?\d+)?\s*([a-z\u00b5\u03bc/]*)", re.ASCII | re.IGNORECASE
+)
+_THOUSANDS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BITS = dict.fromkeys(("bit", "bits", "bit/s", "bits/s", "bps", "b", "b/s"), 1.0)
+_BYTES = dict.fromkeys(("byte", "bytes", "byte/s", "bytes/s", "Bps", "B", "B/s"), 8.0)
 # Nobody means a thousandth of a bit: 10gbps and 100mbit are 10G and 100M.
-_LOWER_PREFIX = re.compile(r"(?<=[\d\s.])[kmgt](?=b)", re.IGNORECASE)
-_SECONDS = {"s": 1.0, "sec": 1.0}
-# Of parameters, B is a billion.
-_COUNTS = {"": 1.0, "B": 1e9, "b": 1e9}
+_RATE_PREFIXES = {**_THOUSANDS, **{name.lower(): factor for name, factor in _THOUSANDS.items()}, "K": 1e3}
+_RATES = {
+    prefix + unit: bits * factor
+    for prefix, factor in {"": 1.0, **_RATE_PREFIXES}.items()
+    for unit, bits in {**_BITS, **_BYTES}.items()
+}
+_PARTS = {"": 1.0, "m": 1e-3, "u": 1e-6, "\u00b5": 1e-6, "\u03bc": 1e-6, "n": 1e-9}
+_SECONDS = {prefix + unit: factor for prefix, factor in _PARTS.items() for unit in ("s", "sec")}
+# Of parameters, B is a billion, and no prefix goes with it.
+_COUNTS = {"": 1.0, "B": 1e9, "b": 1e9, "K": 1e3, **_THOUSANDS}
 _FASTEST, _LONGEST, _MOST = 1e18, 604_800, 10**12
 """Bytes per second of a link or a memory, seconds (a week), and parameters of a model."""
 
@@ -26,8 +36,7 @@ def rate(option: str, text: str) -> float:
         SettingError: for anything else, and for a rate that is not above 0, or that no link has.
     """
     remedy = "a number with bit/s or B/s, such as 10Gbit or 1.25GB/s"
-    upper = _LOWER_PREFIX.sub(lambda found: found[0].upper(), text)
-    bits = _parse(option, upper, {**_BITS, **_BYTES}, remedy)
+    bits = _parse(option, text, _RATES, remedy)
     if not 0 < bits <= 8 * _FASTEST:
         raise SettingError(f"{option} must be above 0 and at most {_FASTEST / 1e15:g} PB/s, got {text!r}")
     return bits / 8
@@ -60,14 +69,12 @@ def count(option: str, text: str) -> int:
 
 
 def _parse(option: str, text: str, units: Mapping[str, float], remedy: str) -> float:
-    try:
-        quantity = quantiphy.Quantity(text)
-    except quantiphy.QuantiPhyError as error:
-        raise SettingError(f"{option} must be {remedy}, got {text!r}") from error
-    factor = units.get(quantity.units)
-    if factor is None or not math.isfinite(quantity):
+    found = _QUANTITY.fullmatch(text.strip().removeprefix("-"))
+    factor = units.get(found[3]) if found else None
+    if found is None or factor is None:
         raise SettingError(f"{option} must be {remedy}, got {text!r}")
-    return float(quantity) * factor
+    number = float(re.sub("[,_]", "", found[1]) + (found[2] or "")) * factor
+    return -number if text.strip().startswith("-") else number
 
 
 def show_rate(bytes_per_second: float) -> str:

@@ -3,6 +3,7 @@
 import errno
 import ipaddress
 import os
+import re
 import socket
 import sys
 import threading
@@ -23,6 +24,40 @@ SETTLE_S = 10.0
 
 class ClusterError(RuntimeError):
     """The processes could not be brought together."""
+
+
+def check(name: str, address: str) -> None:
+    """Makes sure that an address is ``host:port`` before anybody looks for it.
+
+    Raises:
+      SettingError: for one without a host or a port, for an IPv6 address without brackets, for an IP address that is none, and
+        for a URL.
+    """
+    host, _, port = address.rpartition(":")
+    fits = re.fullmatch(r"\d{1,5}", port, re.ASCII) and 0 < int(port) < 65536
+    for bare, its_port in ((host, port if fits else "8476"), (address.strip("[]"), "8476")):
+        if ":" in bare and _is_ip(bare):
+            raise SettingError(
+                f"{name} must be HOST:PORT, with an IPv6 address in brackets, such as [{bare}]:{its_port}, got {address!r}"
+            )
+    if host.startswith("["):
+        known = host.endswith("]") and ":" in host and _is_ip(host[1:-1])
+    elif re.fullmatch(r"(0x[0-9a-f]*|\d+)(\.(0x[0-9a-f]*|\d+))*", host, re.ASCII | re.IGNORECASE):
+        # Systems take 8476 and 10.1 for IPv4 addresses with parts left out, and nobody means these.
+        known = _is_ip(host)
+    else:
+        known = re.fullmatch(r"[^\s/:@\[\]]+", host) is not None
+    if not known or not fits:
+        raise SettingError(f"{name} must be HOST:PORT, such as 10.0.0.1:8476, got {address!r}")
+
+
+def _is_ip(text: str) -> bool:
+    bare, scoped, scope = text.partition("%")
+    try:
+        ipaddress.ip_address(bare)
+    except ValueError:
+        return False
+    return not scoped or re.fullmatch(r"[\w.-]+", scope) is not None
 
 
 def split(address: str) -> tuple[str, int]:
@@ -88,6 +123,8 @@ def listen(coordinator: str) -> tuple[socket.socket, str]:
       ClusterError: if the port is taken.
     """
     asked = os.environ.get(BIND)
+    if asked and not re.fullmatch(r":\d{1,5}", asked):
+        check(BIND, asked)
     host, port = split(asked or coordinator)
     if asked and host in ("", "::", "0.0.0.0"):
         return _listen(host or "::", port), joined(host or EVERYWHERE, port)

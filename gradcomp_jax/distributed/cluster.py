@@ -8,7 +8,7 @@ from typing import NoReturn
 import jax
 
 from gradcomp_jax._errors import SettingError
-from gradcomp_jax.distributed.address import ClusterError
+from gradcomp_jax.distributed.address import ClusterError, check
 from gradcomp_jax.distributed.agreement import check_equal
 from gradcomp_jax.distributed.exit_notice import ExitNotice
 from gradcomp_jax.distributed.meeting import meet
@@ -43,11 +43,7 @@ class Place:
           SettingError: for an address without a port, or an index that the count does not have.
         """
         if self.coordinator is not None:
-            host, _, port = self.coordinator.rpartition(":")
-            if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-                raise SettingError(
-                    f"the coordinator must be HOST:PORT, such as 10.0.0.1:8476, got {self.coordinator!r}"
-                )
+            check("the coordinator", self.coordinator)
         if self.count is not None and self.count < 1:
             raise SettingError(f"the number of processes must be at least 1, got {self.count}")
         if self.index is not None and (self.index < 0 or (self.count is not None and self.index >= self.count)):
@@ -151,7 +147,7 @@ def _number(name: str, environment: Mapping[str, str]) -> int | None:
     text = environment.get(name, "").strip()
     if not text:
         return None
-    try:
-        return int(text)
-    except ValueError as error:
-        raise SettingError(f"{name} must be a whole number, got {text!r}") from error
+    # int() takes 1_0 for 10, and the digits of every script.
+    if not (text.isascii() and text.removeprefix("-").isdecimal()) or len(text) > 18:
+        raise SettingError(f"{name} must be a whole number, got {text!r}")
+    return int(text)

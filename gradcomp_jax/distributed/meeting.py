@@ -5,6 +5,7 @@ another run is waited for, aborts, or ends that other run. Here each says who it
 compares, and all of them are told. Then process 0 lets go of the port, and JAX's service takes it.
 """
 
+import contextlib
 import dataclasses
 import json
 import selectors
@@ -46,7 +47,11 @@ def meet(coordinator: str, index: int, count: int, *, timeout: float) -> str | N
     if index > 0:
         _attend(coordinator, index, count, timeout)
         return None
-    server, bound = addresses.listen(coordinator)
+    try:
+        server, bound = addresses.listen(coordinator)
+    except ClusterError:
+        _refuse_second(coordinator, count)
+        raise
     with server:
         _Host(server, coordinator, count, timeout).receive()
     return bound
@@ -132,13 +137,15 @@ class _Host:
             return None
         told = _parsed(line) if end else {}
         index, count = told.get("index"), told.get("count")
-        if not said or not isinstance(index, int) or not isinstance(count, int) or not 0 < index < count:
+        if not said or not isinstance(index, int) or not isinstance(count, int) or not 0 <= index < count:
             # It has ended, and may come again; or it is another program, such as one that looks for open ports.
             selector.unregister(guest.connection)
             guest.connection.close()
             self._guests.remove(guest)
             return None
         guest.index, guest.count = index, count
+        if index == 0:
+            return f"two processes say that they are process 0, one of them at {guest.peer}: give each another --process-id"
         if count != self._count:
             return (
                 f"the processes do not agree on how many they are: process 0 says {self._count}, and process {index} says "
@@ -186,6 +193,18 @@ def _attend(coordinator: str, index: int, count: int, timeout: float) -> None:
                 raise ClusterError(f"{_absent(coordinator, [0], timeout)} ({reason})") from error
             waiting.tell(f"waits for process 0 ({reason})")
         time.sleep(0.2)
+
+
+def _refuse_second(coordinator: str, count: int) -> None:
+    """Where the port is taken by process 0 of the same run, which still waits for others: both of them say so.
+
+    Raises:
+      SettingError: if it is.
+    """
+    host, port = addresses.split(coordinator)
+    until = time.monotonic() + addresses.SETTLE_S + 2 * _FAREWELL_S
+    with contextlib.suppress(_Foreign, ClusterError, OSError):
+        _say(addresses.resolve(host), port, 0, count, coordinator, until, _Waiting("0", coordinator))
 
 
 class _Foreign(Exception):

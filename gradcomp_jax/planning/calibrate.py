@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import os
-import pathlib
+import reprlib
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gradcomp_jax import _checks
-from gradcomp_jax._files import write_whole
+from gradcomp_jax._files import read_json, write_whole
 from gradcomp_jax._typing import Array
 from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.planning.fitting import Fit, Point, fit
@@ -114,13 +114,9 @@ class Calibration:
 
         Raises:
             ValueError: for a file that is no calibration.
-            OSError: where there is none.
+            OSError: where there is none, what is there is no file, or it has more than 16 MiB.
         """
-        try:
-            kept = json.loads(pathlib.Path(path).read_text())
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{os.fspath(path)} is no JSON: {error}") from error
-        return cls.from_dict(kept)
+        return cls.from_dict(read_json(path))
 
 
 def _read_fit(kind: str, kept: Mapping[str, Any]) -> Fit:
@@ -146,7 +142,7 @@ def _read_device(kept: Mapping[str, Any]) -> Device:
 def _number(name: str, value: Any) -> float:
     """Returns a number that may be measured. Of Python's numbers a truth value is one, and of JSON's NaN."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be a number of at least 0, got {value!r}")
+        raise ValueError(f"{name} must be a number of at least 0, got {reprlib.repr(value)}")
     return float(value)
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import numbers
 import pathlib
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,7 +60,7 @@ class Price:
         for name, (kind, said) in _KINDS.items():
             value = getattr(self, name)
             if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-                raise TypeError(f"{name} of a price must be {said}, got {value!r}")
+                raise TypeError(f"{name} of a price must be {said}, got {reprlib.repr(value)}")
         if not 0 <= self.dense_steps <= 1:
             raise ValueError(f"dense_steps of a price must be in [0, 1], got {self.dense_steps}")
         if not (self.steps > 0 and math.isfinite(self.steps)):
@@ -106,7 +107,7 @@ def from_dict(prices: Mapping[str, Any]) -> dict[str, Price]:
         ValueError: for anything else.
     """
     if not isinstance(prices, Mapping):
-        raise ValueError(f"prices must be by method, such as {{'dgc': 1.2}}, got {prices!r}")
+        raise ValueError(f"prices must be by method, such as {{'dgc': 1.2}}, got {reprlib.repr(prices)}")
     return {name: _read(name, fields) for name, fields in prices.items()}
 
 

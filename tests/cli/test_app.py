@@ -242,7 +242,16 @@ def test_methods_as_markdown_is_the_table(gradcomp):
 
 
 def test_a_command_that_is_close_to_one_is_suggested(gradcomp):
-    result = gradcomp("plann")
-    assert result.exit_code == 2
-    assert "No such command 'plann'" in result.stderr
-    assert "'plan'" in result.stderr
+    for typed, meant in (
+        ("plann", "plan"),
+        ("trian", "train"),
+        ("TRAIN", "train"),
+        ("dta", "data"),
+        ("method", "methods"),
+    ):
+        result = gradcomp(typed)
+        assert result.exit_code == 2 and result.stdout == ""
+        (line,) = result.stderr.strip().splitlines()
+        assert line.startswith(f"gradcomp: unknown command '{typed}'; did you mean '{meant}'?")
+    (line,) = gradcomp("zzz").stderr.strip().splitlines()
+    assert line.endswith("(known: compare, train, methods, plan, data)") and "did you mean" not in line

@@ -1,6 +1,7 @@
 """``gradcomp plan``."""
 
 import json
+import os
 import pathlib
 import re
 
@@ -203,6 +204,42 @@ def test_a_step_that_computes_nothing_has_no_picture(gradcomp, tmp_path) -> None
     assert result.exit_code == 0, result.stderr
     assert "no picture: a step that computes nothing has no speed-up" in result.stdout
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["plan.json"]
+
+
+@pytest.fixture
+def strange(tmp_path):
+    """Files that never end, are not files, or are more than a plan should hold."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "nested.json").write_text("[" * 100_000 + "]" * 100_000)
+    (tmp_path / "deep.json").write_text('{"dgc": ' + "[" * 300 + "]" * 300 + "}")
+    with (tmp_path / "large.json").open("w") as file:
+        file.truncate(2**30)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("/dev/zero")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+
+
+@pytest.mark.parametrize("option", ["--prices", "--calibration"])
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        *(("/dev/zero", "This is not a file"), ("pipe", "This is not a file"), ("folder", "This is not a file")),
+        *(("link", "This is not a file"), ("large.json", "This has more than 16777216 bytes")),
+        *(("nested.json", "it is nested too deeply"), ("deep.json", ""), ("bytes", "is no JSON")),
+        ("none.json", "No such file or directory"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_sentence_at_once(gradcomp, strange, option, path, message) -> None:
+    result = gradcomp("plan", "--params", "5M", option, path)
+    assert result.exit_code == 2
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith(f"gradcomp: cannot read {path}: ") and message in line and len(line) < 400
+
+
+def test_a_link_to_a_file_of_prices_is_followed(gradcomp, tmp_path) -> None:
+    (tmp_path / "prices.json").write_text('{"dgc": 1.5}')
+    (tmp_path / "named").symlink_to("prices.json")
+    assert gradcomp("plan", "--params", "5M", "--methods", "dgc", "--prices", "named").exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,8 @@ def test_a_terminal_has_a_bar_and_lines_above_it_for_a_stop_and_a_resume(monkeyp
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
     assert "seed 0, dgc: goes on after step 4 of 10" in text
     assert "seed 0, dgc, 75.0%" in text and "5/10 steps" in text
+    # A time, then what it is.
+    assert re.search(r"steps \d:\d\d:\d\d elapsed, [-\d:]+ left", text)
     assert "stopped seed 0, dgc at step 5 of 10: the same command goes on" in text
 
 

@@ -21,6 +21,8 @@ COMPARE = ("compare", "--methods", "dense-bf16", "--seeds", "1", *TRAIN[3:])
 WRONG = ("plan", "--params", "0")
 FULL = "gradcomp: cannot write to stdout: No space left on device\n"
 
+CLOSED = "gradcomp: cannot write to stdout: Bad file descriptor\n"
+
 full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
 
 
@@ -66,12 +68,12 @@ def test_a_run_whose_output_is_lost_has_written_its_files(tmp_path, words) -> No
 
 
 @pytest.mark.slow
-def test_a_stream_that_is_closed_is_nowhere(tmp_path) -> None:
-    assert run(tmp_path, PLAN, ">&-") == (0, "", "")
+def test_a_stream_that_is_closed_is_nowhere_and_results_that_are_lost_are_no_success(tmp_path) -> None:
+    assert run(tmp_path, PLAN, ">&-") == (1, "", CLOSED)
     code, out, _ = run(tmp_path, PLAN, "2>&- <&-")
     assert code == 0 and "method" in out
     # The results do not land in what is printed.
-    assert run(tmp_path, TRAIN, ">&- 2>&- <&-") == (0, "", "")
+    assert run(tmp_path, TRAIN, ">&- 2>&- <&-") == (1, "", "")
     assert json.loads((tmp_path / "gradcomp-results/train-dense-digits.json").read_text())["methods"]
 
 
@@ -124,6 +126,20 @@ def test_a_stream_goes_on_and_remembers(tmp_path) -> None:
         # What writes past it is not at a loss either.
         os.write(file.fileno(), b"four")
     assert (tmp_path / "file").read_text() == ""
+
+
+def test_what_goes_to_a_closed_stream_is_lost_and_nothing_is_lost_of_silence(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(_process, "_closed", {1})
+    with (tmp_path / "file").open("w") as file:
+        stream = _process.Stream(file, 1)
+        stream.write("")
+        stream.flush()
+        assert stream.problem is None
+        assert stream.write("the result") == 10
+        assert stream.problem is not None and stream.problem.strerror == "Bad file descriptor"
+        other = _process.Stream(file, 2)
+        other.write("a word")
+        assert other.problem is None
 
 
 def test_a_stream_that_cannot_hold_a_sign_writes_its_number(monkeypatch) -> None:

@@ -34,10 +34,58 @@ def test_times_are_seconds(text, want) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "want"), [("25.6M", 25_600_000), ("8B", 8 * 10**9), ("25557032", 25_557_032), ("70b", 7e10)]
+    ("text", "want"),
+    [
+        ("25.6M", 25_600_000),
+        ("8B", 8 * 10**9),
+        ("25557032", 25_557_032),
+        ("25,557,032", 25_557_032),
+        ("1e3", 1000),
+        ("70b", 7e10),
+    ],
 )
 def test_counts_are_whole(text, want) -> None:
     assert units.count("--params", text) == want
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "127.0.0.1:99999",
+            "1e3:7",
+            "10.0.0.1",
+            "5M:3",
+            "1.2.3",
+            "1,5M",
+            "1,23",
+            "10..20",
+            "1-5",
+            "0x10",
+            "10%",
+            "$5",
+        ),
+        *("25.6m", "5mB", "0.5kB", "5Mb", "5u", "8Bn", "5MM", "", "M", "five"),
+    ],
+)
+def test_what_is_no_count_is_one_sentence(text) -> None:
+    """An address is not its port, a price is no number, and a millionth or a thousand of a billion is nobody's model."""
+    with pytest.raises(SettingError, match=r"^--params must be a number, such as 25.6M, 8B or 25557032, got '"):
+        units.count("--params", text)
+
+
+@pytest.mark.parametrize(
+    "text", ["10.0.0.1:8476bit", "1e3:7bit", "10Gbit:1", "10GiB/s", "10Gbit,25Gbit", "1,5Gbit", "10G bit"]
+)
+def test_what_only_ends_as_a_rate_is_none(text) -> None:
+    with pytest.raises(SettingError, match=r"^--link must be a number with bit/s or B/s, such as 10Gbit"):
+        units.rate("--link", text)
+
+
+@pytest.mark.parametrize("text", ["1:30s", "50us:1", "10.0.0.1:5s", "1ks", "1,5s", "0x1s"])
+def test_what_only_ends_as_a_time_is_none(text) -> None:
+    with pytest.raises(SettingError, match=r"^--latency must be a number with s, ms, us or ns"):
+        units.seconds("--latency", text)
 
 
 @pytest.mark.parametrize("text", ["10", "ten", "10GHz", "-1Gbit", "0bit", "infbit", "", "10 Gbit of it"])

@@ -9,6 +9,7 @@ import pytest
 
 from gradcomp_jax._errors import SettingError
 from gradcomp_jax.distributed import ClusterError, address
+from gradcomp_jax.distributed.cluster import Place, find_place
 from gradcomp_jax.distributed.meeting import meet
 from tests.network.processes import free_port
 
@@ -59,6 +60,59 @@ def test_a_number_that_two_have_is_named_in_every_process() -> None:
     assert {str(error) for error in found} == {
         "two processes say that they are process 1, one at 127.0.0.1, one at 127.0.0.1: give each another --process-id"
     }
+
+
+@pytest.mark.parametrize("others", [(), ((2, 3),)])
+def test_two_that_are_process_0_are_told_within_the_time(others) -> None:
+    start = time.monotonic()
+    found = come((0, 3), (0, 3), *others, timeout=60.0)
+    assert time.monotonic() - start < 20
+    assert all(isinstance(error, SettingError) for error in found), found
+    assert {str(error) for error in found} == {
+        "two processes say that they are process 0, one of them at 127.0.0.1: give each another --process-id"
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *(("::1:8476", "in brackets, such as [::1]:8476, got"), ("::1", "in brackets, such as [::1]:8476, got")),
+        *(("[::1]", "in brackets, such as [::1]:8476, got"), ("fe80::2%eth0:80", "such as [fe80::2%eth0]:80, got")),
+        *(
+            (text, "must be HOST:PORT, such as 10.0.0.1:8476, got")
+            for text in ("http://10.0.0.1:8476", "10.0.0.1", ":8476")
+        ),
+        *(
+            (text, "must be HOST:PORT, such as 10.0.0.1:8476, got")
+            for text in ("10.0.0.300:84", "127.1:84", "8476:8476")
+        ),
+        *(
+            (text, "must be HOST:PORT, such as 10.0.0.1:8476, got")
+            for text in ("a:0", "a:65536", "a:", "a:1:2", "[a]:1")
+        ),
+    ],
+)
+def test_what_is_no_address_is_refused_before_anybody_waits(text: str, message: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        Place(text, 1, 2)
+    assert message in str(caught.value) and str(caught.value).startswith("the coordinator must be HOST:PORT, ")
+
+
+@pytest.mark.parametrize("text", ["10.0.0.1:8476", "[::1]:8476", "[fe80::2%eth0]:80", "node-1.example_2:1"])
+def test_an_address_is_taken_as_it_is(text: str) -> None:
+    assert Place(text, 1, 2).coordinator == text
+
+
+@pytest.mark.parametrize("text", ["1_0", "1e0", "0x1", "\u0661", "1" * 30])
+def test_a_number_of_a_process_is_written_in_digits(text: str) -> None:
+    with pytest.raises(SettingError, match="JAX_PROCESS_ID must be a whole number, got"):
+        find_place("a:1", None, 2, environment={"JAX_PROCESS_ID": text})
+
+
+def test_where_process_0_shall_listen_is_an_address_too(monkeypatch) -> None:
+    monkeypatch.setenv(address.BIND, "::1:8476")
+    with pytest.raises(SettingError, match=r"JAX_COORDINATOR_BIND_ADDRESS must be HOST:PORT, .* \[::1\]:8476, got"):
+        address.listen("127.0.0.1:8476")
 
 
 def test_who_does_not_come_is_named() -> None:
