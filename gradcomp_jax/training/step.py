@@ -275,7 +275,8 @@ def _model_state(old: PyTree, new: PyTree, axis_name: AxisName) -> PyTree:
     before = per_device.lower(old)
     after = new if own else mean_of_workers(new, axis_name)
     ok = jnp.stack([jnp.array(True), *(jnp.isfinite(x).all() for x in jax.tree.leaves(after))]).all()
-    kept = jax.tree.map(lambda a, b: jnp.where(ok, a, b), after, before)
+    # A weighted mean is float32, and the state stays what it was.
+    kept = jax.tree.map(lambda a, b: jnp.where(ok, a.astype(jnp.result_type(b)), b), after, before)
     return per_device.lift(_compat.varying(kept, axis_name)) if own else kept
 
 

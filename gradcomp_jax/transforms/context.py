@@ -23,6 +23,8 @@ class Context:
             from the traced program.
         weighted: the names of the axis whose workers' gradients are weighted, so that their mean is a weighted mean; ``None``
             where all count alike.
+        dtypes: of the updates that are wanted, by the leaf's path, where the exchange is given wider gradients; ``None`` where
+            they have their gradients' dtypes. What changes the unit of a gradient takes it out.
         weight_read: called when a ``weight=`` is read, for its giver to know that nothing on the way has dropped it.
     """
 
@@ -32,6 +34,7 @@ class Context:
     not_gradients: str = ""
     describes: bool = False
     weighted: tuple[Any, ...] | None = None
+    dtypes: Mapping[str, Any] | None = None
     weight_read: Callable[[], None] = lambda: None
 
 

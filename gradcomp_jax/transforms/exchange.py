@@ -25,7 +25,7 @@ from gradcomp_jax.transforms.made_by import MadeBy, made_by
 from gradcomp_jax.transforms.masks import Mask
 from gradcomp_jax.transforms.memory_ratio import ratio_of
 from gradcomp_jax.transforms.outbound import all_finite, outbound
-from gradcomp_jax.transforms.policies import Policy
+from gradcomp_jax.transforms.policies import Policy, path_name
 from gradcomp_jax.transforms.refusals import refuse_around, refuse_other_layout, refuse_shared
 from gradcomp_jax.transforms.step_keys import StepKeys
 from gradcomp_jax.transforms.transport import Transported, transport
@@ -169,10 +169,11 @@ def exchange(
         ok = _together(jnp.stack([t.ok for t in crossed]).all(), context)
         new = _in_lists(state)
         sent: dict[int, Array] = {}
+        wanted = _wanted(updates, context)
         for done in crossed:
             for message, came in zip(done.messages, done.inbound, strict=True):
-                sent |= take_in(message, came, leaves, new, ok, workers)
-        result = [_result(i, leaf, sent, layout, ok, axis_name) for i, leaf in enumerate(leaves)]
+                sent |= take_in(message, came, leaves, wanted, new, ok, workers)
+        result = [_result(i, leaf, wanted[i].dtype, sent, layout, ok, axis_name) for i, leaf in enumerate(leaves)]
         return jax.tree.unflatten(treedef, result), state._replace(
             step=count_on(state.step),
             skipped=jnp.where(ok, state.skipped, count_on(state.skipped)),
@@ -197,15 +198,21 @@ def _in_lists(state: ExchangeState) -> Any:
     return state._replace(memory=memory, compressor=compressor, server=list(state.server))
 
 
+def _wanted(updates: PyTree, context: Context) -> list[jax.ShapeDtypeStruct]:
+    """The leaves' shapes, with the dtypes that their updates are to have."""
+    found, dtypes = jax.tree_util.tree_leaves_with_path(updates), context.dtypes or {}
+    return [jax.ShapeDtypeStruct(g.shape, dtypes.get(path_name(path), g.dtype)) for path, g in found]
+
+
 def _result(
-    i: int, leaf: Array, sent: dict[int, Array], layout: Layout, ok: Array, axis_name: AxisName | None
+    i: int, leaf: Array, dtype: Any, sent: dict[int, Array], layout: Layout, ok: Array, axis_name: AxisName | None
 ) -> Array:
     """The update of leaf number i."""
     if not leaf.size:
         # Nothing crossed, but it too must be known to be equal on all workers.
-        return jnp.zeros(leaf.shape, leaf.dtype)
+        return jnp.zeros(leaf.shape, dtype)
     if i in layout.averaged:
-        return jnp.where(ok, _compat.invarying(leaf, axis_name), jnp.zeros((), leaf.dtype))
+        return jnp.where(ok, _compat.invarying(leaf, axis_name), jnp.zeros((), leaf.dtype)).astype(dtype)
     return sent[i]
 
 

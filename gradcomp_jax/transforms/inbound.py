@@ -18,13 +18,19 @@ from gradcomp_jax.transforms.writing import owners_written, written
 
 
 def take_in(
-    out: OutboundMessage, came: co.InboundMessage, leaves: Sequence[Array], state: Any, ok: Array, workers: co.Workers
+    out: OutboundMessage,
+    came: co.InboundMessage,
+    leaves: Sequence[Array],
+    wanted: Sequence[jax.ShapeDtypeStruct],
+    state: Any,
+    ok: Array,
+    workers: co.Workers,
 ) -> dict[int, Array]:
     """Decodes what came of a message that was sent, and brings the group's state up to date.
 
-    ``state`` is that of the exchange, in lists, whose entries of these segments are replaced. Returns the updates of the
-    segments' leaves by number. Where the exchange does not take place (``ok``) they are zeros, and the state is what
-    :func:`limits.held` leaves of it.
+    ``wanted`` has the leaves' shapes with the dtypes that updates are to have. ``state`` is that of the exchange, in lists,
+    whose entries of these segments are replaced. Returns the updates of the segments' leaves by number. Where the exchange
+    does not take place (``ok``) they are zeros, and the state is what :func:`limits.held` leaves of it.
     """
     group, n = out.group, out.number
     updates: dict[int, Array] = {}
@@ -37,9 +43,10 @@ def take_in(
         span = (starts[i], starts[i] + received[i])
         like = leaves[segment.leaves[0]] if len(segment.leaves) == 1 else None
         mean = came.mean(span, group.laid(segment, like), (turn,) * 5)
-        updates |= group.split(segment, jnp.where(turn, mean, 0.0), leaves)
+        updates |= group.split(segment, jnp.where(turn, mean, 0.0), wanted)
         if group.memory.keeps:
-            state.memory[n][j] = _memory(out, i, came, span, leaves, state.memory[n][j], (turn, kept), workers)
+            old = state.memory[n][j]
+            state.memory[n][j] = _memory(out, i, came, span, (leaves, wanted), old, (turn, kept), workers)
             kept = kernels.follows_on_tpu(kept, jax.tree.leaves(state.memory[n][j])[0])
         after, before = out.states[i], state.compressor[n][j]
         if came.added and jax.tree.leaves(after):
@@ -54,7 +61,10 @@ def take_in(
 def _memory(
     out: OutboundMessage, i: int, came: co.InboundMessage, span: co.Span, leaves: Any, old: Any, ok: Any, workers: Any
 ) -> Any:
-    """The new memory of the message's segment number i; ``ok`` are two arrays, the same value at two times."""
+    """The new memory of the message's segment number i, of gradients and what is wanted of them.
+
+    ``ok`` are two arrays, the same value at two times.
+    """
     group, dtype = out.group, out.group.memory.dtype
     new, before = _kept(out, i, came, span, leaves, old, ok, workers)
     if dtype != "float32":
@@ -71,7 +81,8 @@ def _kept(
 ) -> tuple[Any, Any]:
     """The new memory in float32, and the old one as it was kept; ``ok`` is what they wait for."""
     group, segment, info, code = out.group, out.segments[i], out.infos[i], out.compressor
-    target, memory, before = compensated(group, segment, leaves, old, ok)
+    gradients, wanted = leaves
+    target, memory, before = compensated(group, segment, gradients, old, ok)
     payload, laid = came.taken(code, out.payloads[i], span), group.laid(segment)
     once, again = (co.anew(code, payload, laid, after) for after in (ok, (ok, ok)))
     sent, sent_mask = group.decode(segment, once, info), group.sent_mask(segment, again, info)
@@ -85,5 +96,5 @@ def _kept(
             # Entries that no owner kept were not sent after all.
             sent_mask &= came.mean(span, laid, (ok, ok)) != 0
             sent = jnp.where(came.mean(span, laid, ok) != 0, sent, 0.0)
-    sent = limits.carried(sent, group, segment, came, span, leaves, ok, workers)
+    sent = limits.carried(sent, group, segment, came, span, wanted, ok, workers)
     return group.memory.update(target, sent, sent_mask, memory), before

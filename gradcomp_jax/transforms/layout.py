@@ -110,7 +110,9 @@ class Group:
         block, size = self.compressor.block, self.memory_rows(segment) // segment.owners * self.compressor.block
         return kernels.Deal(size, block, kernels.dealt_rows(size, block, segment.periods))
 
-    def laid(self, segment: Segment, like: Array | None = None) -> tuple[kernels.Deal, int] | None:
+    def laid(
+        self, segment: Segment, like: Array | jax.ShapeDtypeStruct | None = None
+    ) -> tuple[kernels.Deal, int] | None:
         """Returns how a mean is wanted: as the memory lies, or as a leaf does; ``None`` where rows are not dealt."""
         if not self.dealt:
             return None
@@ -133,7 +135,7 @@ class Group:
             first = jnp.concatenate([leaves[i].reshape(-1).astype(jnp.float32) for i in segment.leaves])
         return kernels.as_rows(first, block)
 
-    def split(self, segment: Segment, rows: Array, like: Sequence[Array]) -> dict[int, Array]:
+    def split(self, segment: Segment, rows: Array, like: Sequence[jax.ShapeDtypeStruct]) -> dict[int, Array]:
         """Inverts :meth:`join`: leaf number to an array of that leaf's dtype and shape, or that of an owner's shard."""
         first = segment.leaves[0]
         leaf = like[first]

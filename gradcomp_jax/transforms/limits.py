@@ -21,14 +21,14 @@ def carried(
     segment: Segment,
     came: co.InboundMessage,
     span: co.Span,
-    leaves: Sequence[Array],
+    leaves: Sequence[jax.ShapeDtypeStruct],
     after: Any,
     workers: co.Workers,
 ) -> Array:
     """Returns what counts as sent, less what the updates cannot carry of the mean, in float16 say, as the memory lies.
 
     Every worker has the same mean and takes all of that back; of a mean that only its owner has, the owner takes it N times.
-    ``after`` is what the mean waits for.
+    ``leaves`` have the updates' dtypes; ``after`` is what the mean waits for.
     """
     bound = _bound(group, segment, leaves)
     if bound is None:
@@ -43,7 +43,7 @@ def carried(
     return sent - beyond
 
 
-def _bound(group: Group, segment: Segment, leaves: Sequence[Array]) -> Array | float | None:
+def _bound(group: Group, segment: Segment, leaves: Sequence[jax.ShapeDtypeStruct]) -> Array | float | None:
     """The largest magnitude that each entry of an update can have; ``None`` for leaves with float32's range."""
     of_leaf = {i: kernels.range_of(leaves[i].dtype) for i in segment.leaves}
     first, *others = of_leaf.values()

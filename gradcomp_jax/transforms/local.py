@@ -91,9 +91,14 @@ def weight_decay(strength: Any) -> optax.GradientTransformation:
                     f"weight_decay is added to the gradient of {path_name(path)!r}, of shape {g.shape}, and here are shards of"
                     f" the parameters, {p.shape}: leave weight_decay out, and decay after the exchange, such as by optax.adamw"
                 )
-        return plain.update(updates, state, params)
+        # A gradient may be wider than its parameter: a shard's, or a weighted one.
+        return plain.update(updates, state, jax.tree.map(_as_wide, params, updates))
 
     return optax.GradientTransformation(plain.init, update)
+
+
+def _as_wide(param: Any, gradient: Any) -> Any:
+    return param.astype(jnp.promote_types(param.dtype, gradient.dtype))
 
 
 def set_to_zero() -> optax.GradientTransformation:

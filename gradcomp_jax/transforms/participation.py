@@ -20,6 +20,7 @@ from gradcomp_jax.per_device import PerDevice, is_per_device, nodes_within
 from gradcomp_jax.transforms.context import context_of, with_context
 from gradcomp_jax.transforms.exchange import ExchangeState
 from gradcomp_jax.transforms.local import refuse_complex, refuse_reduced
+from gradcomp_jax.transforms.policies import path_name
 from gradcomp_jax.transforms.step_keys import StepKeys
 from gradcomp_jax.transforms.worker_shards import ShardState
 
@@ -48,7 +49,7 @@ def weighted(
     What is inside the method (clipping, weight decay, a fixed range) sees the weighted gradient, which is zero on an absent
     worker. A decay inside is added on every worker, absent or not, so its mean is whole. A vote (:func:`gradcomp_jax.sign_sgd`)
     has no weight but 0. 1-bit Adam sends a momentum that all workers know, so an absent one sends it too. The weighted gradient
-    has the gradient's dtype: where it is beyond the range of float16, all workers skip.
+    is float32, of a narrower one too: it may be beyond float16's range where the mean is not. Updates have gradients' dtypes.
 
     State: the method's. Wire: the method's, and one float32 in an all-reduce before it. Memories are put aside while it runs,
     which takes up to two more copies of them. Inside :func:`gradcomp_jax.hierarchical` the weights of a worker's devices are
@@ -96,11 +97,12 @@ def weighted(
         within = context_of(extra).inner_axis_name
         share = share_of(psum([one_number(weight, axis_name)], within)[0], axis_name)
         mine = jax.tree.map(lambda g: share.of(g) if jnp.issubdtype(g.dtype, jnp.floating) else g, updates)
-        context = with_context(extra, weighted=_specs.names_of(axis_name))
+        dtypes = {path_name(path): g.dtype for path, g in jax.tree_util.tree_leaves_with_path(updates)}
+        context = with_context(extra, weighted=_specs.names_of(axis_name), dtypes=dtypes)
         if not keep_absent:
-            return inside.update(mine, state, params, **context)
+            return _as_before(inside.update(mine, state, params, **context), updates, state)
         emptied = jax.tree.map(lambda node: _emptied(node, share.absent), state, is_leaf=_is_exchange)
-        moved, after = inside.update(mine, emptied, params, **context)
+        moved, after = _as_before(inside.update(mine, emptied, params, **context), updates, state)
 
         def back(before: Any, now: Any) -> Any:
             if not _is_exchange(before):
@@ -125,8 +127,11 @@ class Share(NamedTuple):
     absent: Array
 
     def of(self, x: Array) -> Array:
-        """Returns a worker's value such that the mean over all workers is the weighted mean, in the value's dtype."""
-        return jnp.where(self.absent, 0.0, x.astype(jnp.float32) * self.factor).astype(x.dtype)
+        """Returns a worker's value such that the mean over all workers is the weighted mean, in float32.
+
+        It may be N times as large as any worker's, and float16 may not have it where it has the mean.
+        """
+        return jnp.where(self.absent, 0.0, x.astype(jnp.float32) * self.factor)
 
 
 def share_of(weight: Array, axis_name: AxisName | None) -> Share:
@@ -166,6 +171,13 @@ def refuse_weight(extra: Mapping[str, Any], name: str, reason: str) -> None:
         raise ValueError(
             f"{name} takes no weight=: {reason}; leave it out, or use gradcomp_jax.outer_average, which takes one"
         )
+
+
+def _as_before(found: tuple[PyTree, Any], updates: PyTree, before: Any) -> tuple[PyTree, Any]:
+    """Updates and state of a method that was given wider gradients, in the dtypes that they have without a weight."""
+    moved, after = found
+    moved = jax.tree.map(lambda m, g: kernels.narrowed(m, g.dtype), moved, updates)
+    return moved, jax.tree.map(lambda a, b: a if a.dtype == b.dtype else kernels.narrowed(a, b.dtype), after, before)
 
 
 def _is_exchange(node: object) -> bool:

@@ -88,9 +88,8 @@ def rate_weighted(
         # Nothing that is sent could be divided by zero: what is not finite makes all workers skip.
         weight, unit = jnp.where(usable, now, jnp.nan), jnp.where(usable, now, 1.0)
         weighted = jax.tree.map(lambda g: g.astype(jnp.float32) * weight, updates)
-        sent, inner = inside.update(
-            weighted, state.inner, None, **with_context(extra, not_gradients="rate_weighted, rate times gradient")
-        )
+        told = with_context(extra, not_gradients="rate_weighted, rate times gradient", dtypes=None)
+        sent, inner = inside.update(weighted, state.inner, None, **told)
 
         def unweighted(sent: Array, like: Array) -> Array:
             # A small rate makes of what fits float32 what does not.

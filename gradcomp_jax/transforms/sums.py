@@ -8,6 +8,7 @@ import optax
 
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import PyTree
+from gradcomp_jax.transforms.context import with_context
 from gradcomp_jax.transforms.skipping import keep_if, took_place
 
 
@@ -42,7 +43,7 @@ def running_sum(exchange: optax.GradientTransformationExtraArgs) -> optax.Gradie
         # An exchange delivers in its leaves' dtype, and what rounding takes of each step is in no worker's memory: it
         # would add up.
         wide = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
-        steps, inner = exchange.update(wide, state.inner, params, **extra)
+        steps, inner = exchange.update(wide, state.inner, params, **with_context(extra, dtypes=None))
         ok = took_place(state.inner, inner)
         moved = jax.tree.map(jnp.add, state.total, steps)
         delivered = jax.tree.map(lambda m, g: kernels.narrowed(jnp.where(ok, m, 0.0), g.dtype), moved, updates)
