@@ -20,7 +20,9 @@ from typing import TypeAlias
 import numpy as np
 
 from gradcomp_jax._errors import MissingDataError, SettingError, look_up
+from gradcomp_jax._files import read_file
 from gradcomp_jax.experiments import packages
+from gradcomp_jax.experiments.archives import LARGEST, LARGEST_MEMBER
 
 _SPLIT_SEED = 2017
 
@@ -114,8 +116,13 @@ def load(name: str, *, data_dir: str | pathlib.Path | None = None) -> Data:
 def unpack(path: pathlib.Path, install: str) -> bytes:
     """Reads a gzip file, or says that it is none, and how to get one: ``install`` is the command."""
     try:
-        with gzip.open(path) as file:
-            return file.read()
+        # Nothing is waited for, as opening a pipe would.
+        packed = read_file(path, limit=LARGEST, follow=True)
+        with gzip.GzipFile(fileobj=io.BytesIO(packed or b"")) as file:
+            raw = file.read(LARGEST_MEMBER + 1)
+        if len(raw) > LARGEST_MEMBER:
+            raise OSError(f"it holds more than {LARGEST_MEMBER:,} bytes")
+        return raw
     except (OSError, EOFError, zlib.error) as error:
         raise MissingDataError(f"{path} is not a readable gzip file ({error}); install it again: {install}") from error
 

