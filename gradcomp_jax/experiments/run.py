@@ -23,6 +23,7 @@ from gradcomp_jax.experiments.settings import Settings
 from gradcomp_jax.experiments.tasks import task
 from gradcomp_jax.replicas import consolidate, mean_wire_bytes
 from gradcomp_jax.training import init_state, make_train_step
+from gradcomp_jax.training.donation import OwnBuffers
 from gradcomp_jax.training.simulated import make_simulated_step, sent_program, simulated_state
 
 
@@ -120,7 +121,8 @@ class Trainer:
             raise SettingError(f"seed must be at least 0, got {seed}")
         listener = listener or Listener()
         past = past or Past(self.initial_state(seed))
-        state = past.state
+        # What others made may have one buffer twice; the compiled step would end the process.
+        state = OwnBuffers().of(past.state)
         done = int(state.step) // self.steps_per_epoch
         if done >= self.settings.epochs:
             raise SettingError(f"this run has had {done} epochs already: ask for more than {done} to go on")

@@ -19,8 +19,9 @@ from gradcomp_jax.replicas import MARKED, delayed_average
 from gradcomp_jax.replicas.delayed import mean_of
 from gradcomp_jax.replicas.nonfinite import dropped, restored
 from gradcomp_jax.replicas.outer import is_masked
+from gradcomp_jax.training.donation import OwnBuffers
 from gradcomp_jax.training.gradients import local_value_and_grad
-from gradcomp_jax.training.refusals import refuse_donated, refuse_unplaced
+from gradcomp_jax.training.refusals import refuse_unplaced
 from gradcomp_jax.training.state import TrainState, check_axis, has_replicas, lift_replicas, state_specs
 from gradcomp_jax.transforms import ExchangeState, skipped
 from gradcomp_jax.transforms.counters import NEAR_THE_END, count_on
@@ -84,10 +85,11 @@ class OverlappedStep:
         self._none: PyTree | None = None
         self._last: TrainState | None = None
         self._number = 0
+        self._buffers = OwnBuffers()
 
     def __call__(self, state: TrainState, batch: PyTree) -> tuple[TrainState, dict[str, Any]]:
         """One step; waits only for the exchange that lands in it, and not before its gradient is being computed."""
-        refuse_donated(state)
+        state = self._buffers.of(state, batch)
         if not has_replicas(state):
             raise ValueError("the state has one set of parameters for all workers: init_state(..., replicas=True)")
         link = self._link
@@ -115,6 +117,7 @@ class OverlappedStep:
         self._number += 1
         # A counter that has gone back is read again.
         self._last = state if self._number <= NEAR_THE_END else None
+        self._buffers.returned(state)
         return state, seen | counted
 
     def wait(self) -> None:

@@ -18,16 +18,19 @@ from gradcomp_jax.transforms.policies import path_name
 from gradcomp_jax.transforms.worker_shards import ShardState
 
 
-def refuse_donated(state: Any) -> None:
-    """Refuses a state whose memory an earlier step has taken: XLA would end the process.
+def refuse_donated(state: Any, *, called: str = "state") -> None:
+    """Refuses a state of which an earlier step has taken the memory: XLA would end the process.
 
     Raises:
-        ValueError: if the first array of the state is deleted.
+        ValueError: if an array of it is deleted, naming the first where others are not.
     """
-    first = next((leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)), None)
-    if first is not None and _compat.is_deleted(first):
+    leaves = jax.tree.leaves(state)
+    gone = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array) and _compat.is_deleted(leaf)]
+    if gone:
+        path, _ = jax.tree_util.tree_leaves_with_path(state)[gone[0]]
+        what = f"{path_name(path)!r} of this {called}" if path and len(gone) < len(leaves) else f"this {called}"
         raise ValueError(
-            "this state was donated to an earlier step, which gave its memory to the new state: go on with the state that the"
+            f"{what} was donated to an earlier step, which gave its memory to the new state: go on with the state that the"
             " step returned, or build the step with make_train_step(..., donate=False) to keep both"
         )
 

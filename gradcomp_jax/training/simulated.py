@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.training.state import TrainState, lift_replicas, state_axes
-from gradcomp_jax.training.step import make_train_step, worker_step
+from gradcomp_jax.training.step import TrainStep, make_train_step, worker_step
 
 
 def simulated_state(
@@ -72,7 +72,7 @@ def make_simulated_step(
         new, metrics = mapped(_per_device(state, split), jax.tree.map(split, batch))
         return _joined(new), metrics
 
-    return jax.jit(step, donate_argnums=0)
+    return TrainStep(jax.jit(step, donate_argnums=0), Mesh(jax.devices()[:1], (axis_name,)), donates=True)
 
 
 def sent_program(

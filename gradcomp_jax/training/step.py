@@ -17,6 +17,7 @@ from gradcomp_jax.replicas import MARKED
 from gradcomp_jax.replicas.nonfinite import dropped, restored
 from gradcomp_jax.training import refusals
 from gradcomp_jax.training.diagnostics import diagnostics as diagnose
+from gradcomp_jax.training.donation import OwnBuffers
 from gradcomp_jax.training.gathered import gather_params
 from gradcomp_jax.training.gradients import local_value_and_grad, mean_of_workers
 from gradcomp_jax.training.state import (
@@ -72,7 +73,8 @@ def make_train_step(
             are those of one.
         rngs: a seed or a key: the loss gets ``rngs=``, a typed key for this step, worker and micro-batch. A run that
             goes on from a checkpoint draws the same.
-        donate: the new state takes the old one's memory; the old one must not be used again.
+        donate: the new state takes the old one's memory; the old one must not be used again. Arrays of it that share a
+            buffer, as tied weights do, are copied before, and so go on by themselves.
         check_vma: as for ``jax.shard_map``.
         param_specs: the specs of :func:`init_state`. Parameters that lie along the axis of the workers (FSDP) are gathered for
             the loss, and ``tx`` is given their whole gradients and returns updates of the shards
@@ -141,7 +143,7 @@ def make_train_step(
         new, metrics = mapped(state, batch)
         return new, metrics | (diagnose(new) if diagnostics else {})
 
-    return TrainStep(jax.jit(step, donate_argnums=(0,) if donate else ()), mesh)
+    return TrainStep(jax.jit(step, donate_argnums=(0,) if donate else ()), mesh, donates=donate)
 
 
 def worker_step(
@@ -288,7 +290,7 @@ class TrainStep:
     runs while the next is prepared, and more would be no faster. On other platforms nothing is waited for.
     """
 
-    def __init__(self, jitted: jax.stages.Wrapped, mesh: Mesh) -> None:
+    def __init__(self, jitted: jax.stages.Wrapped, mesh: Mesh, *, donates: bool = False) -> None:
         """Wraps a function of a state and a batch that returns a state and metrics."""
         self._jitted, self._mesh = jitted, mesh
         # An abstract mesh has no devices: its program is lowered and not run.
@@ -296,6 +298,7 @@ class TrainStep:
         self._waits = has_devices and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
         self._last: Any = ()
         self._watch = SkipWatch()
+        self._buffers = OwnBuffers() if donates else None
 
     def __call__(self, state: Any, *args: Any) -> Any:
         """Runs the step.
@@ -303,10 +306,15 @@ class TrainStep:
         Raises:
             ValueError: if an earlier step has taken the memory of ``state``, or it lies on other devices.
         """
-        refusals.refuse_donated(state)
+        if self._buffers is None:
+            refusals.refuse_donated(state)
+        else:
+            state = self._buffers.of(state, args)
         with refusals.devices_explained(self._mesh):
             new, metrics = self._jitted(state, *args)
         if not _compat.is_traced(metrics["loss"]):
+            if self._buffers is not None:
+                self._buffers.returned(new)
             self._watch(metrics["skipped"], metrics.get("loss_scale"))
             if self._waits:
                 last, self._last = self._last, metrics["loss"]
