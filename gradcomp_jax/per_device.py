@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from gradcomp_jax import _registered
 from gradcomp_jax._typing import Array, AxisName
 
 Kind = Literal["worker", "shard", "replica"]
@@ -32,7 +33,7 @@ class Return:
     sign: int
 
 
-@jax.tree_util.register_dataclass
+@_registered.node
 @dataclasses.dataclass(frozen=True)
 class PerDevice:
     """A value of which every device holds its own, kept as rows.

@@ -29,6 +29,7 @@ LAYERS = {
     "_costs": 0,
     "_markdown": 0,
     "_specs": 0,
+    "_registered": 0,
     "per_device": 0,
     "kernels": 1,
     "compressors": 2,

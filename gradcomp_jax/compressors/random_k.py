@@ -3,17 +3,16 @@
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from gradcomp_jax import _checks, kernels
+from gradcomp_jax import _checks, _registered, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import Compressor, RowInfo
 from gradcomp_jax.compressors.dense import dense
 from gradcomp_jax.compressors.topk import block_for
 
 
-@jax.tree_util.register_dataclass
+@_registered.node
 @dataclasses.dataclass(frozen=True)
 class RandomKPayload:
     """``value``: float32 or bfloat16 ``[rows, k]``, in the order of the positions that the seeds give."""

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from gradcomp_jax import _checks, kernels
+from gradcomp_jax import _checks, _registered, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import LARGEST, Compressor, RowInfo, add_up
 from gradcomp_jax.compressors.union import Union, index_dtype
@@ -19,7 +19,7 @@ _MOST_COMPARED = 128
 """Pairs of a row's positions that are compared; of more, they are looked up."""
 
 
-@jax.tree_util.register_dataclass
+@_registered.node
 @dataclasses.dataclass(frozen=True)
 class TopKPayload:
     """Some of a row's entries.

@@ -3,10 +3,9 @@
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from gradcomp_jax import kernels
+from gradcomp_jax import _registered, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import Compressor, RowInfo
 
@@ -16,7 +15,7 @@ def index_dtype(block: int) -> Any:
     return jnp.uint8 if block <= 256 else jnp.uint16 if block <= 65536 else jnp.uint32
 
 
-@jax.tree_util.register_dataclass
+@_registered.node
 @dataclasses.dataclass(frozen=True)
 class UnionPayload:
     """``index``: unsigned ``[rows, k]``, or ``None`` where rows are whole; ``value``: float32 ``[rows, k or block]``."""

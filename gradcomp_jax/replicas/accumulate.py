@@ -8,14 +8,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _checks, _compat
+from gradcomp_jax import _checks, _compat, _registered
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.replicas.branching import advance
 from gradcomp_jax.transforms.local import refuse_complex
+from gradcomp_jax.transforms.placeholders import not_of_params
 
 
-@jax.tree_util.register_dataclass
+@_registered.node
 @dataclasses.dataclass(frozen=True)
 class AccumulateState:
     """State of :func:`accumulate`.
@@ -101,4 +102,4 @@ def accumulate(
         step = jnp.where(now, optax.safe_increment(state.step), state.step)
         return moved, AccumulateState(jnp.where(now, 0, batches), step, total, inner_state)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(not_of_params(init), update)

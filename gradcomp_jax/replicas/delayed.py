@@ -8,17 +8,18 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from gradcomp_jax import _checks, _compat
+from gradcomp_jax import _checks, _compat, _registered
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.compressors.base import largest_of
 from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import each_nth, when
 from gradcomp_jax.transforms.counters import count_on
+from gradcomp_jax.transforms.placeholders import not_of_params
 from gradcomp_jax.transforms.policies import path_name
 
 
-@jax.tree_util.register_dataclass
+@_registered.node
 @dataclasses.dataclass(frozen=True)
 class DelayedState:
     """State of :func:`delayed_average`.
@@ -141,7 +142,7 @@ def delayed_average(
         # With compensation what is taken back later must be what was added now: float32, as the sums are.
         return total if compensate else nonfinite.like(total, updates), new
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(not_of_params(init), update)
 
 
 def of_sums(method: optax.GradientTransformation, every: int) -> optax.GradientTransformationExtraArgs:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _checks, _compat
+from gradcomp_jax import _checks, _compat, _registered
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import advance
@@ -16,7 +16,7 @@ from gradcomp_jax.transforms.counters import count_on
 from gradcomp_jax.transforms.participation import refuse_weight
 
 
-@jax.tree_util.register_dataclass
+@_registered.node
 @dataclasses.dataclass(frozen=True)
 class ElasticState(nonfinite.ReplicaState):
     """State of :func:`elastic_average`: a :class:`ReplicaState`, and the centre.

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _checks, _compat, kernels
+from gradcomp_jax import _checks, _compat, _registered, kernels
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import Workers, permute
 from gradcomp_jax.compressors import Compressor, RowInfo, dense
@@ -20,7 +20,7 @@ from gradcomp_jax.transforms.step_keys import StepKeys
 Graph = Literal["hypercube", "exponential"]
 
 
-@jax.tree_util.register_dataclass
+@_registered.node
 @dataclasses.dataclass(frozen=True)
 class GossipState(nonfinite.ReplicaState):
     """State of :func:`gossip`: a :class:`ReplicaState`."""

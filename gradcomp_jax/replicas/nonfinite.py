@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradcomp_jax import _compat, kernels
+from gradcomp_jax import _compat, _registered, kernels
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.compressors.base import LARGEST
 from gradcomp_jax.per_device import PerDevice, nodes_within
@@ -21,7 +21,7 @@ FARTHEST = 2.0**64
 """How large a replica's parameter may become: differences of such numbers, their sums and squares can be exchanged."""
 
 
-@jax.tree_util.register_dataclass
+@_registered.node
 @dataclasses.dataclass(frozen=True)
 class ReplicaState:
     """What the state of a method begins with that goes after a replica's own optimizer.

@@ -8,17 +8,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _checks, _compat
+from gradcomp_jax import _checks, _compat, _registered
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import advance, each_nth
 from gradcomp_jax.replicas.fragments import Parts, members_of
 from gradcomp_jax.transforms.counters import count_on
+from gradcomp_jax.transforms.placeholders import NotOfParams, is_placeholder
 from gradcomp_jax.transforms.skipping import keep_if, took_place
 
 
-@jax.tree_util.register_dataclass
+@_registered.node
 @dataclasses.dataclass(frozen=True)
 class OuterState(nonfinite.ReplicaState):
     """State of :func:`outer_average`, :func:`local_sgd`, :func:`diloco` and :func:`sparse_loco`: a :class:`ReplicaState`.
@@ -117,21 +118,22 @@ def outer_average(
     exchange = optax.with_extra_args_support(method)
     outer = optax.with_extra_args_support(optimizer)
 
+    not_of_params = NotOfParams()
+
+    def begun(centre: PyTree, outers: Any, methods: Any, flying: Any) -> OuterState:
+        step, dropped = jnp.zeros((), jnp.int32), nonfinite.counter(axis_name)
+        return OuterState(step, dropped, every, centre, outers, methods, flying, delay)
+
     def init(params: PyTree) -> OuterState:
+        if is_placeholder(params):
+            return begun(params, *(not_of_params.leaves() or (0, 0, 0 if delay else ())))
         centre = _compat.invarying(nonfinite.or_zeros(params)[0], axis_name)
         divided = members_of(parts, centre)
         _at_most(every, len(divided))
         pieces = [only(centre, members) for members in divided]
-        return OuterState(
-            jnp.zeros((), jnp.int32),
-            nonfinite.counter(axis_name),
-            every,
-            centre,
-            tuple(outer.init(piece) for piece in pieces),
-            tuple(exchange.init(piece) for piece in pieces),
-            tuple(jax.tree.map(nothing, piece) for piece in pieces) if delay else (),
-            delay,
-        )
+        outers, methods = (tuple(tx.init(piece) for piece in pieces) for tx in (outer, exchange))
+        flying = tuple(jax.tree.map(nothing, piece) for piece in pieces) if delay else ()
+        return begun(centre, *not_of_params.seen((outers, methods, flying)))
 
     def nothing(centre: Array) -> PerDevice:
         return PerDevice(_compat.varying(jnp.zeros((1, *centre.shape), jnp.float32), axis_name), 1)

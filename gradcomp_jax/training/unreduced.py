@@ -15,6 +15,7 @@ from gradcomp_jax.training import refusals
 from gradcomp_jax.training.initial import init_opt_state
 from gradcomp_jax.training.state import check_axis
 from gradcomp_jax.transforms.context import with_context
+from gradcomp_jax.transforms.placeholders import is_placeholder
 from gradcomp_jax.transforms.policies import path_name
 
 
@@ -55,6 +56,8 @@ def unreduced(
     everywhere = PartitionSpec()
 
     def init(params: PyTree) -> PyTree:
+        if is_placeholder(params):
+            return tx.init(params)
         _refuse_inside(axis_name)
         return init_opt_state(params, tx, mesh, axis_name=axis_name)[0]
 

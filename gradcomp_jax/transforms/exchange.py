@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _compat
+from gradcomp_jax import _compat, _registered
 from gradcomp_jax import collectives as co
 from gradcomp_jax import memory as mem
 from gradcomp_jax._typing import Array, AxisName, PyTree
@@ -25,13 +25,14 @@ from gradcomp_jax.transforms.made_by import MadeBy, made_by
 from gradcomp_jax.transforms.masks import Mask
 from gradcomp_jax.transforms.memory_ratio import ratio_of
 from gradcomp_jax.transforms.outbound import all_finite, outbound
+from gradcomp_jax.transforms.placeholders import not_of_params
 from gradcomp_jax.transforms.policies import Policy, path_name
 from gradcomp_jax.transforms.refusals import refuse_around, refuse_other_layout, refuse_shared
 from gradcomp_jax.transforms.step_keys import StepKeys
 from gradcomp_jax.transforms.transport import Transported, transport
 
 
-@jax.tree_util.register_dataclass
+@_registered.node
 @dataclasses.dataclass(frozen=True)
 class ExchangeState:
     """State of :func:`exchange`.
@@ -43,9 +44,8 @@ class ExchangeState:
             the memory's dtype is: :class:`~gradcomp_jax.memory.Narrow` where that has scales.
         compressor: for each group and segment, the compressor's own state.
         server: for each group, the owners' residual (``PerDevice`` of kind ``shard``, kept as the memory is) or ``()``.
-        memory_ratio: the norm of this worker's memories over that of its gradient, ``PerDevice`` float32 ``[1]``, estimated
-            from some entries of each tensor; ``()`` without a memory. It settles near the number of steps that an entry
-            waits for; if it keeps growing, something never goes out.
+        memory_ratio: the norm of this worker's memories over its gradient's, ``PerDevice`` float32 ``[1]``, estimated; ``()``
+            without a memory. It settles near the steps that an entry waits for; if it keeps growing, something never goes out.
         made_by: the method and its options, as ``init`` was given them; static, for checkpoints to compare.
     """
 
@@ -183,7 +183,7 @@ def exchange(
             memory_ratio=ratio_of(layout, new.memory, leaves, state.memory_ratio, ok),
         )
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(not_of_params(init), update)
 
 
 def _together(ok: Array, context: Context) -> Array:

@@ -11,6 +11,7 @@ from gradcomp_jax.collectives import fused
 from gradcomp_jax.transforms import worker_shards
 from gradcomp_jax.transforms.context import context_of
 from gradcomp_jax.transforms.local import refuse_complex, refuse_reduced
+from gradcomp_jax.transforms.placeholders import not_of_params
 from gradcomp_jax.transforms.policies import path_name
 from gradcomp_jax.transforms.worker_shards import ShardState, in_buckets, shards_of
 
@@ -85,4 +86,4 @@ def hierarchical(
         mine = [total / shards.count for total, shards in zip(summed, every, strict=True)]
         return worker_shards.update(inside, mine, every, updates, state, params, **axes, extra=extra)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(not_of_params(init), update)

@@ -12,6 +12,7 @@ from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.per_device import nodes_of, nodes_within
 from gradcomp_jax.transforms.exchange import ExchangeState
 from gradcomp_jax.transforms.local import refuse_complex
+from gradcomp_jax.transforms.placeholders import is_placeholder
 
 INITIAL = 2.0**15
 """The first scale, and what takes the place of one that is no scale where nobody has said another."""
@@ -86,7 +87,8 @@ def dynamic_loss_scale(
 
     def init(params: PyTree) -> LossScaleState:
         state = inner.init(params)
-        if not nodes_within(state, _is_exchange):
+        there = not is_placeholder(params)
+        if there and not nodes_within(state, _is_exchange):
             raise ValueError(
                 "dynamic_loss_scale follows what an exchange skips, and there is none in its chain: put one such as"
                 " gradcomp_jax.dense(axis_name=...) into it"

@@ -10,6 +10,7 @@ from gradcomp_jax.transforms.context import context_of
 from gradcomp_jax.transforms.exchange import exchange
 from gradcomp_jax.transforms.layout_rules import layout_rules
 from gradcomp_jax.transforms.masks import Mask
+from gradcomp_jax.transforms.placeholders import not_of_params
 from gradcomp_jax.transforms.policies import Policy
 from gradcomp_jax.transforms.skipping import keep_if, took_place
 
@@ -44,9 +45,11 @@ def on_dense(
         return jax.tree.unflatten(treedef, [i not in taken for i in range(len(leaves))])
 
     rest = optax.with_extra_args_support(optax.masked(optimizer, dense))
+    # Its moments lack the leaves that are compressed: no tree of the parameters' structure goes with them.
+    init_rest = not_of_params(rest.init)
 
     def init(params: PyTree) -> OnDenseState:
-        return OnDenseState(exchanged.init(params), rest.init(params))
+        return OnDenseState(exchanged.init(params), init_rest(params))
 
     def update(updates: PyTree, state: OnDenseState, params: PyTree | None = None, **extra: Any) -> Any:
         means, inner = exchanged.update(updates, state.exchange, params, **extra)

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _checks
+from gradcomp_jax import _checks, _registered
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.per_device import nodes_of, nodes_within
 from gradcomp_jax.transforms.exchange import ExchangeState
+from gradcomp_jax.transforms.placeholders import is_placeholder
 
 
-@jax.tree_util.register_dataclass
+@_registered.node
 @dataclasses.dataclass(frozen=True)
 class SwitchedState:
     """State of :func:`switched`.
@@ -70,7 +71,8 @@ def switched(
     def init(params: PyTree) -> SwitchedState:
         inner = tuple(tx.init(params) for tx in inside)
         for name, state in zip(names, inner, strict=True):
-            _check(name, state)
+            if not is_placeholder(params):
+                _check(name, state)
         return SwitchedState(jnp.zeros((), jnp.int32), inner, names)
 
     def update(

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _compat, _specs, kernels
+from gradcomp_jax import _compat, _registered, _specs, kernels
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import fused, wait
 from gradcomp_jax.per_device import PerDevice, is_per_device
@@ -20,7 +20,7 @@ DIVISION = "shards"
 """What a division of tensors among devices is called where checkpoints compare it."""
 
 
-@jax.tree_util.register_dataclass
+@_registered.node
 @dataclasses.dataclass(frozen=True)
 class ShardState:
     """State of an exchange of shards.
