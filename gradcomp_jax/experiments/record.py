@@ -1,6 +1,9 @@
 """What a folder says of the run in it, read with suspicion: people edit files, and disks fail."""
 
+import json
 import pathlib
+import warnings
+import zlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -67,6 +70,12 @@ class Record(_Strict):
         return self.model_copy(update={"epoch": epoch, "evaluation": self.evaluation[:epoch], **cut})
 
 
+class _Saved(Record):
+    """A record as it is in a file: with a CRC-32 of all that it says, which earlier versions did not write."""
+
+    crc32: Annotated[int, pydantic.Field(ge=0)] | None = None
+
+
 class Mark(_Strict):
     """What a state has in its folder: the run and the epoch that it is of."""
 
@@ -78,14 +87,23 @@ def read_record(path: pathlib.Path, steps_per_epoch: int) -> Record | None:
     """Returns the record at a path, or ``None`` if nothing is there.
 
     Raises:
-      SettingError: if it is not the record of a run, or its figures do not fit each other.
+      SettingError: if it is not the record of a run, differs from what was saved, or its figures do not fit each other.
     """
     try:
-        record = _read(Record, path, _LARGEST_RECORD)
+        saved = _read(_Saved, path, _LARGEST_RECORD)
     except (OSError, ValueError) as error:
         raise _not_a_record(path, _reason(error)) from error
-    if record is None:
+    if saved is None:
         return None
+    record = Record.model_construct(**{name: getattr(saved, name) for name in Record.model_fields})
+    if saved.crc32 is None:
+        warnings.warn(
+            f"{path} has no digest, because an earlier version wrote it: its figures are taken as they are, and have one when"
+            " the next epoch is saved",
+            stacklevel=2,
+        )
+    elif saved.crc32 != _crc_of(record):
+        raise _not_a_record(path, "it differs from what was saved")
     steps = record.epoch * steps_per_epoch
     wanted = {"loss": steps, "seconds": steps, "evaluation": record.epoch}
     for name, count in wanted.items():
@@ -106,12 +124,18 @@ def read_mark(folder: pathlib.Path) -> Mark | None:
 
 def write(path: pathlib.Path, record: Record) -> None:
     """Writes a record in the place of an earlier one, in one go."""
-    write_whole(path, record.model_dump_json(), follow=False)
+    saved = _Saved.model_construct(**dict(record), crc32=_crc_of(record))
+    write_whole(path, saved.model_dump_json(), follow=False)
 
 
 def write_mark(folder: pathlib.Path, mark: Mark) -> None:
     """Writes the mark into the folder of a state."""
     write_whole(folder / MARK, mark.model_dump_json(), follow=False)
+
+
+def _crc_of(record: Record) -> int:
+    # By what the numbers are, which every release writes alike.
+    return zlib.crc32(json.dumps(record.model_dump(), sort_keys=True).encode())
 
 
 def _read(model: type[_Model], path: pathlib.Path, limit: int) -> _Model | None:

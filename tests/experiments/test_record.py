@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -103,3 +104,56 @@ def test_a_record_comes_back_bit_for_bit_also_of_a_run_that_diverged(tmp_path) -
     again = records.read_record(tmp_path / "run.json", len(loss))
     np.testing.assert_array_equal(np.array(again.loss), np.array(loss))
     assert np.isnan(again.evaluation) and again.what == what
+
+
+def a_record() -> records.Record:
+    """Of 40 steps, as long as one of a short run."""
+    rng = np.random.default_rng(0)
+    return records.Record(
+        run="0123456789abcdef",
+        what={"method": "dgc", "dataset": "digits", "seed": 0, "learning_rate": 0.1, "clip_norm": None},
+        workers=2,
+        epoch=2,
+        loss=tuple(rng.uniform(0, 3, 40).tolist()),
+        evaluation=(0.5, 0.75),
+        seconds=tuple(rng.uniform(0, 1, 40).tolist()),
+    )
+
+
+def test_a_record_with_a_bit_flipped_is_refused_or_the_same(tmp_path) -> None:
+    path, record, rng = tmp_path / "run.json", a_record(), np.random.default_rng(14)
+    records.write(path, record)
+    whole, refused = path.read_bytes(), 0
+    for bit in rng.integers(0, 8 * len(whole), 2000).tolist():
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            assert records.read_record(path, 20) == record
+        except SettingError as error:
+            assert str(error).endswith("use another folder")
+            refused += 1
+    assert refused > 1900
+
+
+@pytest.mark.parametrize("name, value", [("loss", 300.0), ("evaluation", 0.99), ("seconds", 0.0)])
+def test_a_figure_that_somebody_has_changed_is_refused(name: str, value: float, tmp_path) -> None:
+    path = tmp_path / "run.json"
+    records.write(path, a_record())
+    written = json.loads(path.read_bytes())
+    written[name][0] = value
+    path.write_text(json.dumps(written))
+    with pytest.raises(SettingError, match="it differs from what was saved"):
+        records.read_record(path, 20)
+
+
+def test_a_record_of_before_there_were_digests_is_read_with_a_warning(tmp_path) -> None:
+    path = tmp_path / "run.json"
+    records.write(path, a_record())
+    path.write_text(without("crc32")(json.loads(path.read_bytes())))
+    with pytest.warns(UserWarning, match="run.json has no digest, because an earlier version wrote it"):
+        assert records.read_record(path, 20) == a_record()
+    records.write(path, a_record())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert records.read_record(path, 20) == a_record()
