@@ -11,7 +11,7 @@ from jax import lax
 
 from gradcomp_jax._typing import Array
 
-_UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
+_UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
 
 
 def widened(x: Array) -> Array:
@@ -38,7 +38,7 @@ def narrowed(x: Array, dtype: jnp.dtype) -> Array:
 
 
 def to_words(x: Array) -> Array:
-    """Reinterprets 8, 16 or 32-bit numbers as unsigned integers of that width."""
+    """Reinterprets numbers of 8 to 64 bits as unsigned integers of that width."""
     if jnp.issubdtype(x.dtype, jnp.unsignedinteger):
         return x
     return lax.bitcast_convert_type(x, _UNSIGNED[x.dtype.itemsize])

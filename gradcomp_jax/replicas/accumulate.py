@@ -12,7 +12,7 @@ from gradcomp_jax import _checks, _compat, _registered
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.replicas.branching import advance
-from gradcomp_jax.transforms.local import refuse_complex
+from gradcomp_jax.transforms.local import refuse_beyond_float32
 from gradcomp_jax.transforms.placeholders import not_of_params
 
 
@@ -83,7 +83,7 @@ def accumulate(
                 )
             return dataclasses.replace(mark, value=mark.value + g.astype(jnp.float32)[None])
 
-        refuse_complex(updates)
+        refuse_beyond_float32(updates)
         total = jax.tree.map(add, state.total, updates, is_leaf=is_per_device)
         batches = state.batches + 1
 

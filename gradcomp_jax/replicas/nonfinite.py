@@ -15,7 +15,7 @@ from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.compressors.base import LARGEST
 from gradcomp_jax.per_device import PerDevice, nodes_within
 from gradcomp_jax.transforms.counters import count_on
-from gradcomp_jax.transforms.local import refuse_complex
+from gradcomp_jax.transforms.local import refuse_beyond_float32
 
 FARTHEST = 2.0**64
 """How large a replica's parameter may become: differences of such numbers, their sums and squares can be exchanged."""
@@ -40,7 +40,7 @@ class ReplicaState:
 
 def or_zeros(tree: PyTree, largest: float = LARGEST) -> tuple[PyTree, Array]:
     """Returns the tree in float32, all zeros if any entry is not finite or too large, and whether all are finite."""
-    refuse_complex(tree)
+    refuse_beyond_float32(tree)
     ok = all_finite(tree, largest)
     return jax.tree.map(lambda x: jnp.where(ok, x.astype(jnp.float32), 0.0), tree), ok
 
@@ -55,6 +55,8 @@ def steady(updates: PyTree, params: PyTree) -> tuple[PyTree, Array]:
 
     An exchange skips what is too large for its sums, and a replica so far off would never be brought back.
     """
+    refuse_beyond_float32(updates)
+    refuse_beyond_float32(params)
     led = jax.tree.map(lambda p, u: jnp.asarray(p).astype(jnp.float32) + u.astype(jnp.float32), params, updates)
     ok = all_finite(led, FARTHEST)
     return jax.tree.map(lambda u: jnp.where(ok, u.astype(jnp.float32), 0.0), updates), ok

@@ -12,6 +12,7 @@ from gradcomp_jax import _compat, _specs, kernels
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import fused
 from gradcomp_jax.compressors import Compressor, RowInfo, dense
+from gradcomp_jax.transforms.local import refuse_beyond_float32
 from gradcomp_jax.transforms.masks import Mask, by_leaf, gains
 from gradcomp_jax.transforms.policies import path_name
 from gradcomp_jax.transforms.shards import Shards
@@ -69,6 +70,7 @@ def gather_params(
     Raises:
         ValueError: for a compressor that does not go with this, a base of other shapes, or a random one without ``key``; when
             differentiated without ``gradient``.
+        TypeError: for a leaf that is compressed, or differentiated, and is wider than float32.
         NameError: outside of the axis.
 
     References:
@@ -102,6 +104,8 @@ def gather_params(
         for i in along:
             _check_base(path_name(named[i][0]), leaves[i].shape, dims[i], workers, jnp.shape(every[i]))
     rules = _Rules([dims[i] for i in along], wanted, axis_name, workers, compressor, gradient)
+    cast = {path_name(named[i][0]): leaves[i] for i, own in zip(along, wanted, strict=True) if own or gradient}
+    refuse_beyond_float32(cast)
     if isinstance(key, int):
         key = jax.random.key(key)
     for i, whole in zip(along, rules.gather([leaves[i] for i in along], bases, key), strict=True):

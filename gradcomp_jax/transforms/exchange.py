@@ -20,7 +20,7 @@ from gradcomp_jax.transforms.inbound import take_in
 from gradcomp_jax.transforms.initial_state import init_memory, init_server
 from gradcomp_jax.transforms.layout import Layout, View
 from gradcomp_jax.transforms.layout_rules import layout_rules
-from gradcomp_jax.transforms.local import refuse_reduced
+from gradcomp_jax.transforms.local import refuse_beyond_float32, refuse_reduced
 from gradcomp_jax.transforms.made_by import MadeBy, made_by
 from gradcomp_jax.transforms.masks import Mask
 from gradcomp_jax.transforms.memory_ratio import ratio_of
@@ -78,7 +78,7 @@ def exchange(
     memories and owners hold, plus all updates, equals the sum of all mean gradients (of unbiased codes, in expectation).
 
     Takes per-device gradients (see :func:`gradcomp_jax.local_value_and_grad`), returns updates that are equal on every
-    worker, in the gradients' dtype. Local clipping and weight decay go before it, optimizers after it:
+    worker, in the gradients' dtype, of at most 32 bits. Local clipping and weight decay go before it, optimizers after it:
     ``optax.clip_by_global_norm`` before it clips each worker's gradient by that worker's norm, after it the update. Works under
     ``shard_map`` (``check_vma`` on or off), ``pmap`` and ``vmap(axis_name=...)``.
 
@@ -114,6 +114,7 @@ def exchange(
     Raises:
         ValueError: at construction, if compressor, memory and collective do not go together; when traced, if the gradients
             are already reduced over ``axis_name``, or the state is of other tensors or declared replicated.
+        TypeError: when traced, for a leaf that is no real floating-point array, or wider than float32.
         NameError: when traced outside the axis.
     """
     maker = made_by("exchange", locals())
@@ -149,6 +150,7 @@ def exchange(
         context, workers = context_of(extra), _bound(axis_name)
         layout = rules.layout(updates, axis_name, workers.count)
         refuse_around(rules, layout, extra, axis_name)
+        refuse_beyond_float32(updates, layout.averaged)
         refuse_reduced(updates, axis_name, layout.averaged)
         leaves, treedef = jax.tree.flatten(updates)
         if not leaves:

@@ -9,6 +9,7 @@ import optax
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.transforms.context import context_of, with_context
+from gradcomp_jax.transforms.local import refuse_beyond_float32
 from gradcomp_jax.transforms.skipping import keep_if, took_place
 
 _LARGEST = 2.0**50
@@ -82,6 +83,7 @@ def frozen_adam(
         if context_of(extra).describes:
             return compressed.update(updates, state.compressed, params, **extra)[0], state
         extra = with_context(extra, dtypes=None)
+        refuse_beyond_float32(updates)
         gradient = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
         # An infinity in the place of what has squares that overflow, alone or summed over a tensor.
         gradient = jax.tree.map(lambda g: jnp.where(jnp.abs(g) > _LARGEST, jnp.inf, g), gradient)

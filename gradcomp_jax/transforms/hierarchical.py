@@ -10,7 +10,7 @@ from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.collectives import fused
 from gradcomp_jax.transforms import worker_shards
 from gradcomp_jax.transforms.context import context_of
-from gradcomp_jax.transforms.local import refuse_complex, refuse_reduced
+from gradcomp_jax.transforms.local import refuse_beyond_float32, refuse_reduced
 from gradcomp_jax.transforms.placeholders import not_of_params
 from gradcomp_jax.transforms.policies import path_name
 from gradcomp_jax.transforms.worker_shards import ShardState, in_buckets, shards_of
@@ -74,7 +74,7 @@ def hierarchical(
     def update(
         updates: PyTree, state: ShardState, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, ShardState]:
-        refuse_complex(updates)
+        refuse_beyond_float32(updates)
         refuse_reduced(updates, inner_axis_name)
         every = shards_of(param_specs, updates, inner_axis_name)
         stacks = []

@@ -44,7 +44,7 @@ def local_clip(max_norm: Any, *, axis_name: AxisName | None) -> optax.GradientTr
                 f"clip_norm is for gradients, and here it would see that of {context.not_gradients}; leave clip_norm out, and"
                 " clip before that: gradcomp_jax.local_clip, or optax.clip_by_global_norm before the inner optimizer"
             )
-        refuse_complex(updates)
+        refuse_beyond_float32(updates)
         workers = _compat.axis_size(axis_name) or 1
 
         def square(unit: float) -> Any:
@@ -117,17 +117,32 @@ def set_to_zero() -> optax.GradientTransformation:
     return optax.GradientTransformation(optax.set_to_zero().init, update)
 
 
-def refuse_complex(updates: PyTree) -> None:
-    """Refuses complex gradients where a cast to float32 would drop their imaginary part.
+def refuse_beyond_float32(tree: PyTree, but: Iterable[int] = ()) -> None:
+    """Refuses leaves that a cast to float32 would take something from: the imaginary part, or digits and range.
+
+    Args:
+        tree: gradients, or parameters that are compared.
+        but: numbers of leaves that pass through as they are.
 
     Raises:
         TypeError: naming the first such leaf.
     """
-    for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
-        if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
+    passing = set(but)
+    for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(tree)):
+        dtype = jnp.result_type(leaf)
+        if i in passing or not jnp.issubdtype(dtype, jnp.inexact):
+            continue
+        if jnp.issubdtype(dtype, jnp.complexfloating):
             raise TypeError(
-                f"the gradient {path_name(path)!r} is {jnp.result_type(leaf)}, and only real ones are taken here: put"
+                f"the gradient {path_name(path)!r} is {dtype}, and only real ones are taken here: put"
                 " optax.contrib.split_real_and_imaginary around the whole chain"
+            )
+        if dtype.itemsize > 4:
+            raise TypeError(
+                f"the leaf {path_name(path)!r} is {dtype}, and what crosses and what is kept is float32: cast gradients first,"
+                ' by jax.tree.map(lambda g: g.astype("float32"), gradient) or, as a link before this one,'
+                ' optax.stateless(lambda g, _: jax.tree.map(lambda x: x.astype("float32"), g)), and parameters where'
+                " replicas are compared; or keep the leaf out with optax.multi_transform and gradcomp_jax.set_to_zero()"
             )
 
 

@@ -11,7 +11,7 @@ from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.per_device import nodes_of, nodes_within
 from gradcomp_jax.transforms.exchange import ExchangeState
-from gradcomp_jax.transforms.local import refuse_complex
+from gradcomp_jax.transforms.local import refuse_beyond_float32
 from gradcomp_jax.transforms.placeholders import is_placeholder
 
 INITIAL = 2.0**15
@@ -104,7 +104,7 @@ def dynamic_loss_scale(
     def update(
         updates: PyTree, state: LossScaleState, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, LossScaleState]:
-        refuse_complex(updates)
+        refuse_beyond_float32(updates)
         # Of a loss that was multiplied by no scale nothing can be made: what is not finite makes all workers skip.
         usable = is_scale(state.scale)
         divisor = jnp.where(usable, state.scale, jnp.nan)

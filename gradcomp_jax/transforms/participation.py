@@ -19,7 +19,7 @@ from gradcomp_jax.memory import narrow
 from gradcomp_jax.per_device import PerDevice, is_per_device, nodes_within
 from gradcomp_jax.transforms.context import context_of, with_context
 from gradcomp_jax.transforms.exchange import ExchangeState
-from gradcomp_jax.transforms.local import refuse_complex, refuse_reduced
+from gradcomp_jax.transforms.local import refuse_beyond_float32, refuse_reduced
 from gradcomp_jax.transforms.placeholders import is_placeholder
 from gradcomp_jax.transforms.policies import path_name
 from gradcomp_jax.transforms.step_keys import StepKeys
@@ -93,7 +93,7 @@ def weighted(
             return inside.update(updates, state, params, **extra)
         if _compat.axis_size(axis_name) is None:
             raise NameError(f"the axis {axis_name!r} is not bound here: give weighted the axis_name of its method")
-        refuse_complex(updates)
+        refuse_beyond_float32(updates)
         refuse_reduced(updates, axis_name)
         context_of(extra).weight_read()
         within = context_of(extra).inner_axis_name

@@ -17,7 +17,7 @@ from gradcomp_jax.per_device import nodes_of
 from gradcomp_jax.transforms.context import with_context
 from gradcomp_jax.transforms.exchange import ExchangeState
 from gradcomp_jax.transforms.frozen_adam import FrozenAdamState
-from gradcomp_jax.transforms.local import refuse_complex
+from gradcomp_jax.transforms.local import refuse_beyond_float32
 from gradcomp_jax.transforms.on_dense import OnDenseState
 from gradcomp_jax.transforms.placeholders import is_placeholder
 from gradcomp_jax.transforms.sums import RunningSumState
@@ -84,7 +84,7 @@ def rate_weighted(
         return RateWeightedState(jnp.zeros((), jnp.int32), inner)
 
     def update(updates: PyTree, state: RateWeightedState, params: PyTree | None = None, **extra: Any) -> Any:
-        refuse_complex(updates)
+        refuse_beyond_float32(updates)
         now = jnp.asarray(rate(state.step), jnp.float32)
         usable = now > 0
         # Nothing that is sent could be divided by zero: what is not finite makes all workers skip.

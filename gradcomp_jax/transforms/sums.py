@@ -9,6 +9,7 @@ import optax
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.transforms.context import with_context
+from gradcomp_jax.transforms.local import refuse_beyond_float32
 from gradcomp_jax.transforms.skipping import keep_if, took_place
 
 
@@ -42,6 +43,7 @@ def running_sum(exchange: optax.GradientTransformationExtraArgs) -> optax.Gradie
     def update(updates: PyTree, state: RunningSumState, params: PyTree | None = None, **extra: Any) -> Any:
         # An exchange delivers in its leaves' dtype, and what rounding takes of each step is in no worker's memory: it
         # would add up.
+        refuse_beyond_float32(updates)
         wide = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
         steps, inner = exchange.update(wide, state.inner, params, **with_context(extra, dtypes=None))
         ok = took_place(state.inner, inner)
