@@ -4,13 +4,14 @@ Everything that differs between ``shard_map`` (with and without varying-ness tra
 ``vmap`` and no axis at all is decided here, so that the rest of the library has one code path.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax._src import distributed
+from jax._src import config, core, distributed
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -77,6 +78,30 @@ def is_varying(x: Array, axis_name: AxisName) -> bool:
 def varying_along(x: Array, axis_name: AxisName) -> tuple[Any, ...]:
     """Returns the names of the axis along which ``x`` is recorded to differ."""
     return tuple(name for name in names_of(axis_name) if name in _varying_names(x))
+
+
+def varying_names(x: Array) -> frozenset[Any]:
+    """Returns the names of all axes along which ``x`` is recorded to differ."""
+    return _varying_names(x)
+
+
+def untracked() -> contextlib.AbstractContextManager[Any]:
+    """Traces what is inside as ``jax.shard_map`` with ``check_vma=False`` would."""
+    return config._check_vma(False)
+
+
+def traced_so_far() -> Callable[[], None]:
+    """Returns what makes the current trace forget whatever is traced from now on, where it keeps a list."""
+    frame = getattr(core.trace_ctx.trace, "frame", None)
+    equations = getattr(frame, "tracing_eqns", None)
+    if not isinstance(equations, list):
+        return lambda: None
+    length = len(equations)
+
+    def forget() -> None:
+        del equations[length:]
+
+    return forget
 
 
 def is_unreduced(x: Array, axis_name: AxisName) -> bool:

@@ -30,6 +30,7 @@ LAYERS = {
     "_markdown": 0,
     "_specs": 0,
     "_registered": 0,
+    "_tracking": 0,
     "per_device": 0,
     "kernels": 1,
     "compressors": 2,

@@ -238,3 +238,37 @@ def _check_base(path: str, shard: tuple[int, ...], dim: Any, workers: int, whole
             f"base has {path!r} of shape {whole}, and its {workers} shards are {shard} each: give whole parameters, such as"
             " an earlier result of gather_params"
         )
+
+
+def whole_params(
+    state: Any, param_specs: PyTree | None, names: tuple[Any, ...], compressor: Compressor | None
+) -> tuple[PyTree, PyTree | None]:
+    """Returns parameters of which every device has a shard gathered, the others as they are; and new copies, if there are any.
+
+    Args:
+        state: a train state's part on one device.
+        param_specs: as for :func:`gradcomp_jax.make_train_step`.
+        names: of the axis of the workers.
+        compressor: what they are gathered in; ``None`` for as they are.
+
+    Raises:
+        ValueError: for a state with copies and no compressor.
+    """
+    params, copies = state.params, getattr(state, "param_copy", None)
+    if compressor is not None:
+        for name in names:
+            params = gather_params(params, param_specs, axis_name=name, compressor=compressor, base=copies)
+        if copies is not None:
+            copies = jax.tree.map(lambda p, copy: copy if isinstance(copy, tuple) else p, params, copies)
+        return jax.tree.map(lambda whole, own: whole.astype(own.dtype), params, state.params), copies
+    if copies is not None:
+        raise ValueError(
+            "the state has a param_copy, and parameters are not gathered as differences: give param_compressor"
+        )
+    leaves, treedef = jax.tree.flatten(params)
+    for i, spec in enumerate(_specs.by_leaf(param_specs, params)):
+        for name in names:
+            dim = _specs.sharded_dim(spec, name)
+            if dim is not None:
+                leaves[i] = lax.all_gather(leaves[i], name, axis=dim, tiled=True)
+    return jax.tree.unflatten(treedef, leaves), None

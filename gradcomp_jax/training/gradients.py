@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from gradcomp_jax import _checks, _compat, _specs, kernels, per_device
+from gradcomp_jax import _checks, _compat, _specs, _tracking, kernels, per_device
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.training import refusals
 from gradcomp_jax.training.state import check_axis
@@ -55,12 +55,19 @@ def local_value_and_grad(
     accumulate = _checks.positive_int("accumulate", accumulate)
     compute = jax.value_and_grad(loss, has_aux=has_aux, allow_int=True)
 
+    def with_zeros(params: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        value, gradient = compute(params, *args, **kwargs)
+        return value, jax.tree.map(_zero_if_none, gradient, params)
+
+    own = _tracking.unless_refused(with_zeros, axis_name)
+
     def value_and_grad(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         local = _compat.varying(params, axis_name)
 
         def of_batch(args: Any, kwargs: Any) -> tuple[Any, Any]:
-            value, gradient = compute(local, *args, **kwargs)
+            value, gradient = own(local, args, kwargs)
             refusals.refuse_averaged(value[0] if has_aux else value, axis_name)
+            # Of the parameters as they came: such zeros are equal on all workers.
             return value, jax.tree.map(_zero_if_none, gradient, params)
 
         return of_batch(args, kwargs) if accumulate == 1 else _mean_over(of_batch, accumulate, args, kwargs)
@@ -74,7 +81,7 @@ def local_value_and_grad(
 
 def _zero_if_none(gradient: Any, param: Any) -> Any:
     """A gradient as optax takes it: JAX's of an integer is of a dtype that holds nothing."""
-    return jnp.zeros_like(param) if gradient.dtype == jax.dtypes.float0 else gradient
+    return gradient if jnp.issubdtype(jnp.result_type(param), jnp.inexact) else jnp.zeros_like(param)
 
 
 def _mean_over(of_batch: Callable[[Any, Any], Any], parts: int, args: Any, kwargs: Any) -> Any:

@@ -12,7 +12,7 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gradcomp_jax import _checks, _compat, _specs, per_device
+from gradcomp_jax import _checks, _compat, _specs, _tracking, per_device
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.per_device import PerDevice, is_per_device, nodes_within
 from gradcomp_jax.replicas import MARKED, delayed_average
@@ -174,6 +174,7 @@ def make_overlapped_step(
     every: int = 1,
     compensate: bool = True,
     has_aux: bool = False,
+    check_vma: bool = True,
 ) -> OverlappedStep:
     """Steps of ``optax.chain(gc.delayed_average(method, ...), optimizer)`` with the exchange in a thread beside them.
 
@@ -197,6 +198,7 @@ def make_overlapped_step(
         every: likewise.
         compensate: likewise.
         has_aux: as for :func:`make_train_step`.
+        check_vma: likewise.
 
     Returns:
         ``step``. ``step(state, batch)`` returns a new state and ``metrics``, each worker's own, ``[N]``; the state is donated.
@@ -233,7 +235,7 @@ def make_overlapped_step(
     of_means = optax.GradientTransformation(
         method.init, lambda s, state, _=None: exchange.update(mean_of(s, every), state)
     )
-    return beside(loss, (tx, quiet, of_means), mesh, link, axis_name=axis_name, has_aux=has_aux)
+    return beside(loss, (tx, quiet, of_means), mesh, link, axis_name=axis_name, has_aux=has_aux, check_vma=check_vma)
 
 
 def beside(
@@ -244,6 +246,7 @@ def beside(
     *,
     axis_name: AxisName,
     has_aux: bool,
+    check_vma: bool,
 ) -> OverlappedStep:
     """Returns steps of a chain with a late link.
 
@@ -254,6 +257,7 @@ def beside(
         link: the late one.
         axis_name: the axis of the workers.
         has_aux: as for :func:`make_train_step`.
+        check_vma: likewise.
 
     Raises:
         ValueError: if the mesh has no such axis.
@@ -262,7 +266,8 @@ def beside(
     tx, quiet, exchange = chains
     value_and_grad = local_value_and_grad(loss, axis_name=axis_name, has_aux=has_aux)
     by_worker, everywhere = PartitionSpec(axis_name), PartitionSpec()
-    mapping: dict[str, Any] = {"mesh": mesh, "axis_names": set(_specs.names_of(axis_name))}
+    names = set(_specs.names_of(axis_name))
+    mapping: dict[str, Any] = {"mesh": mesh, "axis_names": names, "check_vma": check_vma}
     with_arrived = optax.with_extra_args_support(quiet).update
 
     def own(observed: dict[str, Any]) -> dict[str, Any]:
@@ -281,7 +286,8 @@ def beside(
         state: TrainState, gradient: PyTree, arrived: PyTree, skips: list[Array]
     ) -> tuple[TrainState, dict[str, Any]]:
         state, gradient = per_device.lower((state, gradient))
-        updates, opt_state = with_arrived(gradient, state.opt_state, state.params, **{_ARRIVED: arrived})
+        with _tracking.explained(axis_name):
+            updates, opt_state = with_arrived(gradient, state.opt_state, state.params, **{_ARRIVED: arrived})
         opt_state = restored(opt_state, state.opt_state, (ExchangeState, *MARKED))
         params = optax.apply_updates(state.params, updates)
         counted = own({"skipped": sum(skips, skipped(opt_state)), "dropped": dropped(opt_state)})

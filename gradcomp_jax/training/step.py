@@ -10,7 +10,7 @@ import optax
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from gradcomp_jax import _compat, _specs, per_device
+from gradcomp_jax import _compat, _specs, _tracking, per_device
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.replicas import MARKED
@@ -18,7 +18,7 @@ from gradcomp_jax.replicas.nonfinite import dropped, restored
 from gradcomp_jax.training import refusals
 from gradcomp_jax.training.diagnostics import diagnostics as diagnose
 from gradcomp_jax.training.donation import OwnBuffers
-from gradcomp_jax.training.gathered import gather_params
+from gradcomp_jax.training.gathered import whole_params
 from gradcomp_jax.training.gradients import local_value_and_grad, mean_of_workers
 from gradcomp_jax.training.state import (
     check_axis,
@@ -75,7 +75,8 @@ def make_train_step(
             goes on from a checkpoint draws the same.
         donate: the new state takes the old one's memory; the old one must not be used again. Arrays of it that share a
             buffer, as tied weights do, are copied before, and so go on by themselves.
-        check_vma: as for ``jax.shard_map``.
+        check_vma: as for ``jax.shard_map``. A loss that tracking alone refuses, such as one whose loop begins with a
+            constant, is differentiated without it either way.
         param_specs: the specs of :func:`init_state`. Parameters that lie along the axis of the workers (FSDP) are gathered for
             the loss, and ``tx`` is given their whole gradients and returns updates of the shards
             (:func:`gradcomp_jax.hierarchical`, :func:`gradcomp_jax.collectives.ReduceScatter`). Axes of the mesh that are not
@@ -174,11 +175,11 @@ def worker_step(
             state = per_device.lower(state)
         given = {"rngs": _key_of(key, state.step, axis_name), "model_state": per_device.lower(model_state)}
         given = {name: value for name, value in given.items() if value is not None}
-        params, copies = _whole(state, param_specs, names, param_compressor)
+        params, copies = whole_params(state, param_specs, names, param_compressor)
         (_, seen), gradient = value_and_grad(params, batch, scale=loss_scale(state.opt_state), given=given)
         extra, reads = {}, list[bool]()
         if weight is not None:
-            extra["weight"] = participation.one_number(weight(batch), axis_name)
+            extra["weight"] = participation.one_number(_tracking.unless_refused(weight, axis_name)(batch), axis_name)
             share = participation.share_of(extra["weight"], axis_name)
             own = {"model_state"} if _is_own(model_state) else set()
             seen = _weighed(seen, share, but=own if mean_metrics else {"loss", "aux", *own})
@@ -192,10 +193,15 @@ def worker_step(
         # Read only if the exchange asks for it: it costs another trace of the loss.
         extra = with_context(
             extra,
-            forward_order=lambda: forward_order(functools.partial(loss, **given), params, batch),
+            forward_order=lambda: forward_order(_tracking.unless_refused(loss, axis_name), params, batch, **given),
             weight_read=lambda: reads.append(True),
         )
-        with refusals.axis_explained(axis_name), refusals.branches_explained(), refusals.extras_explained(extra):
+        with (
+            refusals.axis_explained(axis_name),
+            refusals.branches_explained(),
+            refusals.extras_explained(extra),
+            _tracking.explained(axis_name),
+        ):
             updates, opt_state = update_with_extra(gradient, state.opt_state, state.params, **extra)
         refusals.refuse_unread(weight, reads)
         if replicas:
@@ -324,27 +330,3 @@ class TrainStep:
     def __getattr__(self, name: str) -> Any:
         """Returns what the jitted function has: ``lower``, ``trace``, ``eval_shape``, ``clear_cache``."""
         return getattr(self._jitted, name)
-
-
-def _whole(
-    state: Any, param_specs: PyTree | None, names: tuple[Any, ...], compressor: Compressor | None
-) -> tuple[PyTree, PyTree | None]:
-    """Parameters of which every device has a shard, gathered, the others as they are; and the new copies, if there are any."""
-    params, copies = state.params, getattr(state, "param_copy", None)
-    if compressor is not None:
-        for name in names:
-            params = gather_params(params, param_specs, axis_name=name, compressor=compressor, base=copies)
-        if copies is not None:
-            copies = jax.tree.map(lambda p, copy: copy if isinstance(copy, tuple) else p, params, copies)
-        return jax.tree.map(lambda whole, own: whole.astype(own.dtype), params, state.params), copies
-    if copies is not None:
-        raise ValueError(
-            "the state has a param_copy, and parameters are not gathered as differences: give param_compressor"
-        )
-    leaves, treedef = jax.tree.flatten(params)
-    for i, spec in enumerate(_specs.by_leaf(param_specs, params)):
-        for name in names:
-            dim = _specs.sharded_dim(spec, name)
-            if dim is not None:
-                leaves[i] = lax.all_gather(leaves[i], name, axis=dim, tiled=True)
-    return jax.tree.unflatten(treedef, leaves), None

@@ -8,7 +8,7 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from gradcomp_jax import _compat, _specs, per_device
+from gradcomp_jax import _compat, _specs, _tracking, per_device
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.training import refusals
@@ -20,7 +20,7 @@ from gradcomp_jax.transforms.policies import path_name
 
 
 def unreduced(
-    tx: optax.GradientTransformation, mesh: Mesh, *, axis_name: AxisName = "data"
+    tx: optax.GradientTransformation, mesh: Mesh, *, axis_name: AxisName = "data", check_vma: bool = True
 ) -> optax.GradientTransformationExtraArgs:
     """Runs a chain with an exchange on gradients that the workers have not added up, outside of the axis.
 
@@ -44,6 +44,7 @@ def unreduced(
         tx: an optax transformation that averages over ``axis_name``; all replicas have the same parameters.
         mesh: with the axis among its names. Further axes are left to the compiler.
         axis_name: the axis of the workers.
+        check_vma: as for ``jax.shard_map``; False for a chain that tracking alone refuses, whose updates are not checked then.
 
     Raises:
         ValueError: if the mesh has no such axis; when traced, inside the axis, for gradients that are added up already,
@@ -83,7 +84,7 @@ def unreduced(
         def one_worker(updates: PyTree, state: PyTree, params: PyTree | None, weights: Any) -> tuple[PyTree, PyTree]:
             own_gradients = jax.tree.map(own, updates, is_leaf=is_per_device)
             given = with_context({**weights, **extra}, weight_read=lambda: reads.append(True))
-            with refusals.branches_explained():
+            with refusals.branches_explained(), _tracking.explained(axis_name):
                 moved, new = update_with_extra(own_gradients, state, params, **given)
             refusals.refuse_unread(weight, reads)
             refusals.refuse_updates(moved, own_gradients if params is None else params, axis_name)
@@ -95,6 +96,7 @@ def unreduced(
             axis_names=set(names),
             in_specs=(by_worker, specs, everywhere, PartitionSpec(axis_name)),
             out_specs=(everywhere, specs),
+            check_vma=check_vma,
         )
         return mapped(updates, state, params, weights)
 

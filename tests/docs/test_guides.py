@@ -55,7 +55,7 @@ def test_when_not_to_compress() -> None:
 def test_debugging() -> None:
     """Each check finds what it is there to find, and finds nothing where nothing is."""
     names, printed = run("debugging")
-    first, finite, ratio, worse, wire, explained, reduced, disagree, _, refused, memory, again = printed
+    first, finite, ratio, worse, wire, explained, reduced, disagree, _, refused, unrolled, memory, again = printed
     assert "exchange/memory_ratio" in first
     assert "skipped: 1\nparameters unchanged: True" in finite and "bad input: [0]" in finite
     assert ratio == "rises less and less: True\n"
@@ -66,6 +66,7 @@ def test_debugging() -> None:
     assert disagree == "parameters differ by 0.0\n"
     donated, outside = refused.splitlines()
     assert "donated to an earlier step" in donated and "gradcomp_jax.init_state" in outside
+    assert unrolled == "steps: 1\n"
     assert "temporaries:" in memory and again == ""
     # And the checks that found nothing do find it.
     copies = [jax.device_put(float(i), device) for i, device in enumerate(jax.devices()[:2])]
