@@ -18,7 +18,7 @@ Kind = Literal["worker", "shard", "replica"]
 
 @dataclasses.dataclass(frozen=True)
 class Return:
-    """How the rows that owners hold go back to the workers' memories, where so few are left that there are no owners.
+    """How the rows that owners hold go back to the workers' memories, where there are other owners or none.
 
     Attributes:
         least: workers from which on there are owners.
@@ -54,8 +54,8 @@ class PerDevice:
             tensor's entries; 0 of every other.
         shards: devices that make up one worker, of which each has such a value for its part of every tensor; 1 unless
             the exchange is hierarchical.
-        returns: of a ``shard`` that is for some numbers of workers only: what becomes of it below the least of them, where
-            each holds one row of zeros.
+        returns: of a ``shard`` that an exchange's owners hold: what becomes of it where they are others. Below the least
+            number of workers that have owners each holds one row of zeros.
         lifted: whether the value has no rows of its own: :func:`lift` gave it one, and :func:`lower` takes it away.
     """
 

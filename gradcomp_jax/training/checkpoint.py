@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.tree_util import tree_leaves_with_path
@@ -21,6 +20,7 @@ from gradcomp_jax import _files
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.per_device import is_per_device, nodes_of
 from gradcomp_jax.training import checkpoint_files
+from gradcomp_jax.training.carried import carried, lies_otherwise
 from gradcomp_jax.training.checkpoint_record import (
     checkpoint_metadata,
     compare_makers,
@@ -30,7 +30,7 @@ from gradcomp_jax.training.checkpoint_record import (
 )
 from gradcomp_jax.training.refusals import refuse_donated
 from gradcomp_jax.training.resize import lies_stacked, resize_workers
-from gradcomp_jax.training.restored import as_they_were, placed, targets
+from gradcomp_jax.training.restored import as_they_were, placed, targets, typed
 from gradcomp_jax.transforms.policies import path_name
 from gradcomp_jax.transforms.step_keys import is_typed_key
 
@@ -111,6 +111,15 @@ def restore_checkpoint(directory: str | os.PathLike[str], like: PyTree, *, check
             record = read_record(path, {path_name(p): tuple(leaf.shape) for p, leaf in tree_leaves_with_path(metadata)})
         if check_method:
             compare_makers(path, record, like)
+        named = {path_name(p): leaf for p, leaf in tree_leaves_with_path(metadata)}
+        if lies_otherwise(named, like):
+            with _damage(path):
+                host = checkpointer.restore(path, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), metadata))
+                refuse_damaged(host, record)
+            whole = {path_name(p): leaf for p, leaf in tree_leaves_with_path(host)}
+            moved = carried(whole, None if record is None else record.get("owners"), like)
+            _same_shapes(moved, like)
+            return _with_empty(jax.tree.map(placed, moved, like), wanted)
         saved = _saved_shapes(metadata, path, like)
         old, new = _workers(saved), _workers(like)
         if old is None or new is None or old == new:
@@ -123,7 +132,7 @@ def restore_checkpoint(directory: str | os.PathLike[str], like: PyTree, *, check
         with _damage(path):
             host = checkpointer.restore(path, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), saved))
             refuse_damaged(host, record)
-    resized = resize_workers(jax.tree.map(_typed, host, like), old=old, new=new)
+    resized = resize_workers(jax.tree.map(typed, host, like), old=old, new=new)
     _same_shapes(resized, like)
     return _with_empty(jax.tree.map(placed, resized, like), wanted)
 
@@ -233,15 +242,6 @@ def _without_echoes() -> Iterator[None]:
 def _damaged(path: pathlib.Path, reason: str) -> DamagedCheckpointError:
     return DamagedCheckpointError(
         f"the checkpoint at {path} is damaged ({reason}): go back to an earlier checkpoint, or start anew in another folder"
-    )
-
-
-def _typed(value: Any, target: Any) -> Any:
-    """Saved data as what it is: keys, where the target is of typed ones."""
-    return (
-        jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(target))
-        if is_typed_key(target)
-        else value
     )
 
 

@@ -16,6 +16,7 @@ from jax.experimental import multihost_utils
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.per_device import nodes_within
 from gradcomp_jax.replicas import MARKED
+from gradcomp_jax.training.carried import owners_of
 from gradcomp_jax.training.refusals import refuse_donated, refuse_unmarked
 from gradcomp_jax.transforms import ExchangeState, SwitchedState
 from gradcomp_jax.transforms.made_by import MadeBy, made_by
@@ -51,7 +52,8 @@ def checkpoint_metadata(state: PyTree) -> dict[str, Any]:
         A dictionary for JSON.
     """
     refuse_donated(state)
-    record = {"made_by": [list(maker) for maker in _makers(state)], "arrays": _arrays(state)}
+    makers = [list(maker) for maker in _makers(state)]
+    record = {"made_by": makers, "arrays": _arrays(state), "owners": owners_of(state)}
     return {_KEY: {"record": record, "crc32": _crc_of(record)}}
 
 

@@ -13,7 +13,7 @@ from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.memory import Momentum
 from gradcomp_jax.memory.narrow import Narrow, is_narrow, values_of
-from gradcomp_jax.per_device import PerDevice, is_per_device, nodes_of
+from gradcomp_jax.per_device import PerDevice, Return, is_per_device, nodes_of
 from gradcomp_jax.training.refusals import refuse_donated, refuse_unmarked
 from gradcomp_jax.transforms import ExchangeState
 from gradcomp_jax.transforms.step_keys import is_typed_key
@@ -82,7 +82,7 @@ def _resized(state: PyTree, old: int, new: int) -> PyTree:
             return inside._replace(memory=tuple(memories))
         if is_narrow(leaf):
             if leaf.values.kind == "worker" and (new % old or leaf.values.entries):
-                return _narrowed(resize(_wide(leaf)), leaf, new)
+                return narrowed(resize(wide(leaf)), leaf, new)
             return Narrow(*(resize(part, returned=returned) for part in leaf))
         if not is_per_device(leaf):
             return leaf
@@ -151,25 +151,31 @@ def _returned(memories: tuple, server: Any, old: int, new: int) -> tuple:
     returns = mark.returns if is_per_device(mark) else None
     if returns is None or not new < returns.least <= old:
         return memories
-    rows = _rows(mark, np.asarray(_wide(server).value), old)
+    return given_back(memories, server, old, new)
+
+
+def given_back(memories: tuple, server: Any, old: int, new: int) -> tuple:
+    """Returns the memories of ``new`` workers, each with what the owners among ``old`` hold of its mean."""
+    mark = values_of(server)
+    returns, rows = cast(Return, mark.returns), _rows(mark, np.asarray(wide(server).value), old)
     result, start = [], 0
     for memory, count in zip(memories, returns.rows, strict=True):
         like = memory.accumulated if isinstance(memory, Momentum) else memory
-        kept = _wide(like)
+        kept = wide(like)
         size = kept.rows * kept.value.shape[-1]
         owed = rows[:, start : start + count]
         flat = (owed.swapaxes(1, 2) if returns.dealt else owed).reshape(len(rows), -1)[:, :size]
         value = np.asarray(kept.value)
         exact = value.reshape(new, len(rows), size).astype(np.float64) + returns.sign * flat.astype(np.float64)
         kept = dataclasses.replace(kept, value=cast(Any, _rounded(exact, value.dtype).reshape(value.shape)))
-        kept = _narrowed(kept, like, new)
+        kept = narrowed(kept, like, new)
         result.append(memory._replace(accumulated=kept) if isinstance(memory, Momentum) else kept)
         start += count
     return tuple(result)
 
 
-def _wide(node: Any) -> PerDevice:
-    """What a node of scales and values stands for, in float32; every other one as it is."""
+def wide(node: Any) -> PerDevice:
+    """Returns what a node of scales and values stands for, in float32; every other one as it is."""
     if not is_narrow(node):
         return node
     scale, values = (np.asarray(part.value) for part in node)
@@ -177,8 +183,8 @@ def _wide(node: Any) -> PerDevice:
     return dataclasses.replace(node.values, value=cast(Any, wide))
 
 
-def _narrowed(leaf: PerDevice, like: Any, workers: int) -> Any:
-    """Float32 rows kept as a node is; the first worker gets what rounding takes from all others."""
+def narrowed(leaf: PerDevice, like: Any, workers: int) -> Any:
+    """Returns float32 rows kept as a node is; the first worker gets what rounding takes from all others."""
     if not is_narrow(like):
         return leaf
     dtype, each = like.values.value.dtype, np.asarray(leaf.value).reshape(workers, -1, leaf.value.shape[-1])

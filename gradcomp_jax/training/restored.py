@@ -29,6 +29,13 @@ def as_they_were(restored: PyTree, like: PyTree) -> PyTree:
     return jax.tree.map(_as_it_was, restored, like)
 
 
+def typed(value: Any, target: Any) -> Any:
+    """Returns saved data as what it is: keys, where the target is of typed ones."""
+    if not is_typed_key(target):
+        return value
+    return jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(target))
+
+
 def placed(value: Any, target: Any) -> Any:
     """Returns a value that all processes have as their devices' parts of it, where the target lies."""
     if not isinstance(target, jax.Array):

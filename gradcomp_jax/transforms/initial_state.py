@@ -33,7 +33,7 @@ def init_server(group: Group, segments: list[Segment], workers: int, axis_name: 
     if not segments or least is None:
         return ()
     rows = tuple(group.rows(s) for s in segments)
-    returns = Return(least, rows, group.dealt, -1 if group.memory.counts_sent else 1) if least > 1 else None
+    returns = Return(least, rows, group.dealt, -1 if group.memory.counts_sent else 1)
     mark = PerDevice(jnp.zeros(()), sum(rows), "shard", returns=returns)
     zeros = jnp.zeros((mark.held(workers), group.compressor.block), jnp.float32)
     kept = _compat.varying(narrow.zeros(zeros, group.memory.dtype), axis_name)
