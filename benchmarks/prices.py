@@ -67,8 +67,8 @@ def text(lines: list[str], page: pathlib.Path) -> list[str]:
         " baseline's own spread is what chance does. DGC clips gradients: where a task has `dense-bf16-clip`, DGC is held"
         " against it, and what does not clip against dense without. Tasks of two evaluations (MNIST) have no price.",
         "",
-        "[The planner](../planner.md#steps-to-a-loss) weighs steps by the highest price of a method, of its default options"
-        " where there are runs of these.",
+        "[The planner](../planner.md#steps-to-a-loss) weighs steps by the highest price of a method on your kind of model, with"
+        " your optimizer and a comparable number of workers; of its default options where there are runs of these.",
         "",
         *lines,
     ]

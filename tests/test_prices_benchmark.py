@@ -1,5 +1,6 @@
 """Prices in steps from curves, by arithmetic; and those of the package are what the committed runs give."""
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -11,7 +12,7 @@ import pytest
 from benchmarks.training import curves, prices
 from benchmarks.training.curves import Curves, epochs_to
 from gradcomp_jax.methods import METHODS
-from gradcomp_jax.planning.prices import DATA, from_dict
+from gradcomp_jax.planning.prices import from_dict, measured
 
 ROOT = pathlib.Path(__file__).parents[1]
 RUNS = ROOT / "docs" / "results" / "runs"
@@ -52,7 +53,7 @@ def test_steps_are_against_dense_with_the_same_optimizer_and_as_many_epochs(opti
     rows = {line.split("|")[2].strip(): line.split("|")[4].strip() for line in prices.table(runs)[2:]}
     ((name, value),) = options.items()
     assert rows[f"terngrad, {name} {value}"] == "1.00x"
-    assert prices.package([runs], page="")["terngrad"].steps == 1.0
+    assert [p.steps for p in prices.package([runs], page="")["terngrad"]] == [1.0]
 
 
 def test_what_does_not_clip_is_held_against_dense_without_clipping() -> None:
@@ -61,7 +62,7 @@ def test_what_does_not_clip_is_held_against_dense_without_clipping() -> None:
     rows = {line.split("|")[2].strip(): line.split("|")[4].strip() for line in prices.table(runs)[2:]}
     alone = {name for name, price in rows.items() if price == "1.00x"}
     assert alone == {"dense-bf16-clip", "block-quantized", "dgc-no-clip"}
-    assert prices.package([runs], page="")["block_quantized"].steps == 1.0
+    assert [p.steps for p in prices.package([runs], page="")["block_quantized"]] == [1.0]
 
 
 def test_the_highest_price_counts_however_long_the_runs_were() -> None:
@@ -69,7 +70,7 @@ def test_the_highest_price_counts_however_long_the_runs_were() -> None:
     long = {"options": {"epochs": 16}}
     runs = [made("dense", DENSE), made("dense", DENSE, **long)]
     runs += [made("terngrad", slower(1.1)), made("terngrad", slower(1.2), **long)]
-    assert prices.package([runs], page="")["terngrad"].steps == pytest.approx(1.2, rel=0.02)
+    assert [p.steps for p in prices.package([runs], page="")["terngrad"]] == pytest.approx([1.2], rel=0.02)
 
 
 def test_a_warm_up_counts_as_the_dense_steps_that_send_as_much() -> None:
@@ -169,15 +170,36 @@ def test_the_package_has_the_highest_price_of_default_options() -> None:
     dgc = [made("dgc", slower(f), settings={"density": d}) for f, d in ((1.2, 0.05), (1.1, default), (1.15, default))]
     found = prices.package([[dense, one] for one in (*dgc, made("diloco", DENSE))], page="page.md")
     assert set(found) == {"dgc"}
-    assert found["dgc"].steps == pytest.approx(1.15, rel=0.02) and found["dgc"].options == ""
+    (one,) = found["dgc"]
+    assert one.steps == pytest.approx(1.15, rel=0.02) and one.options == ""
+    assert (one.kind, one.optimizer, one.workers) == ("transformer", "sgd", 8)
     found = prices.package([[dense, dgc[0]]], page="page.md")
-    assert found["dgc"].options == "density 0.05" and found["dgc"].page == "page.md"
+    (one,) = found["dgc"]
+    assert one.options == "density 0.05" and one.page == "page.md"
     # A dense run that others of the task leave behind has no price: it sends the same.
     clipped = [made("dense-bf16-clip", DENSE), made("dense-bf16", slower(2.0)), dgc[2]]
     assert set(prices.package([clipped], page="")) == {"dgc"}
     # Without a dense one of as many workers there is nothing to compare with.
     assert not prices.package([[dense, made("dgc", DENSE, workers=4)]], page="")
-    assert from_dict(json.loads(json.dumps(prices.as_json(found)))) == found
+    kept = json.loads(json.dumps(prices.as_json(found)))
+    assert from_dict({name: each[0] for name, each in kept.items()}) == {"dgc": one}
+
+
+def test_each_kind_of_model_optimizer_and_number_of_workers_has_a_price_of_its_own() -> None:
+    """Of a conv net nothing is said of a transformer, and of few workers nothing of many."""
+
+    def of(task: str, workers: int, factor: float, **settings) -> list[Curves]:
+        both = {"workers": workers, "settings": {"density": 0.001, **settings}}
+        runs = [made("dense-bf16", DENSE, **both), made("dgc", slower(factor), **both)]
+        return [dataclasses.replace(one, task=task) for one in runs]
+
+    tasks = [of("cifar10", 8, 1.0), of("cifar10", 16, 1.2), of("enwik8", 8, 1.1, optimizer="adamw")]
+    found = {(p.kind, p.optimizer, p.workers): p.steps for p in prices.package(tasks, page="")["dgc"]}
+    assert found == {
+        ("conv", "sgd", 8): 1.0,
+        ("conv", "sgd", 16): pytest.approx(1.2, rel=0.02),
+        ("transformer", "adamw", 8): pytest.approx(1.1, rel=0.02),
+    }
 
 
 def run(folder: pathlib.Path, method: str, seed: int, values, *, tuning=False, rate=0.1, **row) -> None:
@@ -237,13 +259,14 @@ def test_a_task_of_two_evaluations_has_no_price() -> None:
 
 def test_the_packages_prices_are_those_of_the_committed_runs() -> None:
     """Both are empty until runs are committed: `python benchmarks/prices.py --write docs/results/prices.md`."""
-    kept = from_dict(json.loads(DATA.read_text(encoding="utf-8")))
+    kept = {name: list(each) for name, each in measured().items()}
     tasks = prices.read(prices.tasks_in(RUNS))
-    pages = {one.page for one in kept.values()} or {""}
+    pages = {one.page for each in kept.values() for one in each} or {""}
     assert len(pages) == 1
     (page,) = pages
     assert prices.package(tasks, page=page) == kept
-    for one in kept.values():
+    for one in (one for each in kept.values() for one in each):
+        assert one.kind and one.optimizer
         assert f"| {one.task} | " in (ROOT / one.page).read_text(encoding="utf-8")
         assert str(one) in (ROOT / one.page).read_text(encoding="utf-8")
 

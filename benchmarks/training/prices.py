@@ -12,8 +12,14 @@ from benchmarks.training.curves import Curves, baseline, epochs_to, shown
 from benchmarks.training.curves import read as read_curves
 from gradcomp_jax import _markdown
 from gradcomp_jax.methods.registry import METHODS, command_name
-from gradcomp_jax.planning.prices import Price
+from gradcomp_jax.planning.prices import Price, highest
 
+KIND = {
+    **dict.fromkeys(("cifar10", "cifar10-conv", "mnist", "fashion-mnist", "digits"), "conv"),
+    **dict.fromkeys(("enwik8", "enwik8-long"), "transformer"),
+    "penn-treebank": "lstm",
+}
+"""Kinds of models that the tasks train."""
 LEAST = 3
 """Evaluations of a run from which steps are read: with two, a price would be of one straight line."""
 
@@ -36,6 +42,8 @@ def price(curves: Curves, dense: Curves, *, page: str = "") -> Price:
         reached,
         spread,
         curves.task,
+        KIND.get(curves.task, ""),
+        curves.settings.get("optimizer", "sgd"),
         curves.workers,
         len(single),
         options_of(curves),
@@ -93,8 +101,8 @@ def table(curves: Sequence[Curves]) -> list[str]:
     )
 
 
-def package(tasks: Sequence[Sequence[Curves]], *, page: str) -> dict[str, Price]:
-    """Returns one price for each registered method that there are runs of.
+def package(tasks: Sequence[Sequence[Curves]], *, page: str) -> dict[str, list[Price]]:
+    """Returns the prices of each registered method that there are runs of: by kind of model, optimizer and number of workers.
 
     Of several the one of its default options counts, and of several of these the highest: a plan must not promise what one of
     the tasks refutes.
@@ -106,20 +114,23 @@ def package(tasks: Sequence[Sequence[Curves]], *, page: str) -> dict[str, Price]
             # What one baseline is behind another does not come from what it sends.
             if name is not None and dense is not None and one.method not in BASELINES:
                 found.setdefault(name, []).append(price(one, dense, page=page))
-    return {name: max(_default(prices), key=lambda p: p.steps) for name, prices in sorted(found.items())}
+    return {name: _by_run(prices) for name, prices in sorted(found.items())}
 
 
-def _default(prices: Sequence[Price]) -> Sequence[Price]:
-    return [p for p in prices if not p.options] or prices
+def _by_run(prices: Sequence[Price]) -> list[Price]:
+    of: dict[tuple[str, str, int], list[Price]] = {}
+    for one in prices:
+        of.setdefault((one.kind, one.optimizer, one.workers), []).append(one)
+    return [highest([p for p in each if not p.options] or each) for _, each in sorted(of.items())]
 
 
-def as_json(prices: Mapping[str, Price]) -> dict[str, Any]:
+def as_json(prices: Mapping[str, Sequence[Price]]) -> dict[str, Any]:
     """Returns what JSON holds of prices, fields without a value left out."""
     blank = Price(1.0)
     fields = list(inspect.signature(Price).parameters)
     return {
-        name: {f: v for f in fields if (v := getattr(one, f)) != getattr(blank, f) or f == "steps"}
-        for name, one in prices.items()
+        name: [{f: v for f in fields if (v := getattr(one, f)) != getattr(blank, f) or f == "steps"} for one in each]
+        for name, each in prices.items()
     }
 
 

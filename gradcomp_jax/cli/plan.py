@@ -1,5 +1,6 @@
 """``gradcomp plan``: should I compress, with what, and what will it give?"""
 
+import functools
 import json
 import pathlib
 import sys
@@ -17,11 +18,18 @@ from gradcomp_jax.cli.own_code import imported
 from gradcomp_jax.cli.tables import print_table, tell
 from gradcomp_jax.cli.user_errors import user_errors
 from gradcomp_jax.methods import METHODS
-from gradcomp_jax.planning import MODELS, Calibration, Cluster, Device, Link, Workload
+from gradcomp_jax.planning import CLUSTERS, MODELS, Calibration, Cluster, Device, Link, Workload
 from gradcomp_jax.planning import prices as known_prices
 from gradcomp_jax.planning.outlook import Outlook, outlook
+from gradcomp_jax.planning.presets import Preset
+from gradcomp_jax.planning.task import OPTIMIZERS, TASKS
 
 _WIDTH = 1024
+_INNER = Link(200e9, 5e-6)
+_DEFAULT = Preset(Cluster(8, Link.of_bits(10e9, 50e-6)), memory=0.0, memory_rate=1e12)
+"""Where no cluster is named; of its devices' memory nothing is known."""
+_NARROW, _WIDEST = 80, 100
+"""Columns of the short form: for a file or a pipe, and at most on a terminal."""
 
 
 def plan_command(
@@ -35,22 +43,63 @@ def plan_command(
             help="Or your own: a tree of parameters, a function that makes one, or the function that train --from takes.",
         ),
     ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Kind of model, for the steps that methods need: {', '.join(TASKS)}.",
+            show_default="as the tensors' names and shapes say",
+        ),
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(help=f"That follows the exchange: {', '.join(OPTIMIZERS)}.", show_default="any"),
+    ] = None,
     step_time: Annotated[str, typer.Option(help="Of one worker without an exchange: 180ms.")] = "100ms",
-    workers: Annotated[int, typer.Option(help="Devices in all."), ranges.PLANNED] = 8,
-    per_node: Annotated[int, typer.Option(help="Devices of a node."), ranges.PLANNED] = 1,
-    link: Annotated[str, typer.Option(help="Rate of each node's link: 10Gbit, 1.25GB/s.")] = "10Gbit",
-    latency: Annotated[str, typer.Option(help="Of that link, one way: 50us.")] = "50us",
-    inner_link: Annotated[str, typer.Option(help="Rate of each device's link within its node.")] = "200GB/s",
-    inner_latency: Annotated[str, typer.Option(help="Of that link.")] = "5us",
+    cluster: Annotated[
+        str | None,
+        typer.Option(help=f"Nodes, links and devices by name: {', '.join(CLUSTERS)}; the options below change it."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Devices in all.", show_default="8, or the cluster's"), ranges.PLANNED
+    ] = None,
+    per_node: Annotated[
+        int | None, typer.Option(help="Devices of a node.", show_default="1, or the cluster's"), ranges.PLANNED
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            help="Rate at which a node sends to others: 10Gbit, 1.25GB/s. Of a TPU slice the network cards of all its hosts"
+            " together.",
+            show_default="10Gbit, or the cluster's",
+        ),
+    ] = None,
+    latency: Annotated[str | None, typer.Option(help="Of that link, one way: 50us.", show_default="50us")] = None,
+    inner_link: Annotated[
+        str | None,
+        typer.Option(help="Rate of each device's link within its node.", show_default="200GB/s, or the cluster's"),
+    ] = None,
+    inner_latency: Annotated[str | None, typer.Option(help="Of that link.", show_default="5us")] = None,
     topology: Annotated[str, typer.Option(help="Of the nodes: switch or ring.")] = "switch",
     overlap: Annotated[
-        float,
-        typer.Option(help="Share of the step time in which an exchange may run beside it."),
+        float | None,
+        typer.Option(
+            help="Share of the step time in which an exchange may run beside it.", show_default="both 0 and 2/3"
+        ),
         Range(0, 1, whole=False),
-    ] = 0.0,
+    ] = None,
     memory_rate: Annotated[
-        str, typer.Option(help="Bytes a second that a device reads and writes: compression takes as many copies.")
-    ] = "1TB/s",
+        str | None,
+        typer.Option(
+            help="Bytes a second that a device reads and writes: compression takes as many copies.",
+            show_default="1TB/s, or the cluster's",
+        ),
+    ] = None,
+    device_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a device, 80GB: methods whose state does not fit are left out.", show_default="the cluster's"
+        ),
+    ] = None,
     methods: Annotated[str, typer.Option(help="Names with commas between; all by default.")] = "all",
     calibration: Annotated[
         pathlib.Path | None,
@@ -66,37 +115,86 @@ def plan_command(
     out: Annotated[
         pathlib.Path | None, typer.Option(help="Folder for a picture and JSON; neither is made without it.")
     ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Print all methods, columns and notes.")] = False,
 ) -> None:
-    """Predict a step with every method, and say whether to compress. Nothing is run: the figures are modelled."""
+    """Predict a step with every method, and say whether to compress. Nothing is run: the figures are modelled.
+
+    For example: gradcomp plan --model llama-8b --optimizer adamw --step-time 2s --cluster h100x8-100G
+    """
     what = model or source or f"{params} parameters"
     with user_errors():
         known = _calibration(calibration)
         weighed = _prices(prices)
-        device = None if known and known.device else Device(units.rate("--memory-rate", memory_rate))
+        preset = None if cluster is None else look_up("cluster", cluster, CLUSTERS)
+        rate = _DEFAULT.memory_rate if preset is None else preset.memory_rate
+        device = Device(rate if memory_rate is None else units.rate("--memory-rate", memory_rate))
+        memory = units.size("--device-memory", device_memory) if device_memory else preset.memory if preset else None
         try:
-            outer = Link(units.rate("--link", link), units.seconds("--latency", latency))
-            inner = Link(units.rate("--inner-link", inner_link), units.seconds("--inner-latency", inner_latency))
-            cluster = Cluster(workers, outer, per_node, inner if per_node > 1 else None, topology)  # type: ignore[arg-type]
+            nodes = _nodes(preset or _DEFAULT, workers, per_node, link, latency, inner_link, inner_latency, topology)
             compute = units.seconds("--step-time", step_time)
-            workload = Workload.of(_shapes(params, model, source), compute, overlap=overlap)
-            asked = _names(methods)
-            found = outlook(workload, cluster, methods=asked, device=device, calibration=known, prices=weighed)
+            workload = Workload.of(_shapes(params, model, source), compute, overlap=overlap or 0.0)
+            found = outlook(
+                workload,
+                nodes,
+                methods=_names(methods),
+                device=None if known and known.device else device,
+                calibration=known,
+                prices=weighed,
+                task=task,
+                optimizer=optimizer,
+                device_memory=memory,
+                overlapped=overlap is None,
+            )
         except ValueError as error:
             # The planner names values and remedies as the experiments do.
             raise SettingError(str(error)) from error
-        console = Console()
-        tell(console, plan_report.title(found, what), "bold")
+        console, off = Console(), weighed == {}
+        if everything:
+            table, notes = plan_report.table(found), plan_report.notes(found, known, params is not None, prices_off=off)
+        else:
+            table, notes = plan_report.short(found), plan_report.short_notes(found, known, prices_off=off)
+            console.width = min(console.width, _WIDEST) if console.is_terminal else _NARROW
+        told = functools.partial(tell, console, wrapped=not everything)
+        verdict, *more = plan_report.sentences(found)
+        told(verdict, "bold")
+        for one in more:
+            told(one)
         console.print()
-        print_table(console, plan_report.table(found), "--out FOLDER writes all to plan.json")
+        told(plan_report.title(found, what))
         console.print()
-        tell(console, plan_report.sentence(found), "bold")
-        for note in plan_report.notes(found, known, matrices=params is not None, prices_off=weighed == {}):
-            tell(console, note, "dim")
+        print_table(console, table, "--out FOLDER writes all to plan.json")
+        console.print()
+        for note in notes:
+            told(note, "dim")
         for path in [] if out is None else _write(found, out, what):
             tell(console, f"wrote {path}")
         if out is not None and not found.has_curves:
             why = "knows one rate and one number of workers" if known else "has no speed-up"
             tell(console, f"no picture: {'a calibration' if known else 'a step that computes nothing'} {why}")
+
+
+def _nodes(
+    preset: Preset,
+    workers: int | None,
+    per_node: int | None,
+    link: str | None,
+    latency: str | None,
+    inner_link: str | None,
+    inner_latency: str | None,
+    topology: str,
+) -> Cluster:
+    """A named cluster with what was said in the place of its own."""
+    own, within = preset.cluster, preset.cluster.inner or _INNER
+    outer = Link(
+        own.outer.rate if link is None else units.rate("--link", link),
+        own.outer.latency if latency is None else units.seconds("--latency", latency),
+    )
+    inner = Link(
+        within.rate if inner_link is None else units.rate("--inner-link", inner_link),
+        within.latency if inner_latency is None else units.seconds("--inner-latency", inner_latency),
+    )
+    per_node = per_node or own.per_node
+    return Cluster(workers or own.workers, outer, per_node, inner if per_node > 1 else None, topology)  # type: ignore[arg-type]
 
 
 def _shapes(params: str | None, model: str | None, source: str | None) -> Any:

@@ -8,7 +8,7 @@ from gradcomp_jax.cli.tables import Columns
 from gradcomp_jax.methods.registry import METHODS, command_name
 from gradcomp_jax.planning import Calibration, speed_up
 from gradcomp_jax.planning.outlook import Outlook
-from gradcomp_jax.planning.predict import CLEAR, FORMULAS_OFF, Prediction
+from gradcomp_jax.planning.predict import CLEAR, FORMULAS_OFF, Prediction, doubt
 from gradcomp_jax.planning.prices import BASELINES
 from gradcomp_jax.planning.workload import COPIES
 
@@ -26,6 +26,9 @@ _DROPPED_FIRST = (
     "price",
 )
 """Columns in the order in which a narrow terminal does without them."""
+_ROWS = 5
+_LARGE_STATE = 1e9
+"""Bytes that are worth a word."""
 
 
 def title(found: Outlook, what: str) -> str:
@@ -34,8 +37,14 @@ def title(found: Outlook, what: str) -> str:
     nodes = f", {cluster.per_node} to a node" if cluster.per_node > 1 else ""
     return (
         f"{what}: {workload.values:,} values, {units.show_seconds(workload.compute)} a step;"
-        f" {cluster.workers} workers{nodes}, {link(found)}"
+        f" {cluster.workers} workers{nodes}, {link(found)}; {_said(found)}"
     )
+
+
+def _said(found: Outlook) -> str:
+    """What is said of the task, and how to say it."""
+    task = found.task or "task not known (--task)"
+    return f"{task}, {found.optimizer or 'any optimizer (--optimizer)'}"
 
 
 def link(found: Outlook) -> str:
@@ -52,20 +61,23 @@ def rows(found: Outlook) -> list[dict[str, str]]:
     priced = any(p.price for p in found.verdict.ranking)
     return [
         {
-            "method": command_name(p.method)
-            + (" *" if p.layout == "hierarchical" else "")
-            + (" !" if METHODS[p.method].caution else ""),
+            "method": _name(p),
             **{part: units.show_seconds(getattr(p, part)) for part in _TIMES},
             "x dense": f"{dense / p.step:.2f}x",
             "efficiency": f"{100 * speed_up(p, found.cluster.workers) / found.cluster.workers:.0f}%",
             "sent": units.show_bytes(p.sent),
             # Counters are a few bytes in all.
             "state": units.show_bytes(p.state) if p.state > 1024 else "0",
-            **({} if found.break_even is None else {"loses above": _even(found.break_even.get(p.method))}),
+            **({} if found.break_even is None else {"loses above": _even(found, p)}),
             **(_price(p) if priced else {}),
         }
         for p in found.verdict.ranking
     ]
+
+
+def _name(p: Prediction) -> str:
+    hierarchical = " *" if p.layout == "hierarchical" else ""
+    return f"{command_name(p.method)}{hierarchical}{' !' if METHODS[p.method].caution else ''}"
 
 
 def table(found: Outlook) -> Columns:
@@ -73,34 +85,119 @@ def table(found: Outlook) -> Columns:
     return Columns(rows(found), dropped_first=_DROPPED_FIRST)
 
 
-def sentence(found: Outlook) -> str:
-    """Returns the verdict as one sentence, and a second one on a method that is only faster a step."""
-    return f"{_verdict(found)}{_trains_worse(found)}"
+def short(found: Outlook) -> Columns:
+    """Returns the first five rows, the better dense one among them, with what decides."""
+    first = list(found.verdict.ranking[:_ROWS])
+    if found.dense not in first:
+        first[-1] = found.dense
+    cells = [
+        {
+            "method": _name(p),
+            "step": units.show_seconds(p.step),
+            "x dense": f"{found.dense.step / p.step:.2f}x" if p.step else "-",
+            "steps": "" if p.method in BASELINES else str(p.price or "no price"),
+            "to a loss": _to_a_loss(found, p),
+            "sent": units.show_bytes(p.sent),
+            "state": units.show_bytes(p.state) if p.state > 1024 else "0",
+        }
+        for p in first
+    ]
+    if not found.verdict.weighed:
+        cells = [{name: cell for name, cell in row.items() if name not in ("steps", "to a loss")} for row in cells]
+    return Columns(cells, dropped_first=("state", "sent", "to a loss", "steps"))
+
+
+def _to_a_loss(found: Outlook, p: Prediction) -> str:
+    """How many times as fast as dense it comes as far; at most so where its runs did not come so far."""
+    if not p.progress or doubt(p) > 1:
+        return "-"
+    return f"{'< ' if doubt(p) else ''}{found.dense.progress / p.progress:.2f}x"
+
+
+def short_notes(found: Outlook, calibration: Calibration | None, *, prices_off: bool = False) -> list[str]:
+    """What a reader of the first rows has to know; :func:`notes` has all."""
+    shown = {row["method"] for row in short(found).rows}
+    lines = []
+    if any("*" in name for name in shown):
+        lines.append("*: dense within a node, the method between nodes (gc.hierarchical).")
+    if any("!" in name for name in shown):
+        lines.append("!: does not train as dense does with everything as it was; --all says how.")
+    reasons: dict[str, int] = {}
+    for why in found.verdict.skipped.values():
+        kind = "their state does not fit into a device" if "does not fit" in why else "they cannot be predicted"
+        reasons[kind] = reasons.get(kind, 0) + 1
+    lines += [f"left out: {count} methods, because {kind} (--all)." for kind, count in reasons.items()]
+    if found.verdict.weighed:
+        lines.append("steps: of dense's, for what dense reaches. to a loss: times as fast as dense, steps counted.")
+    elif prices_off:
+        lines.append("prices are off: seconds of a step alone count.")
+    off = "measured collectives" if calibration else f"off by {100 * FORMULAS_OFF:.0f}% (median) without --calibration"
+    lines.append(f"modelled, {off}. --all: {len(found.verdict.ranking)} methods, all columns and notes.")
+    return lines
+
+
+def sentences(found: Outlook) -> list[str]:
+    """Returns the verdict, then what overlap makes of it, what is only faster a step, and what takes much memory."""
+    return [_verdict(found), _overlap(found), *_trains_worse(found), *_memory(found)]
 
 
 def _verdict(found: Outlook) -> str:
-    verdict, fastest, dense = found.verdict, found.best, found.dense
-    best, plain = command_name(fastest.method), command_name(dense.method)
+    verdict, first, dense = found.verdict, found.best, found.dense
+    best, plain = command_name(first.method), command_name(dense.method)
+    same = _to_the_same_loss(found, first)
     if verdict.compress:
-        same, most = (" to the same loss", _at_most(fastest)) if _more_steps(fastest) else ("", "")
-        own = f"{best} takes {_takes(fastest)}, {most}{verdict.gain:.2f}x as fast as {plain}{same}"
-        caution = METHODS[fastest.method].caution
+        own = f"{best} takes {_takes(first)}, {verdict.gain:.2f}x as fast as {plain}{same}"
+        caution = METHODS[first.method].caution
         mind = f" Mind how {best} trains: {caution}." if caution else ""
-        if most:
-            mind = f" Mind that its runs did not come as far as dense's.{mind}"
-        if fastest.price is None and any(p.price for p in verdict.ranking):
-            mind += f" No run shows how {best} trains, and no method with a price is worth it."
-        return f"Compress: {own}{_above(found, fastest)}.{mind}"
-    gain = dense.progress / fastest.progress
+        return f"Compress: {own}{_above(found, first)}.{mind}"
     there = f"{plain} takes {units.show_seconds(dense.step)} a step"
+    if first not in verdict.known:
+        return f"Do not compress: {there}, and no run of {_asked(found)} shows that one of these comes as far as dense."
+    gain = dense.progress / first.progress
     below = _below(found)
     if verdict.tie:
-        same = " to the same loss" if _more_steps(fastest) else ""
         margin = f"{gain:.2f}x as fast{same}, less of a difference than a plan can tell (worth it from {CLEAR:g}x)"
         return f"Do not compress: {there}, and {best} is {margin}: a tie{'' if gain > 1 else below}."
-    if _more_steps(fastest):
-        return f"Do not compress: {there}, the best method {_takes(fastest)} ({best}){below}."
-    return f"Do not compress: {there}, the fastest method {units.show_seconds(fastest.step)} ({best}){below}."
+    what = "the best method" if first.price else "the fastest method"
+    return f"Do not compress: {there}, {what} {_takes(first)} ({best}){below}."
+
+
+def _to_the_same_loss(found: Outlook, p: Prediction) -> str:
+    """Nothing without a price; a price of another kind of model says nothing of the loss of this one."""
+    if p.price is None:
+        return ""
+    return " to the same loss" if p.price.kind in ("", found.task) else f", by the steps of {p.price.task}"
+
+
+def _asked(found: Outlook) -> str:
+    """What there is no run of, for instance ``a transformer with adamw and so many workers``."""
+    model = f"a {found.task}" if found.task else "any task"
+    return f"{model} with {found.optimizer + ' and ' if found.optimizer else ''}so many workers"
+
+
+def _overlap(found: Outlook) -> str:
+    other = found.overlapped
+    if other is None:
+        return f"Overlap: that is with {found.workload.overlap:g} of the step beside the exchange."
+    dense = command_name(next(p.method for p in other.ranking if p.method in BASELINES))
+    if other.compress:
+        said = f"compress, {command_name(other.method)} is {other.gain:.2f}x as fast as {dense}"
+    else:
+        said = "a tie" if other.tie else "do not compress"
+    return f"Overlap: that is with 0, the exchange after the backward pass. With 2/3, beside it: {said}."
+
+
+def _memory(found: Outlook) -> list[str]:
+    """A remark on a state that takes a tenth of a device, or a gigabyte where the device is not known."""
+    worse, memory = found.verdict.trains_worse, found.device_memory
+    remarks = []
+    for p in [*([found.best] if found.verdict.compress else []), *([worse] if worse else [])]:
+        if p.state >= (_LARGE_STATE if memory is None else 0.1 * memory):
+            part = "--device-memory says whether it fits"
+            if memory is not None:
+                part = f"{p.state / memory:.0%} of a device's {units.show_bytes(memory)}"
+            remarks.append(f"State: {command_name(p.method)} keeps {units.show_bytes(p.state)} on each worker: {part}.")
+    return remarks
 
 
 def _above(found: Outlook, method: Prediction) -> str:
@@ -111,9 +208,11 @@ def _above(found: Outlook, method: Prediction) -> str:
 
 
 def _below(found: Outlook) -> str:
-    if not found.break_even:
+    known = {p.method for p in found.verdict.known}
+    rates = {name: rate for name, rate in (found.break_even or {}).items() if name in known}
+    if not rates:
         return ""
-    closest, rate = max(found.break_even.items(), key=lambda item: item[1])
+    closest, rate = max(rates.items(), key=lambda item: item[1])
     return (
         f"; below {units.show_rate(rate)} {command_name(closest)} is faster"
         if rate
@@ -121,39 +220,33 @@ def _below(found: Outlook) -> str:
     )
 
 
-def _trains_worse(found: Outlook) -> str:
+def _trains_worse(found: Outlook) -> list[str]:
     worse = found.verdict.trains_worse
     if worse is None:
-        return ""
-    own = f"{command_name(worse.method)} is {found.dense.step / worse.step:.2f}x as fast a step"
-    why = "no run shows how it trains" if worse.price is None else f"it trains worse: it takes {_takes(worse)}"
-    return f" {own}, and not recommended, because {why}."
+        return []
+    own = f"Faster: {command_name(worse.method)} is {found.dense.step / worse.step:.2f}x as fast a step"
+    why = f"there is no price for it: no run of {_asked(found)} shows how it trains"
+    if worse.price is not None:
+        why = f"it trains worse: it takes {_takes(worse)}"
+    return [f"{own}, and not recommended, because {why}."]
 
 
 def _takes(p: Prediction) -> str:
-    """Seconds of a step, and the steps where there must be more of them than dense needs."""
+    """Seconds of a step, and how many there must be where that is known."""
     step = f"{units.show_seconds(p.step)} a step"
-    if p.price is None or not _more_steps(p):
+    if p.price is None:
         return step
     more = "" if p.price.reached else "more than "
     return f"{step} and {more}{p.price.steps:.2f}x the steps ({p.price.source})"
 
 
-def _at_most(p: Prediction) -> str:
-    return "" if p.price is None or p.price.reached else "at most "
-
-
-def _more_steps(p: Prediction) -> bool:
-    return p.price is not None and p.price.factor > 1
-
-
 def _price(p: Prediction) -> dict[str, str]:
     if p.method in BASELINES:
         return {"price": "", "price of": ""}
-    return {"price": str(p.price or "no curve"), "price of": p.price.source if p.price else ""}
+    return {"price": str(p.price or "no price"), "price of": p.price.source if p.price else ""}
 
 
-def notes(found: Outlook, calibration: Calibration | None, *, matrices: bool, prices_off: bool = False) -> list[str]:
+def notes(found: Outlook, calibration: Calibration | None, matrices: bool, *, prices_off: bool = False) -> list[str]:
     """What a reader has to know of the figures.
 
     Args:
@@ -191,19 +284,20 @@ def notes(found: Outlook, calibration: Calibration | None, *, matrices: bool, pr
     faster = [p.method for p in found.verdict.ranking if p.step < found.dense.step]
     minded = [f"{command_name(name)}: {METHODS[name].caution}" for name in faster if METHODS[name].caution]
     priced = {p.method for p in found.verdict.ranking if p.price}
-    if priced:
+    if found.verdict.weighed:
         pages = sorted({p.price.page for p in found.verdict.ranking if p.price and p.price.page})
         of = f" ({', '.join(pages)})" if pages else ""
         lines.append(
-            f"price: steps for what dense reaches, over dense's{of}; the order is that"
-            " of step times price, then methods without a curve by step."
+            f"price: steps for what dense reaches, over dense's{of}; the order is that of step times price, then lower bounds"
+            " (>), then methods without a price by step: neither is recommended."
         )
+        lines.append(f"prices of the package: {_said(found)}, runs of at least half as many workers as exchange.")
     else:
         why = "prices are off" if prices_off else "no run shows how many steps these methods need"
         lines.append(f"{why}: seconds of a step alone count.")
     if minded:
         if any(name not in priced for name in faster if METHODS[name].caution):
-            mark = "no curve" if priced else "!"
+            mark = "no price" if priced else "!"
             lines.append(f"{mark}: ranked by speed alone, which says nothing of how they train.")
         lines += [f"! {one}." for one in minded]
     if found.cluster.per_node > 1:
@@ -219,8 +313,9 @@ def _own_copies(found: Outlook) -> Container[str]:
     return found.device.copies if found.device else ()
 
 
-def _even(rate: float | None) -> str:
-    if rate is None:
+def _even(found: Outlook, p: Prediction) -> str:
+    rate = (found.break_even or {}).get(p.method)
+    if rate is None or (found.verdict.weighed and doubt(p) > 1):
         return ""
     if rate == 0:
         return "always"

@@ -23,9 +23,9 @@ class Columns:
     left: Sequence[str] = ()
 
 
-def tell(console: Console, text: str, style: str = "") -> None:
-    """Prints a sentence: broken into lines on a terminal, in one line for a file or a pipe."""
-    console.print(text, style=style, highlight=False, markup=False, soft_wrap=not console.is_terminal)
+def tell(console: Console, text: str, style: str = "", *, wrapped: bool = False) -> None:
+    """Prints a sentence: broken into lines on a terminal, in one line for a file or a pipe unless that shall be ``wrapped``."""
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=not (wrapped or console.is_terminal))
 
 
 def fit(columns: Columns, width: int) -> tuple[Table, list[str]]:

@@ -21,6 +21,7 @@ _RATES = {
     for prefix, factor in {"": 1.0, **_RATE_PREFIXES}.items()
     for unit, bits in {**_BITS, **_BYTES}.items()
 }
+_SIZES = {prefix + unit: factor for prefix, factor in {"": 1.0, **_RATE_PREFIXES}.items() for unit in ("B", "b")}
 _PARTS = {"": 1.0, "m": 1e-3, "u": 1e-6, "\u00b5": 1e-6, "\u03bc": 1e-6, "n": 1e-9}
 _SECONDS = {prefix + unit: factor for prefix, factor in _PARTS.items() for unit in ("s", "sec")}
 # Of parameters, B is a billion, and no prefix goes with it.
@@ -40,6 +41,18 @@ def rate(option: str, text: str) -> float:
     if not 0 < bits <= 8 * _FASTEST:
         raise SettingError(f"{option} must be above 0 and at most {_FASTEST / 1e15:g} PB/s, got {text!r}")
     return bits / 8
+
+
+def size(option: str, text: str) -> float:
+    """Bytes: ``80GB``, ``80 GB``, ``80gb``.
+
+    Raises:
+        SettingError: for anything else, and for less than one.
+    """
+    found = _parse(option, text, _SIZES, "a number with B, such as 80GB")
+    if not 1 <= found <= _FASTEST:
+        raise SettingError(f"{option} must be at least 1 byte and at most {_FASTEST / 1e15:g} PB, got {text!r}")
+    return found
 
 
 def seconds(option: str, text: str) -> float:

@@ -21,6 +21,7 @@ from gradcomp_jax.planning.predict import Verdict as Verdict
 from gradcomp_jax.planning.predict import predict as predict
 from gradcomp_jax.planning.predict import should_compress as should_compress
 from gradcomp_jax.planning.predict import speed_up as speed_up
+from gradcomp_jax.planning.presets import CLUSTERS as CLUSTERS
 from gradcomp_jax.planning.prices import Price as Price
 from gradcomp_jax.planning.rates import break_even as break_even
 from gradcomp_jax.planning.workload import Device as Device

@@ -15,7 +15,9 @@ from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.methods.traffic import Traffic, traffic_of
 from gradcomp_jax.per_device import nodes_within
 from gradcomp_jax.planning.calibrate import KINDS, Calibration, calibrate, like, mean_of_processes
-from gradcomp_jax.planning.predict import CLEAR, Prediction, measured
+from gradcomp_jax.planning.communication import measured
+from gradcomp_jax.planning.predict import CLEAR, Prediction
+from gradcomp_jax.planning.prices import BASELINES, Price, comparable, highest
 from gradcomp_jax.planning.workload import Device, Workload
 from gradcomp_jax.transforms import ExchangeState
 from gradcomp_jax.transforms.made_by import made_by
@@ -48,7 +50,7 @@ class Choice:
         """Returns the reason."""
         each = "; ".join(
             f"{p.method} {p.step:.3g} s ({p.compute:.3g} computing, {p.compress:.3g} compressing, {p.exposed:.3g} waiting for"
-            f" {p.sent:,.0f} bytes)"
+            f" {p.sent:,.0f} bytes{f', {p.price} the steps of dense' if p.price else ''})"
             for p in self.predictions
         )
         return (
@@ -67,6 +69,8 @@ def choose(
     overlap: float = 0.0,
     calibration: Calibration | None = None,
     compress: Mapping[str, float] | None = None,
+    task: str | None = None,
+    optimizer: str | None = None,
 ) -> Choice:
     """Measures the link, predicts a step with each candidate, and chooses the first that is not clearly slower than another.
 
@@ -79,6 +83,10 @@ def choose(
     change training most last; ties go to dense. A prediction is that of :func:`gradcomp_jax.predict`: bytes and launches by the
     candidate's own description, seconds of its collectives by the calibration. Collectives along other axes of the mesh are not
     counted: they belong to ``compute``.
+
+    With ``task`` or ``optimizer`` a step counts for what it brings, as :func:`gradcomp_jax.should_compress` weighs it: times
+    the package's price of the candidate's method, of its default options. A candidate without such a price is not chosen,
+    unless none has one. Without both, seconds of a step alone count.
 
     Example::
 
@@ -104,19 +112,23 @@ def choose(
             that name with their defaults, or else what they take on a CPU, in copies of the gradient. Within
             :func:`gradcomp_jax.hierarchical` and :func:`gradcomp_jax.model_parallel` a device's part of it counts: one for each
             device along the mesh's other axes.
+        task: kind of model: ``conv``, ``transformer`` or ``lstm``; with ``optimizer`` alone it is seen by names and shapes.
+        optimizer: that follows the exchange, of :data:`gradcomp_jax.planning.task.OPTIMIZERS`.
 
     Returns:
         The :class:`Choice`. With one worker the first candidate, and nothing is measured.
 
     Raises:
         ValueError: for no candidates, an axis that the mesh does not have, a calibration of another number of workers or one
-            without a collective that is needed, and a candidate that is no registered method and not in ``compress``.
+            without a collective that is needed, a candidate that is no registered method and not in ``compress``, and an
+            unknown task or optimizer.
     """
     names = names_of(candidates)
     _checks.one_of("axis_name", axis_name, mesh.axis_names)
     workers = mesh.shape[axis_name]
     workload = Workload.of(params, compute, overlap=overlap)
     found = {name: traffic_of(tx, params, mesh.shape, between=axis_name) for name, tx in candidates.items()}
+    prices = _prices(candidates, params, mesh, axis_name, workload.task, task, optimizer)
     outer = arithmetic = [0.0] * len(names)
     if workers > 1:
         given = compress or {}
@@ -151,14 +163,41 @@ def choose(
             exposed=max(0.0, rest[number] - overlap * computed),
             sent=found[name].sent,
             state=found[name].state,
+            price=prices.get(name),
         )
         for number, name in enumerate(names)
     )
-    fastest = min(p.step for p in predictions)
-    choice = Choice(next(p.method for p in predictions if p.step <= CLEAR * fastest), predictions, workers, axis_name)
+    known = [p for p in predictions if p.method in prices] or predictions
+    fastest = min(p.progress for p in known)
+    choice = Choice(next(p.method for p in known if p.progress <= CLEAR * fastest), predictions, workers, axis_name)
     if jax.process_index() == 0:
         _LOG.info("%s", choice)
     return choice
+
+
+def _prices(
+    candidates: Mapping[str, optax.GradientTransformation],
+    params: PyTree,
+    mesh: Mesh,
+    axis_name: str,
+    seen: str | None,
+    task: str | None,
+    optimizer: str | None,
+) -> dict[str, Price | None]:
+    """Prices of the candidates whose runs came as far as dense; all candidates where neither task nor optimizer is said."""
+    if task is None and optimizer is None:
+        return dict.fromkeys(candidates)
+    all_known = comparable(task or seen, optimizer, mesh.shape[axis_name])
+    known = {method: price for method, price in all_known.items() if price.reached}
+    found: dict[str, Price | None] = {}
+    for name, tx in candidates.items():
+        try:
+            methods = {m for m, _ in _methods_of(name, tx, params, mesh, axis_name)} - set(BASELINES)
+        except ValueError:  # It is of no registered method.
+            continue
+        if methods <= set(known):
+            found[name] = highest([known[m] for m in methods]) if methods else None
+    return found
 
 
 def _kinds(found: Mapping[str, Traffic]) -> list[str]:

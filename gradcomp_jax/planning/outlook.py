@@ -21,6 +21,8 @@ from gradcomp_jax.planning.workload import Device, Workload
 
 Curves = tuple[tuple[Any, ...], dict[str, tuple[float, ...]]]
 
+OVERLAPPED = 2 / 3
+"""Of the computation that an exchange runs beside whose buckets leave during the backward pass, about."""
 _SHOWN = 3  # methods in a picture, beside the baselines
 _DECADES = 2  # of rates on each side of the link's own
 
@@ -36,6 +38,11 @@ class Outlook:
         break_even: bytes a second of the outer link above which the better dense baseline beats a method, by method; ``None``
             where the link is calibrated, because a calibration knows no other rate.
         device: whose arithmetic counts in the curves, ``None`` for the default.
+        overlapped: the verdict where an exchange may run beside two thirds of the computation; ``None`` where it was not asked
+            for.
+        task: kind of model whose prices count; ``None`` where it is not known.
+        optimizer: whose prices count; ``None`` for any.
+        device_memory: bytes of a device, where that is known.
     """
 
     workload: Workload
@@ -43,6 +50,10 @@ class Outlook:
     verdict: Verdict
     break_even: dict[str, float] | None
     device: Device | None = None
+    overlapped: Verdict | None = None
+    task: str | None = None
+    optimizer: str | None = None
+    device_memory: float | None = None
 
     @functools.cached_property
     def by_workers(self) -> Curves:
@@ -78,20 +89,24 @@ class Outlook:
 
     @property
     def best(self) -> Prediction:
-        """Returns the method that is recommended, or of the others the one with the least :attr:`Prediction.progress`."""
+        """Returns the method that is recommended, or the first of the ranking."""
         methods = [p for p in self.verdict.ranking if p.method not in BASELINES]
         recommended = (p for p in methods if p.method == self.verdict.method)
-        return next(recommended, min(methods, key=lambda p: (p.progress, p.step)))
+        return next(recommended, methods[0])
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what JSON can hold; a method that always or never pays has no break-even, but ``"always"`` or ``"never"``."""
         return {
             "workload": dataclasses.asdict(self.workload),
             "cluster": dataclasses.asdict(self.cluster),
+            "task": self.task,
+            "optimizer": self.optimizer,
+            "device_memory": self.device_memory,
             "compress": self.verdict.compress,
             "method": self.verdict.method,
             "gain": self.verdict.gain,
             "tie": self.verdict.tie,
+            "overlapped": None if self.overlapped is None else _brief(self.overlapped),
             "skipped": dict(self.verdict.skipped),
             "predictions": [
                 {
@@ -126,12 +141,16 @@ def outlook(
     device: Device | None = None,
     calibration: Calibration | None = None,
     prices: Prices | None = None,
+    task: str | None = None,
+    optimizer: str | None = None,
+    device_memory: float | None = None,
+    overlapped: bool = False,
 ) -> Outlook:
     """Returns everything that :class:`Outlook` has.
 
     With a calibration there are no break-even rates and no curves, because it knows one link and one number of workers.
 
-    Takes the arguments of :func:`gradcomp_jax.should_compress`.
+    Takes the arguments of :func:`gradcomp_jax.should_compress`, and ``overlapped``: whether to ask for that verdict, too.
 
     Raises:
         ValueError: as :func:`gradcomp_jax.predict`, for a single worker, and for no methods but the baselines.
@@ -143,14 +162,36 @@ def outlook(
         raise ValueError(
             f"methods must name one to compare with {' and '.join(BASELINES)}, got {', '.join(methods) or 'none'}"
         )
-    verdict = should_compress(workload, cluster, methods=methods, device=device, calibration=calibration, prices=prices)
+
+    def ask(workload: Workload) -> Verdict:
+        return should_compress(
+            workload,
+            cluster,
+            methods=methods,
+            device=device,
+            calibration=calibration,
+            prices=prices,
+            task=task,
+            optimizer=optimizer,
+            device_memory=device_memory,
+        )
+
+    verdict = ask(workload)
     speed = device or (calibration.device if calibration else None)
     others = [p.method for p in verdict.ranking if p.method not in BASELINES]
     if not others:
         reasons = "; ".join(f"{name}: {why}" for name, why in verdict.skipped.items())
         raise ValueError(f"there is no prediction of any method but {' and '.join(BASELINES)}: {reasons}")
-    even = None if calibration else break_evens(workload, cluster, others, device=speed, prices=prices)
-    return Outlook(workload, cluster, verdict, even, speed)
+    even = None
+    if calibration is None:
+        even = break_evens(workload, cluster, others, device=speed, prices=prices, task=task, optimizer=optimizer)
+    beside = ask(dataclasses.replace(workload, overlap=OVERLAPPED)) if overlapped else None
+    return Outlook(workload, cluster, verdict, even, speed, beside, task or workload.task, optimizer, device_memory)
+
+
+def _brief(verdict: Verdict) -> dict[str, Any]:
+    kept = {name: getattr(verdict, name) for name in ("compress", "method", "gain", "tie")}
+    return {"overlap": OVERLAPPED, **kept}
 
 
 def _sizes(cluster: Cluster) -> list[int]:

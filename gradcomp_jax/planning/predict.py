@@ -2,21 +2,19 @@
 
 import dataclasses
 import functools
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from gradcomp_jax import _checks
 from gradcomp_jax.methods.registry import METHODS
-from gradcomp_jax.planning import costs
 from gradcomp_jax.planning.calibrate import Calibration
-from gradcomp_jax.planning.links import Cluster, Link
+from gradcomp_jax.planning.communication import TrafficOf, all_reduced, flat, hierarchical
+from gradcomp_jax.planning.links import Cluster
 from gradcomp_jax.planning.prices import BASELINES, Price, Prices, checked
-from gradcomp_jax.planning.traffic import CollectiveTraffic, Traffic, read_method
+from gradcomp_jax.planning.traffic import read_method
 from gradcomp_jax.planning.workload import Device, Workload
 
 Layout = Literal["flat", "hierarchical"]
-TrafficOf = Callable[[str, Sequence[tuple[int, ...]], int], Traffic]
 
 CLEAR = 1.05
 """How much faster than the better dense baseline a method must be before it is worth what it does to the gradient; also the
@@ -68,27 +66,20 @@ class Prediction:
         return self.step if self.price is None else (self.step + self.warm_up) * self.price.factor
 
 
-class _Communication(NamedTuple):
-    """Fields of a :class:`Prediction` that depend on the layout."""
-
-    inner: float
-    outer: float
-    sent: float
-    state: float
-
-
 @dataclasses.dataclass(frozen=True)
 class Verdict:
     """Whether to compress.
 
     Attributes:
         compress: whether a method beats the better dense one by more than :data:`CLEAR`, by :attr:`Prediction.progress`.
-        method: what to use: the fastest such method that has a price, where none has one the fastest, or the better dense one.
+        method: what to use: the fastest such method whose runs came as far as dense, or, where prices are left out
+            (``prices={}``), the fastest; else the better dense one.
         gain: what the better dense one takes over what that method does, by :attr:`Prediction.progress`; where dense is to be
             used, over the least that any takes.
-        ranking: all predictions, the least :attr:`Prediction.progress` first; where some have prices, methods without one come
-            after all others.
+        ranking: all predictions, the least :attr:`Prediction.progress` first; unless prices are left out, methods whose price
+            is a lower bound come after these, and methods without a price last.
         skipped: why there is none of a method that was asked for, by method.
+        weighed: whether steps count, so that a method without a price is not recommended; not with ``prices={}``.
     """
 
     compress: bool
@@ -96,11 +87,17 @@ class Verdict:
     gain: float
     ranking: tuple[Prediction, ...]
     skipped: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    weighed: bool = False
+
+    @property
+    def known(self) -> tuple[Prediction, ...]:
+        """Returns those of the ranking of which runs show that they come as far as dense, as far as that is asked."""
+        return tuple(p for p in self.ranking if not (self.weighed and doubt(p)))
 
     @property
     def tie(self) -> bool:
-        """Returns whether the fastest method and the better dense one differ by less than a plan can tell."""
-        return is_tie({p.method: p.progress for p in self.ranking}, BASELINES)
+        """Returns whether the fastest known method and the better dense one differ by less than a plan can tell."""
+        return is_tie({p.method: p.progress for p in self.known}, BASELINES)
 
     @property
     def trains_worse(self) -> Prediction | None:
@@ -113,6 +110,13 @@ class Verdict:
         if dense is None or not by_seconds[0].step or dense.step / by_seconds[0].step < CLEAR:
             return None
         return None if by_seconds[0].method == self.method else by_seconds[0]
+
+
+def doubt(prediction: Prediction) -> int:
+    """Returns 0 where runs show that the method comes as far as dense, 1 where they did not come so far, 2 without any."""
+    if prediction.method in BASELINES:
+        return 0
+    return 2 if prediction.price is None else int(not prediction.price.reached)
 
 
 def is_tie(steps: Mapping[str, float], baselines: Iterable[str]) -> bool:
@@ -138,6 +142,8 @@ def predict(
     layout: Layout | None = None,
     traffic: TrafficOf | None = None,
     prices: Prices | None = None,
+    task: str | None = None,
+    optimizer: str | None = None,
 ) -> Prediction:
     r"""Predicts a step: computation, compression, and communication as far as computation does not hide it.
 
@@ -152,14 +158,18 @@ def predict(
         calibration: measured times of collectives in place of the formulas and the outer link's rate and latency: of as many
             workers as exchange, or, made along the axis of the nodes of a mesh with another for the devices of each, between
             nodes. Then devices of a node shared the link while it was made, as they do in the exchange.
-        layout: by default the faster one, where a node has several workers.
+        layout: by default the faster one, where a node has several workers, of those that there is a price of.
         traffic: ``traffic(method, shapes, workers)``; by default what the method says of itself. Without a calibration dense
             bfloat16 takes what is faster of that and one all-reduce.
-        prices: how many times dense's steps a method needs, by name; by default what the package's own runs gave. ``{}``
-            for seconds alone.
+        prices: how many times dense's steps a method needs, by name; by default what the package's own runs gave with this
+            task, this optimizer and at least half as many workers as exchange here. ``{}`` for seconds alone.
+        task: kind of model: ``conv``, ``transformer`` or ``lstm``; by default that of the workload. Where that does not say,
+            the highest price of all kinds counts.
+        optimizer: that follows the exchange, of :data:`gradcomp_jax.planning.task.OPTIMIZERS`; by default whatever the runs
+            had.
 
     Raises:
-        ValueError: for an unknown method or layout, or a calibration for another number of workers.
+        ValueError: for an unknown method, layout, task or optimizer, or a calibration for another number of workers.
 
     References:
         Wen et al., 2017, https://arxiv.org/abs/1705.07878, section 5.3; Lin et al., 2018, https://arxiv.org/abs/1712.01887,
@@ -174,16 +184,18 @@ def predict(
         elif calibration is not None:
             layouts = ["flat"]
         ask = functools.partial(predict, workload, cluster, method, device=device, calibration=calibration)
-        found = [ask(layout=one, traffic=traffic, prices=prices) for one in layouts]
-        return min(found, key=lambda p: p.step)
+        ask = functools.partial(ask, traffic=traffic, prices=prices, task=task, optimizer=optimizer)
+        found = [ask(layout=one) for one in layouts]
+        # What runs say something of goes first: of several nodes they are more comparable than of all devices.
+        return min(found, key=lambda p: (prices != {} and doubt(p), p.progress))
     _checks.one_of("method", method, METHODS)
     _checks.one_of("layout", layout, ("flat", "hierarchical"))
     if calibration is not None:
         calibration.refuse_other_workers(cluster.nodes if layout == "hierarchical" else cluster.workers)
-    across = _hierarchical if layout == "hierarchical" else _flat
+    across = hierarchical if layout == "hierarchical" else flat
     described = [traffic or read_method]
     if traffic is None and method == "dense_bf16" and calibration is None:
-        described.append(_all_reduced)
+        described.append(all_reduced)
     ways = [across(workload, cluster, method, calibration, way) for way in described]
     communication = min(ways, key=lambda way: way.inner + way.outer)
     compress = 0.0
@@ -192,13 +204,17 @@ def predict(
         known = device or (calibration.device if calibration else None) or Device()
         compress = known.compression(method, round(values))
     exposed = max(0.0, communication.inner + communication.outer - workload.overlap * workload.compute)
-    price = None if method in BASELINES else checked(prices).get(method)
+    exchanging = cluster.nodes if layout == "hierarchical" else cluster.workers
+    known_prices = checked(prices, task=task or workload.task, optimizer=optimizer, workers=exchanging)
+    price = None if method in BASELINES else known_prices.get(method)
     one = Prediction(
         method, layout, workload.compute, compress, exposed=exposed, price=price, **communication._asdict()
     )
     if price is None or not price.dense_steps:
         return one
-    ask = functools.partial(predict, workload, cluster, device=device, calibration=calibration, traffic=traffic)
+    ask = functools.partial(
+        predict, workload, cluster, device=device, calibration=calibration, traffic=traffic, prices={}
+    )
     try:
         dense = ask("dense")
     except ValueError:  # A calibration may know the collectives of bfloat16 alone.
@@ -214,11 +230,16 @@ def should_compress(
     device: Device | None = None,
     calibration: Calibration | None = None,
     prices: Prices | None = None,
+    task: str | None = None,
+    optimizer: str | None = None,
+    device_memory: float | None = None,
 ) -> Verdict:
     """Predicts all methods, and says whether one is worth it: seconds of a step, times the steps that it needs.
 
-    A method that cannot be predicted, because the calibration has not measured a collective of it or it refuses the shapes, is
-    left out, with the reason in :attr:`Verdict.skipped`.
+    A method of which no run of this task, this optimizer and a comparable number of workers shows how it trains has no price,
+    and is not recommended; nor is one whose runs did not come as far as dense. A method that cannot be predicted, because the
+    calibration has not measured a collective of it or it refuses the shapes, or whose state does not fit into a device, is left
+    out, with the reason in :attr:`Verdict.skipped`.
 
     Args:
         workload: of one worker.
@@ -227,114 +248,45 @@ def should_compress(
         device: see :func:`predict`.
         calibration: see :func:`predict`.
         prices: see :func:`predict`.
+        task: see :func:`predict`.
+        optimizer: see :func:`predict`.
+        device_memory: bytes of a device; a method whose state alone has more is left out.
 
     Raises:
-        ValueError: for an unknown method, a price that is none, and where no dense baseline can be predicted.
+        ValueError: for an unknown method, task or optimizer, a price that is none, and where no dense baseline can be
+            predicted.
     """
-    prices = checked(prices)
+    checked(prices, task=task, optimizer=optimizer)
+    ask = functools.partial(predict, workload, cluster, device=device, calibration=calibration, prices=prices)
     names = dict.fromkeys([*BASELINES, *(METHODS if methods is None else methods)])
-    found, skipped = [], {}
+    found: list[Prediction] = []
+    skipped: dict[str, str] = {}
     for name in names:
         _checks.one_of("method", name, METHODS)
         try:
-            found.append(predict(workload, cluster, name, device=device, calibration=calibration, prices=prices))
+            one = ask(name, task=task, optimizer=optimizer)
         except ValueError as error:
             if name == BASELINES[-1] and not found:
                 raise
             skipped[name] = str(error)
-    priced = any(p.price for p in found)
+            continue
+        if device_memory is not None and one.state > device_memory:
+            skipped[name] = (
+                f"its state of {one.state:,.0f} bytes does not fit into the {device_memory:,.0f} of a device"
+            )
+            continue
+        found.append(one)
 
-    def unknown(p: Prediction) -> bool:
-        return priced and p.price is None and p.method not in BASELINES
-
-    # That no run shows how a method trains must not be what recommends it.
-    ranking = tuple(sorted(found, key=lambda p: (unknown(p), p.progress, p.step)))
+    # That no run shows how a method trains, or that none came as far as dense, must not be what recommends it.
+    weighed = prices != {}
+    ranking = tuple(sorted(found, key=lambda p: (weighed and doubt(p), p.progress, p.step)))
     dense = next(p for p in ranking if p.method in BASELINES)
-    paying = [p for p in ranking if p.method not in BASELINES and p.progress and dense.progress / p.progress >= CLEAR]
-    best = paying[0] if paying else min(ranking, key=lambda p: p.progress)
+    best = ranking[0]
     gain = dense.progress / best.progress if best.progress else 1.0
     compress = best.method not in BASELINES and gain >= CLEAR
-    return Verdict(compress, best.method if compress else dense.method, gain, ranking, skipped)
+    return Verdict(compress, best.method if compress else dense.method, gain, ranking, skipped, weighed)
 
 
 def speed_up(prediction: Prediction, workers: int) -> float:
     """Returns examples a second of all workers over those of one: weak scaling, each worker's batch stays."""
     return workers * prediction.compute / prediction.step if prediction.step else float(workers)
-
-
-def _flat(
-    workload: Workload, cluster: Cluster, method: str, calibration: Calibration | None, traffic: TrafficOf
-) -> _Communication:
-    """All workers in one exchange; the devices of a node share its outer link for what leaves it."""
-    found = traffic(method, workload.shapes, cluster.workers)
-    if calibration is not None:
-        return _Communication(0.0, measured(calibration, found.collectives), found.sent, found.state)
-    if cluster.nodes == 1 and cluster.inner is not None:
-        return _Communication(
-            _modelled(found.collectives, cluster.workers, cluster.inner, cluster), 0.0, 0.0, found.state
-        )
-    leaving = [c._replace(sent=c.sent * _leaving(c.kind, cluster)) for c in found.collectives]
-    outer = _modelled(leaving, cluster.workers, cluster.outer, cluster)
-    if cluster.inner is not None:
-        # Rings and pairs have links of both kinds in them: the slower one holds them up.
-        outer = max(outer, _modelled(found.collectives, cluster.workers, cluster.inner, cluster))
-    return _Communication(0.0, outer, sum(c.sent for c in leaving), found.state)
-
-
-def _all_reduced(method: str, shapes: Sequence[tuple[int, ...]], workers: int) -> Traffic:
-    """A method's bytes in one sum, which has fewer messages than two phases; of dense bfloat16 they are the same."""
-    found = read_method(method, tuple(shapes), workers)
-    sent = sum(c.sent for c in found.collectives)
-    return dataclasses.replace(found, collectives=(CollectiveTraffic("all-reduce", 1, sent),) if sent else ())
-
-
-def _hierarchical(
-    workload: Workload, cluster: Cluster, method: str, calibration: Calibration | None, traffic: TrafficOf
-) -> _Communication:
-    """A dense reduce-scatter within nodes, the method between them on a shard for each device, a dense all-gather within."""
-    assert cluster.inner is not None
-    found = traffic(method, _shards(workload.shapes, cluster.per_node), cluster.nodes)
-    # The devices of a node exchange their shards at the same time, over the same link.
-    leaving = [c._replace(sent=c.sent * cluster.per_node) for c in found.collectives]
-    inner = costs.hierarchical(1, cluster.per_node, 4 * workload.values, cluster.inner, 0.0)
-    if calibration is not None:
-        outer = measured(calibration, found.collectives)
-    else:
-        outer = _modelled(leaving, cluster.nodes, cluster.outer, cluster)
-    return _Communication(inner, outer, sum(c.sent for c in leaving), found.state)
-
-
-@functools.lru_cache(maxsize=64)
-def _shards(shapes: tuple[tuple[int, ...], ...], parts: int) -> tuple[tuple[int, ...], ...]:
-    """A device's part of each tensor: so many rows of it as a matrix, its last dimension against all others."""
-    return tuple(
-        (math.ceil(math.prod(shape[:-1]) / parts), shape[-1])
-        if len(shape) > 1
-        else (math.ceil(math.prod(shape) / parts),)
-        for shape in shapes
-    )
-
-
-def _leaving(kind: str, cluster: Cluster) -> float:
-    """Bytes on a node's link for each byte that one of its devices sends.
-
-    Rings go through every node once, whatever is in it: one byte. In an all-to-all every device of a node sends over its link,
-    to all that are not in the node.
-    """
-    if kind not in ("all-to-all", "reduce-scatter"):
-        return 1.0
-    return cluster.per_node * (cluster.workers - cluster.per_node) / (cluster.workers - 1)
-
-
-def _modelled(collectives: Sequence[CollectiveTraffic], workers: int, link: Link, cluster: Cluster) -> float:
-    ring = cluster.topology == "ring"
-    return sum(
-        c.launches * costs.collective(c.kind, workers, c.sent / c.launches, link, ring=ring)
-        for c in collectives
-        if c.launches
-    )
-
-
-def measured(calibration: Calibration, collectives: Sequence[CollectiveTraffic]) -> float:
-    """Returns the seconds of collectives one after the other, by a calibration."""
-    return sum(c.launches * calibration.seconds(c.kind, c.sent / c.launches) for c in collectives if c.launches)

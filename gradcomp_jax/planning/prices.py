@@ -7,11 +7,12 @@ import math
 import numbers
 import pathlib
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradcomp_jax import _checks
 from gradcomp_jax.methods.registry import METHODS
+from gradcomp_jax.planning import task as tasks
 
 BASELINES = ("dense", "dense_bf16")
 DATA = pathlib.Path(__file__).with_name("prices.json")
@@ -21,7 +22,7 @@ DATA = pathlib.Path(__file__).with_name("prices.json")
 _KINDS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("steps", "dense_steps"), (numbers.Real, "a number")),
     **dict.fromkeys(("workers", "seeds"), (numbers.Integral, "a whole number")),
-    **dict.fromkeys(("task", "options", "page"), (str, "text")),
+    **dict.fromkeys(("task", "kind", "optimizer", "options", "page"), (str, "text")),
     "reached": (bool, "true or false"),
 }
 _SHOWN = 0.005
@@ -37,6 +38,8 @@ class Price:
         reached: whether the method's runs came that far. Where they did not, ``steps`` is a lower bound.
         spread: the least and the largest factor of single seeds; ``None`` where it is not known.
         task: what was trained.
+        kind: of model that was, of :data:`gradcomp_jax.planning.task.TASKS`.
+        optimizer: that trained it, of :data:`gradcomp_jax.planning.task.OPTIMIZERS`.
         workers: that trained it.
         seeds: how many runs the factor is of.
         options: of the method, where they are not its defaults.
@@ -49,6 +52,8 @@ class Price:
     reached: bool = True
     spread: tuple[float, float] | None = None
     task: str = ""
+    kind: str = ""
+    optimizer: str = ""
     workers: int = 0
     seeds: int = 0
     options: str = ""
@@ -76,10 +81,13 @@ class Price:
 
     @property
     def source(self) -> str:
-        """Returns where it comes from, for instance ``enwik8, 8 workers, 3 seeds``."""
+        """Returns where it comes from, for instance ``enwik8, adamw, 8 workers, 3 seeds``."""
         workers, seeds = _count(self.workers, "worker"), _count(self.seeds, "seed")
         dense = f"{self.dense_steps:.0%} of its steps dense" if self.dense_steps >= _SHOWN else ""
-        return ", ".join(part for part in (self.task, workers, seeds, dense, self.options) if part) or "given"
+        return (
+            ", ".join(part for part in (self.task, self.optimizer, workers, seeds, dense, self.options) if part)
+            or "given"
+        )
 
     def __str__(self) -> str:
         """Returns ``1.32x``, or ``> 1.32x``."""
@@ -95,9 +103,45 @@ Prices = Mapping[str, Price | float]
 
 
 @functools.cache
-def measured() -> Mapping[str, Price]:
-    """Returns the prices that come with the package, of the methods that there are runs of; empty while there are none."""
-    return from_dict(json.loads(DATA.read_text(encoding="utf-8")))
+def measured() -> Mapping[str, tuple[Price, ...]]:
+    """Returns the prices that come with the package, by method one for each kind of model, optimizer and number of workers."""
+    kept = json.loads(DATA.read_text(encoding="utf-8"))
+    return {name: tuple(_read(name, fields) for fields in each) for name, each in kept.items()}
+
+
+@functools.lru_cache(maxsize=1024)
+def comparable(task: str | None, optimizer: str | None, workers: int) -> Mapping[str, Price]:
+    """Returns the package's prices of a kind of model and an optimizer, by method.
+
+    Runs of at least half as many workers as exchange are comparable: selections cost more steps with more workers. Of default
+    options where there are such runs, and of several prices the highest. Where nothing is said of the task, the highest of all
+    kinds counts.
+
+    Args:
+        task: of :data:`gradcomp_jax.planning.task.TASKS`; ``None`` where it is not known.
+        optimizer: of :data:`gradcomp_jax.planning.task.OPTIMIZERS`; ``None`` for any.
+        workers: that exchange; 0 for any.
+
+    Raises:
+        ValueError: for an unknown task or optimizer.
+    """
+    tasks.check(task, optimizer)
+    found = {}
+    for name, each in measured().items():
+        of_kind: dict[str, list[Price]] = {}
+        for price in each:
+            same = optimizer is None or tasks.same_optimizer(price.optimizer, optimizer)
+            if same and task in (None, price.kind) and 2 * price.workers >= workers:
+                of_kind.setdefault(price.kind, []).append(price)
+        if of_kind:
+            best = (highest([p for p in prices if not p.options] or prices) for prices in of_kind.values())
+            found[name] = highest(list(best))
+    return found
+
+
+def highest(prices: Sequence[Price]) -> Price:
+    """Returns the one that promises least."""
+    return max(prices, key=lambda price: price.steps)
 
 
 def from_dict(prices: Mapping[str, Any]) -> dict[str, Price]:
@@ -111,14 +155,18 @@ def from_dict(prices: Mapping[str, Any]) -> dict[str, Price]:
     return {name: _read(name, fields) for name, fields in prices.items()}
 
 
-def checked(prices: Prices | None) -> Mapping[str, Price]:
-    """Returns given prices, factors as :class:`Price` too; those of the package for ``None``.
+def checked(
+    prices: Prices | None, *, task: str | None = None, optimizer: str | None = None, workers: int = 0
+) -> Mapping[str, Price]:
+    """Returns given prices, factors as :class:`Price` too, whatever they are of; for ``None`` :func:`comparable`.
 
     Raises:
-        ValueError: for a price of an unknown method or of a dense baseline, and a factor that is none.
+        ValueError: for a price of an unknown method or of a dense baseline, a factor that is none, and an unknown task or
+            optimizer.
     """
+    tasks.check(task, optimizer)
     if prices is None:
-        return measured()
+        return comparable(task, optimizer, workers)
     for name in prices:
         _checks.one_of("method of a price", name, METHODS)
         if name in BASELINES:

@@ -20,6 +20,8 @@ def break_even(
     *,
     device: Device | None = None,
     prices: Prices | None = None,
+    task: str | None = None,
+    optimizer: str | None = None,
 ) -> float:
     """Returns the rate of the outer link, bytes a second, above which the better baseline is faster than the method.
 
@@ -31,8 +33,11 @@ def break_even(
         method: a name.
         device: see :func:`predict`.
         prices: see :func:`predict`.
+        task: see :func:`predict`.
+        optimizer: see :func:`predict`.
     """
-    return break_evens(workload, cluster, [method], device=device, prices=prices)[method]
+    ask = functools.partial(break_evens, workload, cluster, [method], device=device, prices=prices)
+    return ask(task=task, optimizer=optimizer)[method]
 
 
 def break_evens(
@@ -42,12 +47,14 @@ def break_evens(
     *,
     device: Device | None = None,
     prices: Prices | None = None,
+    task: str | None = None,
+    optimizer: str | None = None,
 ) -> dict[str, float]:
     """Returns :func:`break_even` of several methods."""
 
     def progress(name: str, rate: float) -> float:
         there = dataclasses.replace(cluster, outer=Link(rate, cluster.outer.latency))
-        return predict(workload, there, name, device=device, prices=prices).progress
+        return predict(workload, there, name, device=device, prices=prices, task=task, optimizer=optimizer).progress
 
     @functools.cache
     def dense(rate: float) -> float:

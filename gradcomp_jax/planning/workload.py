@@ -15,6 +15,7 @@ import numpy as np
 from gradcomp_jax import _checks
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.methods.registry import METHODS
+from gradcomp_jax.planning.task import check, task_of
 
 COPIES: dict[str, float] = {
     "dense": 2.489,
@@ -52,12 +53,15 @@ class Workload:
         overlap: fraction of ``compute`` in which an exchange may run beside it, in [0, 1]. 0 for steps in sequence; about two
             thirds where buckets of gradients leave during the backward pass; 1 for averages that may arrive late.
         memory: bytes that the step's program needs, if that is known.
+        task: kind of the model, of :data:`gradcomp_jax.planning.task.TASKS`, as :meth:`of` sees it by names and shapes;
+            ``None`` where they do not say.
     """
 
     compute: float
     shapes: tuple[tuple[int, ...], ...]
     overlap: float = 0.0
     memory: int | None = None
+    task: str | None = None
 
     def __post_init__(self) -> None:
         """Refuses what is no step."""
@@ -70,12 +74,13 @@ class Workload:
             raise ValueError(f"overlap must be in [0, 1], a fraction of the computation, got {self.overlap}")
         if not self.values:
             raise ValueError("the model has no parameters: nothing would be exchanged")
+        check(self.task, None)
 
     @classmethod
     def of(cls, params: PyTree, compute: float, *, overlap: float = 0.0, memory: int | None = None) -> "Workload":
         """Makes a workload from a tree of arrays or ``ShapeDtypeStruct``."""
         shapes = tuple(tuple(leaf.shape) for leaf in jax.tree.leaves(params))
-        return cls(compute, shapes, overlap, memory)
+        return cls(compute, shapes, overlap, memory, task_of(params))
 
     @functools.cached_property
     def values(self) -> int:

@@ -206,3 +206,18 @@ def test_processes_that_measure_differently_choose_alike(tmp_path: pathlib.Path)
     assert ".choice" in said[0][2]
     # One program for all three choices.
     assert said[0][3].endswith(" 1")
+
+
+def test_a_task_or_an_optimizer_weighs_steps_by_their_price(mesh) -> None:
+    """DGC's runs came as far as dense on a conv net, and not on a transformer; of Adam on a conv net there are none."""
+    made = {"plain": gc.dense(axis_name=AXIS), "sparse": gc.dgc(axis_name=AXIS)}
+
+    def chosen(rate: float = 1e6, **asked: str) -> str:
+        return gc.choose(made, PARAMS, mesh, compute=COMPUTE, calibration=link(rate), **asked).name
+
+    assert chosen() == chosen(task="conv", optimizer="sgd") == "sparse"
+    assert chosen(task="conv", optimizer="adamw") == "plain"
+    assert chosen(2e7) == chosen(2e7, task="conv") == "sparse"
+    assert chosen(2e7, task="transformer") == chosen(2e7, optimizer="adamw") == "plain"
+    with pytest.raises(ValueError, match="task must be one of"):
+        chosen(task="vit")

@@ -9,7 +9,7 @@ import gradcomp_jax as gc
 from gradcomp_jax.methods import METHODS
 from gradcomp_jax.methods.traffic import traffic_of
 from gradcomp_jax.planning import MODELS, traffic
-from gradcomp_jax.planning.predict import _shards
+from gradcomp_jax.planning.communication import _shards
 
 # A few layers of different kinds, some small or of odd sizes.
 SHAPES = ((3, 3, 128, 256), (256,), (2048, 1000), (1000,), (512, 2048), (64, 3))
