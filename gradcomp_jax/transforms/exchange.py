@@ -102,7 +102,8 @@ def exchange(
             returns each worker's shard of the update.
         mask: which leaves to compress, as for ``optax.masked``: a tree of booleans, the parameters' or a prefix of it, or a
             function of the parameters' shapes that returns one; :mod:`gradcomp_jax.masks` makes some. The others go dense. By
-            default leaves with two or more dimensions whose payload is smaller than the dense leaf. A policy decides alone.
+            default leaves with two or more dimensions whose payload is smaller than the dense leaf, but for stacked vectors,
+            known by their names (``layers/norm/scale``). A policy decides alone.
         view: how leaves are divided into the compressor's blocks: ``rows``, stretches of a leaf; ``dealt``, a leaf's entries
             dealt out in turn, so that block j of R has the entries j, j + R, ..., a sample of all of it; ``columns``, each of
             a leaf's columns (its last dimension) by itself; ``tree``, all leaves together, dealt. By default ``dealt`` for

@@ -2,13 +2,16 @@
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
 
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.compressors import Compressor
+from gradcomp_jax.transforms.matrix_view import Matrix, says, sides_of
 from gradcomp_jax.transforms.policies import path_name, smaller
+from gradcomp_jax.transforms.vectors import dimensions
 
 Mask = PyTree | Callable[[PyTree], PyTree]
 """A tree of booleans, the parameters' or a prefix of it, or a function of the parameters' shapes that returns one."""
@@ -17,11 +20,48 @@ Mask = PyTree | Callable[[PyTree], PyTree]
 def at_least(size: int, *, ndim: int = 2) -> Mask:
     """Makes a mask of the leaves with at least ``size`` entries and ``ndim`` dimensions.
 
+    Stacked vectors, such as the scales of all layers in ``layers/norm/scale``, are vectors: see
+    :func:`gradcomp_jax.transforms.vectors.is_vector`, and :func:`stacked` for those with other names.
+
     Args:
         size: entries.
         ndim: dimensions; 0 takes vectors and scalars as well.
     """
-    return lambda params: jax.tree.map(lambda leaf: leaf.ndim >= ndim and leaf.size >= size, params)
+
+    def large(path: tuple, leaf: Any) -> bool:
+        return dimensions(path_name(path), leaf.shape) >= ndim and leaf.size >= size
+
+    return lambda params: jax.tree_util.tree_map_with_path(large, params)
+
+
+def stacked(layers: Matrix, mask: Mask | None = None) -> Mask:
+    """Makes a mask of the leaves that are matrices in each layer, where leading dimensions number the layers.
+
+    Example::
+
+        gc.terngrad(axis_name="data", mask=gc.masks.stacked({"blocks/": 1}))
+
+    Args:
+        layers: how many leading dimensions number the layers, by path, as ``matrix=`` of :func:`gradcomp_jax.powersgd` has it.
+            ``0`` says that a tensor is a matrix, whatever its name.
+        mask: for what it says nothing of; leaves with two or more dimensions by default, as :func:`at_least` counts them.
+
+    Raises:
+        ValueError: as ``matrix=`` does.
+        TypeError: likewise.
+    """
+    sides, others = sides_of(layers), at_least(0) if mask is None else mask
+
+    def matrices(params: PyTree) -> PyTree:
+        rest = jax.tree.unflatten(jax.tree.structure(params), by_leaf(others, params))
+
+        def is_matrix(path: tuple, leaf: Any, other: bool) -> bool:
+            name, spec = path_name(path), jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+            return sides(name, spec) is not None if says(layers, name, spec) else other
+
+        return jax.tree_util.tree_map_with_path(is_matrix, params, rest)
+
+    return matrices
 
 
 def without(pattern: str, mask: Mask | None = None) -> Mask:
@@ -52,8 +92,12 @@ def without(pattern: str, mask: Mask | None = None) -> Mask:
 
 
 def gains(compressor: Compressor, dense: Compressor) -> Mask:
-    """Makes the default mask: two or more dimensions, and a payload smaller than the dense one."""
-    return lambda params: jax.tree.map(lambda p: p.ndim >= 2 and smaller(compressor, dense, p.shape), params)
+    """Makes the default mask: two or more dimensions, and a payload smaller than the dense one. Stacked vectors are vectors."""
+
+    def gain(path: tuple, leaf: Any) -> bool:
+        return dimensions(path_name(path), leaf.shape) >= 2 and smaller(compressor, dense, leaf.shape)
+
+    return lambda params: jax.tree_util.tree_map_with_path(gain, params)
 
 
 def by_leaf(mask: Mask, tree: PyTree) -> list[bool]:

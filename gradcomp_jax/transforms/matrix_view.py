@@ -66,6 +66,15 @@ def sides_of(matrix: Matrix | None) -> Sides:
     return sides
 
 
+def says(matrix: Matrix | None, path: str, leaf: jax.ShapeDtypeStruct) -> bool:
+    """Returns whether a split is given for a tensor."""
+    if matrix is None:
+        return False
+    if callable(matrix):
+        return matrix(path, leaf) is not None
+    return any(re.search(pattern, path) for pattern in matrix)
+
+
 def last_against_others(path: str, leaf: jax.ShapeDtypeStruct) -> tuple[int, int] | None:
     """Returns the last dimension against all others."""
     return (leaf.size // leaf.shape[-1], leaf.shape[-1]) if len(leaf.shape) >= 2 and leaf.size else None

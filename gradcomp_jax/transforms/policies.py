@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from gradcomp_jax import _checks, _markdown, kernels
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.compressors import Compressor
-from gradcomp_jax.transforms.matrix_view import Matrix, Sides, last_against_others, sides_of
+from gradcomp_jax.transforms.matrix_view import Matrix, Sides, last_against_others, says, sides_of
+from gradcomp_jax.transforms.vectors import is_vector
 
 _LONGEST = 2**20  # entries of a block
 
@@ -46,7 +47,8 @@ class Policy(abc.ABC):
     def explain(self, params: PyTree) -> str:
         """Returns a table of what becomes of every tensor: its path, shape, compressor, and a worker's bytes on the uplink.
 
-        Bytes are the payload's, float32 where a tensor goes dense; a statistic that crosses beside it is not counted.
+        Bytes are the payload's, float32 where a tensor goes dense; a statistic that crosses beside it is not counted. Of what
+        goes dense with two or more dimensions and the name of a vector, the table says so.
 
         Args:
             params: arrays or shapes.
@@ -62,7 +64,8 @@ class Policy(abc.ABC):
             if isinstance(choice, Compressor):
                 sent = choice.payload_bytes(_row_count(choice, spec.shape))
             shape = " x ".join(str(n) for n in spec.shape)
-            rows.append((name, shape, choice, f"{sent:,}"))
+            stacked = choice == "dense" and len(spec.shape) > 1 and is_vector(name)
+            rows.append((name, shape, "dense, stacked vectors" if stacked else choice, f"{sent:,}"))
         return "\n".join(_markdown.table(("tensor", "shape", "compressor", "bytes"), rows, align="lllr"))
 
     def masked(self) -> "Policy":
@@ -129,12 +132,15 @@ class ByShape(Policy):
     make: Callable[[int, int], Compressor]
     sides: Sides
     dense: Compressor
+    matrix: Matrix | None = dataclasses.field(default=None, hash=False)
     only_if_smaller: bool = True
 
     def choose(self, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:
-        """Makes a compressor for a tensor that is a matrix, or several of one shape."""
+        """Makes a compressor for a tensor that is a matrix, or several of one shape, and by its name no stack of vectors."""
         sides = self.sides(path, leaf)
         if sides is None:
+            return "dense"
+        if self.only_if_smaller and is_vector(path) and not says(self.matrix, path, leaf):
             return "dense"
         code = self.make(*sides)
         return code if not self.only_if_smaller or smaller(code, self.dense, leaf.shape) else "dense"
@@ -152,7 +158,7 @@ def by_matrix(make: Callable[[int, int], Compressor], *, dense: Compressor, matr
     """Sees a tensor as a matrix, or as several of one shape, and makes a compressor for its two sides.
 
     The block of the compressor is one matrix. By default a tensor is one matrix, whose rows are the leading dimensions that
-    make rows + columns fewest.
+    make rows + columns fewest. Stacked vectors, which are known by their names (``layers/norm/scale``), go dense.
 
     Args:
         make: ``make(rows, columns) -> compressor``, equal for equal sides.
@@ -164,7 +170,7 @@ def by_matrix(make: Callable[[int, int], Compressor], *, dense: Compressor, matr
         ValueError: for a split that leaves no rows or columns.
         TypeError: for what is no split.
     """
-    return ByShape(make, sides_of(matrix), dense)
+    return ByShape(make, sides_of(matrix), dense, matrix)
 
 
 def by_column(make: Callable[[int], Compressor], *, dense: Compressor) -> Policy:
