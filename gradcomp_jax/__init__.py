@@ -1,10 +1,11 @@
 """Gradient compression for JAX, as plain optax transformations."""
 
 # ruff: noqa: E402
-from gradcomp_jax import _process
+from gradcomp_jax import _help, _process
 
-# The command is stopped cleanly from here on: what follows takes seconds.
+# The command is stopped cleanly from here on: what follows takes seconds, which its help need not wait for.
 _process.take_over_if_command()
+_help.answer_if_asked()
 
 from gradcomp_jax import collectives as collectives
 from gradcomp_jax import compressors as compressors

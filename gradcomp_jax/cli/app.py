@@ -7,6 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from gradcomp_jax._errors import UnknownNameError, known_name
+from gradcomp_jax.cli import help_pages
 from gradcomp_jax.cli.ranges import unparsed, with_ranges
 
 _COMMANDS = ("compare", "train", "methods", "plan", "data")
@@ -23,7 +24,14 @@ class _OnDemand(TyperGroup):
         module = importlib.import_module(f"gradcomp_jax.cli.{cmd_name}")
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         alone.command(cmd_name)(with_ranges(getattr(module, f"{cmd_name}_command")))
-        return typer.main.get_command(alone)
+        made: Any = typer.main.get_command(alone)
+        # The page that a process prints which is asked for nothing else.
+        made.format_help = lambda ctx, formatter: formatter.write(help_pages.page(cmd_name, made))
+        return made
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        commands = {name: self.get_command(ctx, name) for name in _COMMANDS}
+        formatter.write(help_pages.page("", self, commands))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if not args[0].startswith("-"):

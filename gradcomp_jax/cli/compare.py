@@ -12,7 +12,7 @@ from gradcomp_jax.cli.options import Training, with_training_options
 from gradcomp_jax.cli.progress import Leaving, progress
 from gradcomp_jax.cli.user_errors import user_errors
 from gradcomp_jax.experiments import Listeners, compare
-from gradcomp_jax.experiments.recipes import ABLATIONS, ALL, COLLECTIVES, DEFAULT, MEMORIES, RECIPES, REPLICAS
+from gradcomp_jax.experiments.recipes import DEFAULT, GROUPS, RECIPES
 
 _SEEDS = 5
 
@@ -24,8 +24,8 @@ def compare_command(
     methods: Annotated[
         str,
         typer.Option(
-            help=f"Names with commas between: {runs.METHODS}; also 'all', 'ablations', 'collectives', 'memories' and"
-            " 'replicas'."
+            help="Names with commas between (gradcomp methods lists them); also 'all', 'ablations', 'collectives',"
+            " 'memories' and 'replicas'."
         ),
     ] = ",".join(DEFAULT),
     seeds: Annotated[
@@ -72,13 +72,7 @@ def compare_command(
 
 def _method_names(text: str) -> list[str]:
     """Returns the names that ``text`` stands for, each of them known and there once."""
-    groups = {name: (name,) for name in RECIPES} | {
-        "all": ALL,
-        "ablations": ABLATIONS,
-        "collectives": COLLECTIVES,
-        "memories": MEMORIES,
-        "replicas": REPLICAS,
-    }
+    groups = {name: (name,) for name in RECIPES} | GROUPS
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
         raise SettingError(f"methods must not be empty: name some of {runs.METHODS}")

@@ -9,6 +9,7 @@ from gradcomp_jax._checks import Range
 from gradcomp_jax.cli import report
 from gradcomp_jax.cli.tables import print_table, tell
 from gradcomp_jax.cli.user_errors import user_errors
+from gradcomp_jax.experiments import recipes
 from gradcomp_jax.methods import markdown_table
 
 _WORKERS = Range(2, 65_536)
@@ -29,3 +30,13 @@ def methods_command(
             console = Console()
             print_table(console, report.method_table(workers), "--markdown has all")
             tell(console, report.METHOD_NOTE, "dim")
+            console.print()
+            for group, names in _named().items():
+                tell(console, f"{group}: {', '.join(names)}")
+
+
+def _named() -> dict[str, tuple[str, ...]]:
+    """What compare and train take, by the names of groups, each once."""
+    groups = {f"--methods {name}": names for name, names in recipes.GROUPS.items()}
+    grouped = {name for names in groups.values() for name in names}
+    return groups | {"and": tuple(name for name in recipes.RECIPES if name not in grouped)}

@@ -117,10 +117,7 @@ def plan_command(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Print all methods, columns and notes.")] = False,
 ) -> None:
-    """Predict a step with every method, and say whether to compress. Nothing is run: the figures are modelled.
-
-    For example: gradcomp plan --model llama-8b --optimizer adamw --step-time 2s --cluster h100x8-100G
-    """
+    """Predict a step with every method, and say whether to compress. Nothing is run: the figures are modelled."""
     what = model or source or f"{params} parameters"
     with user_errors():
         known = _calibration(calibration)

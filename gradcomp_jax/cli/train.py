@@ -34,7 +34,7 @@ from gradcomp_jax.experiments.run_folder import check_free
 def train_command(
     training: Training,
     context: typer.Context,
-    method: Annotated[str, typer.Option(help=f"One of: {runs.METHODS}.")] = "dgc",
+    method: Annotated[str, typer.Option(help="Its name: gradcomp methods lists them.")] = "dgc",
     seed: Annotated[int, typer.Option(help="Of the parameters and of the order."), ranges.SEED] = 0,
     share_folder: Annotated[
         bool,

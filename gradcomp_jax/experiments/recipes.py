@@ -205,3 +205,6 @@ REPLICAS = ("dense", *REPLICA_RECIPES)
 
 DEFAULT = ("dense-bf16", "terngrad", "dgc")
 ABLATIONS = ("dense-bf16", "dgc", *(name for name in RECIPES if name.startswith("dgc-no-")))
+
+GROUPS = {"all": ALL, "ablations": ABLATIONS, "collectives": COLLECTIVES, "memories": MEMORIES, "replicas": REPLICAS}
+"""By the name that stands for them."""
