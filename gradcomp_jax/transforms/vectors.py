@@ -2,7 +2,7 @@
 
 import re
 
-_VECTORS = {"bias", "biases", "scale", "scales", "gamma", "beta", "offset"}
+_VECTORS = {"bias", "biases", "scale", "scales", "shift", "gamma", "beta", "offset"}
 _NORMS = ("ln", "bn", "gn")
 _WEIGHTS = {"weight", "w", "g"}
 _ENDS = {"value", "param"}
@@ -11,9 +11,9 @@ _ENDS = {"value", "param"}
 def is_vector(path: str) -> bool:
     """Returns whether a path names a bias, or a scale or shift of a norm, which have one dimension in one layer.
 
-    The last word of the last component decides: ``bias``, ``scale``, ``gamma``, ``beta``, ``offset``, or a norm (``attn_norm``,
-    ``ln_1``, ``RMSNorm_0``); or ``weight``, ``w`` or ``g`` right after a norm. Numbers are no words. ``b`` is none of them: it
-    names one factor of a low-rank pair as well.
+    The last word of the last component decides: ``bias``, ``scale``, ``shift``, ``gamma``, ``beta``, ``offset``, or a norm
+    (``attn_norm``, ``ln_1``, ``RMSNorm_0``); or ``weight``, ``w`` or ``g`` right after a norm. Numbers are no words. ``b`` is
+    none of them: it names one factor of a low-rank pair as well.
 
     Args:
         path: as :func:`gradcomp_jax.transforms.policies.path_name` writes it, ``"layers/attn_norm/scale"``.
