@@ -12,6 +12,7 @@ from gradcomp_jax import _checks, _compat, _registered
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.replicas.branching import advance
+from gradcomp_jax.transforms import participation
 from gradcomp_jax.transforms.local import refuse_beyond_float32
 from gradcomp_jax.transforms.placeholders import not_of_params
 
@@ -24,13 +25,15 @@ class AccumulateState:
     Attributes:
         batches: int32 scalar, how many are in the sum.
         step: int32 scalar, updates of the inner transformation so far.
-        total: this worker's sum of gradients, ``PerDevice`` float32 ``[1, *shape]``.
+        total: this worker's sum of gradients times weights, ``PerDevice`` float32 ``[1, *shape]``.
+        weight: this worker's sum of weights, ``PerDevice`` float32 ``[1]``; of batches without one, their number.
         inner: state of the inner transformation.
     """
 
     batches: Array
     step: Array
     total: PyTree
+    weight: PerDevice
     inner: Any
 
     def staleness(self) -> Array:
@@ -46,6 +49,10 @@ def accumulate(
     Around a whole chain, exchange and optimizer: ``gc.accumulate(optax.chain(gc.dgc(...), optax.sgd(0.1)),
     axis_name="data", every=4)``. Between exchanges the update is zero, nothing is sent and no momentum decays
     (``optax.MultiSteps`` around an exchange would run the collective for every batch).
+
+    With ``weight=`` (see :func:`gradcomp_jax.weighted`) each batch counts with its own: the mean is that of all that is weighed
+    since the last exchange, nothing of a batch of weight 0 is looked at, and the inner transformation is given the sum of the
+    worker's weights.
 
     With a schedule the batch grows where the rate would otherwise decay: ``every=lambda step: 2 ** (step // 1000)``.
 
@@ -67,39 +74,51 @@ def accumulate(
     exchange = optax.with_extra_args_support(inner)
 
     def init(params: PyTree) -> AccumulateState:
-        def nothing(p: Any) -> PerDevice:
-            return PerDevice(_compat.varying(jnp.zeros((1, *jnp.shape(p)), jnp.float32), axis_name), 1)
+        def nothing(shape: tuple[int, ...]) -> PerDevice:
+            return PerDevice(_compat.varying(jnp.zeros((1, *shape), jnp.float32), axis_name), 1)
 
         # Two arrays: one buffer cannot be donated twice.
         batches, step = (jnp.zeros((), jnp.int32) for _ in range(2))
-        return AccumulateState(batches, step, jax.tree.map(nothing, params), exchange.init(params))
+        total = jax.tree.map(lambda p: nothing(jnp.shape(p)), params)
+        return AccumulateState(batches, step, total, nothing(()), exchange.init(params))
 
-    def update(updates: PyTree, state: AccumulateState, params: PyTree | None = None, **extra: Any) -> Any:
+    def update(
+        updates: PyTree, state: AccumulateState, params: PyTree | None = None, *, weight: Any = None, **extra: Any
+    ) -> Any:
+        own = None if weight is None else participation.one_number(weight, axis_name)
+
         def add(mark: PerDevice, g: Array) -> PerDevice:
             if g.shape != mark.value.shape[1:]:
                 raise ValueError(
                     f"a gradient has the shape {g.shape}, and the parameter {mark.value.shape[1:]}, a shard of it: where"
                     " parameters are sharded, accumulate by make_train_step(..., accumulate=...)"
                 )
-            return dataclasses.replace(mark, value=mark.value + g.astype(jnp.float32)[None])
+            g = g.astype(jnp.float32)
+            g = g if own is None else jnp.where(own == 0, 0.0, g * own)
+            return dataclasses.replace(mark, value=mark.value + g[None])
 
         refuse_beyond_float32(updates)
         total = jax.tree.map(add, state.total, updates, is_leaf=is_per_device)
+        # One that is no weight spoils the sum: the exchange is skipped.
+        counts = 1.0 if own is None else jnp.where(own >= 0, own, jnp.nan)
+        sums = dataclasses.replace(state.weight, value=state.weight.value + counts)
         batches = state.batches + 1
 
-        def go(_: Any, inner_state: Any, total: PyTree) -> tuple[PyTree, Any, PyTree]:
-            mean = jax.tree.map(lambda m: m.value[0] / batches.astype(jnp.float32), total, is_leaf=is_per_device)
+        def go(_: Any, inner_state: Any, total: PyTree, sums: PerDevice) -> tuple[PyTree, Any, PyTree, PerDevice]:
+            by = jnp.where(sums.value[0] == 0, 1.0, sums.value[0])
+            mean = jax.tree.map(lambda m: m.value[0] / by, total, is_leaf=is_per_device)
             # Cast, not clipped: what had no room in the gradient's dtype must be seen as such.
             mean = jax.tree.map(lambda m, u: m.astype(u.dtype), mean, updates)
-            moved, inner_state = exchange.update(mean, inner_state, params, **extra)
-            return moved, inner_state, jax.tree.map(jnp.zeros_like, total)
+            given = extra if own is None else {**extra, "weight": sums.value[0]}
+            moved, inner_state = exchange.update(mean, inner_state, params, **given)
+            return moved, inner_state, *jax.tree.map(jnp.zeros_like, (total, sums))
 
         full = batches >= (every(state.step) if callable(every) else every)
         now = True if every == 1 else full
-        still = _compat.zeros_of(go, None, state.inner, total)[0]
-        moved, inner_state, total = advance(now, go, (still, state.inner, total))
+        still = _compat.zeros_of(go, None, state.inner, total, sums)[0]
+        moved, inner_state, total, sums = advance(now, go, (still, state.inner, total, sums))
         # A schedule of batches sees what optax's own schedules do.
         step = jnp.where(now, optax.safe_increment(state.step), state.step)
-        return moved, AccumulateState(jnp.where(now, 0, batches), step, total, inner_state)
+        return moved, AccumulateState(jnp.where(now, 0, batches), step, total, sums, inner_state)
 
     return optax.GradientTransformationExtraArgs(not_of_params(init), update)

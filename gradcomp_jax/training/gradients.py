@@ -1,17 +1,18 @@
 """Gradients of each worker's own loss, inside a mapped axis and outside of it, of one batch or of several."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from gradcomp_jax import _checks, _compat, _specs, _tracking, kernels, per_device
+from gradcomp_jax import _checks, _compat, _specs, _tracking, per_device
 from gradcomp_jax._typing import Array, AxisName, PyTree
-from gradcomp_jax.training import refusals
+from gradcomp_jax.training import refusals, seen
 from gradcomp_jax.training.state import check_axis
+from gradcomp_jax.transforms import participation
 from gradcomp_jax.transforms.step_keys import is_typed_key
 
 
@@ -20,7 +21,9 @@ def local_value_and_grad(
     *,
     axis_name: AxisName | None,
     has_aux: bool = False,
+    aux: PyTree = "auto",
     accumulate: int = 1,
+    weight: Callable[..., Any] | None = None,
     mesh: Mesh | None = None,
 ) -> Callable[..., tuple[Any, Any]]:
     """Returns what ``jax.value_and_grad`` does, for the gradient of this worker's loss alone.
@@ -37,21 +40,76 @@ def local_value_and_grad(
         loss: ``loss(params, *args, **kwargs) -> scalar``, the mean over the batch it sees; ``(scalar, aux)`` with ``has_aux``.
         axis_name: the axis that the workers lie along.
         has_aux: whether ``loss`` returns auxiliary output.
+        aux: what becomes of ``aux`` over micro-batches and, with ``mesh``, over workers: ``"mean"``, ``"sum"``, ``"max"`` or
+            ``"examples"`` (one entry an example along the first dimension, joined in the order of the batch), or a tree of
+            these, a prefix of ``aux``, or a function of ``aux`` that returns one. ``"auto"`` takes an array that grows with
+            the batch for one entry an example, other floats for means, and signed integers for counts, which are added up.
+            Without micro-batches and ``mesh`` it is returned as it is.
         accumulate: micro-batches. The arrays in ``args`` are divided into so many along their first dimension, which it must
-            divide, and are gone through one after the other: activations are of one micro-batch at a time. Gradients, values
-            and ``aux`` are means over them, gradients in float32 until then.
+            divide, and are gone through one after the other: activations are of one micro-batch at a time. Gradients and values
+            are means over them, gradients in float32 until then.
+        weight: ``weight(*args) -> number``, what a micro-batch counts for, such as the examples in it that are no padding: the
+            means over micro-batches, and those of ``mesh`` over workers, are weighted. Nothing of a micro-batch of weight 0 is
+            looked at; where all have it the gradient is zero and means are NaN. The sum over a worker's micro-batches is
+            what ``update`` takes as ``weight=`` (:func:`gradcomp_jax.weighted`). ``"sum"`` and ``"max"`` leave out what has
+            weight 0, ``"examples"`` leave out nothing.
         mesh: the mesh of the workers, for use outside of the axis. Arrays in ``args``, the batch, are split over the workers;
-            scalars, typed keys and ``kwargs`` go to all of them. Value and ``aux`` are means over the workers.
+            scalars, typed keys and ``kwargs`` go to all of them. The value is the workers' mean.
 
     Returns:
         A function with the arguments of ``loss`` that returns ``(value, gradient)``. Typed keys among its arguments are folded
-        with the number of the micro-batch, and with ``mesh`` with the worker's, so that each draws numbers of its own. Where
-        ``aux`` is averaged, integers are rounded down.
+        with the number of the micro-batch, and with ``mesh`` with the worker's, so that each draws numbers of its own. Means of
+        floats have their dtype, of integers float32; counts are int32 or wider. Examples are split along the axis: nothing is
+        sent for them.
 
     Raises:
         ValueError: if ``accumulate`` is below 1, or the mesh has no such axis; when traced, if a batch cannot be divided,
-            what is divided is not all of one length, or the loss is averaged over the axis inside.
+            what is divided is not all of one length, the loss is averaged over the axis inside, or it is not clear what a leaf
+            of ``aux`` is: booleans, unsigned integers and keys, and arrays that grow along another dimension than the first.
     """
+    found = worker_value_and_grad(
+        loss, axis_name=axis_name, has_aux=has_aux, aux=aux, accumulate=accumulate, weight=weight
+    )
+    if mesh is None:
+
+        def value_and_grad(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            own = found(params, *args, **kwargs)
+            return ((own.value, own.aux) if has_aux else own.value), own.gradient
+
+        return value_and_grad
+    if axis_name is None:
+        raise ValueError("mesh= is for workers along an axis of it: give its axis_name too")
+    return _outside(found, mesh, axis_name, has_aux)
+
+
+class Found(NamedTuple):
+    """What a worker finds in its batch.
+
+    Attributes:
+        value: the loss, the mean over what its micro-batches weigh.
+        aux: what is returned besides; ``None`` without.
+        gradient: of its own loss.
+        weight: the sum over its micro-batches, float32 scalar; ``None`` where all count alike.
+        kinds: returns what each leaf of ``aux`` is, in the order of ``jax.tree.leaves``.
+    """
+
+    value: Any
+    aux: Any
+    gradient: PyTree
+    weight: Array | None
+    kinds: Callable[[], list[str]]
+
+
+def worker_value_and_grad(
+    loss: Callable[..., Any],
+    *,
+    axis_name: AxisName | None,
+    has_aux: bool,
+    aux: PyTree,
+    accumulate: int,
+    weight: Callable[..., Any] | None,
+) -> Callable[..., Found]:
+    """Returns a function that finds all that :func:`local_value_and_grad` does on one worker; the arguments are its."""
     accumulate = _checks.positive_int("accumulate", accumulate)
     compute = jax.value_and_grad(loss, has_aux=has_aux, allow_int=True)
 
@@ -59,24 +117,37 @@ def local_value_and_grad(
         value, gradient = compute(params, *args, **kwargs)
         return value, jax.tree.map(_zero_if_none, gradient, params)
 
-    own = _tracking.unless_refused(with_zeros, axis_name)
+    of_one = _tracking.unless_refused(with_zeros, axis_name)
+    weight = weight and _tracking.unless_refused(weight, axis_name)
 
-    def value_and_grad(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def found(params: Any, *args: Any, **kwargs: Any) -> Found:
         local = _compat.varying(params, axis_name)
 
-        def of_batch(args: Any, kwargs: Any) -> tuple[Any, Any]:
-            value, gradient = own(local, args, kwargs)
-            refusals.refuse_averaged(value[0] if has_aux else value, axis_name)
+        def of_batch(args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+            value, gradient = of_one(local, args, kwargs)
+            value, other = value if has_aux else (value, None)
+            refusals.refuse_averaged(value, axis_name)
             # Of the parameters as they came: such zeros are equal on all workers.
-            return value, jax.tree.map(_zero_if_none, gradient, params)
+            return value, other, jax.tree.map(_zero_if_none, gradient, params)
 
-        return of_batch(args, kwargs) if accumulate == 1 else _mean_over(of_batch, accumulate, args, kwargs)
+        def weigh(args: Any) -> Array | None:
+            return None if weight is None else participation.one_number(weight(*args), axis_name)
 
-    if mesh is None:
-        return value_and_grad
-    if axis_name is None:
-        raise ValueError("mesh= is for workers along an axis of it: give its axis_name too")
-    return _outside(value_and_grad, mesh, axis_name)
+        def kinds_in(other: Any, args: Any, kwargs: Any) -> list[str]:
+            sizes = [leaf.shape[0] for leaf in jax.tree.leaves(args) if _is_batch(leaf)]
+            return seen.kinds_of(
+                aux,
+                other,
+                lambda: _of_twice(lambda more: of_one(local, more, kwargs)[0][1], args),
+                sizes[0] if sizes else None,
+            )
+
+        if accumulate > 1:
+            return _over(of_batch, kinds_in, weigh, axis_name, accumulate, args, kwargs)
+        value, other, gradient = of_batch(args, kwargs)
+        return Found(value, other, gradient, weigh(args), lambda: kinds_in(other, args, kwargs))
+
+    return found
 
 
 def _zero_if_none(gradient: Any, param: Any) -> Any:
@@ -84,26 +155,68 @@ def _zero_if_none(gradient: Any, param: Any) -> Any:
     return gradient if jnp.issubdtype(jnp.result_type(param), jnp.inexact) else jnp.zeros_like(param)
 
 
-def _mean_over(of_batch: Callable[[Any, Any], Any], parts: int, args: Any, kwargs: Any) -> Any:
-    """The mean of what a function returns over the micro-batches of its arguments."""
+def _of_twice(function: Callable[[Any], Any], args: Any) -> Any:
+    """The shapes of what a function returns for a batch of twice the size; ``None`` if it takes no such batch."""
+    try:
+        twice = jax.tree.map(lambda x: jnp.concatenate([jnp.asarray(x)] * 2) if _is_batch(x) else x, args)
+        return jax.eval_shape(lambda: function(twice))
+    except Exception:
+        # A model of one size of batch: it says what is wrong with another in any way it likes.
+        return None
+
+
+def _over(
+    of_batch: Callable[[Any, Any], Any],
+    kinds_in: Callable[[Any, Any, Any], list[str]],
+    weigh: Callable[[Any], Array | None],
+    axis_name: AxisName | None,
+    parts: int,
+    args: Any,
+    kwargs: Any,
+) -> Found:
+    """What a function finds in its arguments' micro-batches, one after the other."""
     refusals.refuse_no_batch(args, _is_batch)
     leaves, treedef = jax.tree.flatten(args)
     divided = [_is_batch(leaf) for leaf in leaves]
     batches = [_divide(leaf, parts) for leaf, is_batch in zip(leaves, divided, strict=True) if is_batch]
 
-    def of_part(number: Array, batches: list[Array]) -> Any:
+    def part_of(number: Array, batches: list[Array]) -> Any:
         rest = iter(batches)
         mine = [next(rest) if is_batch else leaf for leaf, is_batch in zip(leaves, divided, strict=True)]
-        return of_batch(*_fold_keys((jax.tree.unflatten(treedef, mine), kwargs), number))
+        return _fold_keys((jax.tree.unflatten(treedef, mine), kwargs), number)
 
-    first = [b[0] for b in batches]
-    zeros = _compat.zeros_of(of_part, jnp.zeros((), jnp.int32), first)
+    zeros = _compat.zeros_of(
+        lambda number, batches: of_batch(*part_of(number, batches)), jnp.zeros((), jnp.int32), [b[0] for b in batches]
+    )
+    first = part_of(jnp.zeros((), jnp.int32), [b[0] for b in batches])
+    found_kinds = kinds_in(zeros[1], *first)
+    flat, structure = jax.tree.flatten(zeros)
+    kinds = ["mean", *found_kinds, *[seen.STATE] * (len(flat) - 1 - len(found_kinds))]
+    summed = [number for number, kind in enumerate(kinds) if kind != "examples"]
 
-    def add(total: Any, part: Any) -> tuple[Any, None]:
-        return jax.tree.map(lambda t, x: t + _wide(x), total, of_part(*part)), None
+    def add(totals: list[Array], part: Any) -> tuple[list[Array], Any]:
+        own_args, own_kwargs = part_of(*part)
+        values = jax.tree.leaves(of_batch(own_args, own_kwargs))
+        own = weigh(own_args)
+        if own is not None:
+            values = [_compat.varying(x, axis_name) for x in values]
+        new = [seen.added(kinds[n], total, values[n], own) for n, total in zip(summed, totals, strict=True)]
+        return new, ([x for x, kind in zip(values, kinds, strict=True) if kind == "examples"], own)
 
-    total, _ = lax.scan(add, jax.tree.map(_wide, zeros), (jnp.arange(parts, dtype=jnp.int32), batches))
-    return jax.tree.map(lambda t, zero: _divided(t, parts, zero.dtype), total, zeros)
+    begin = [seen.begun(kinds[n], flat[n]) for n in summed]
+    if weigh(first[0]) is not None:
+        begin = [_compat.varying(x, axis_name) for x in begin]
+    totals, (examples, weights) = lax.scan(add, begin, (jnp.arange(parts, dtype=jnp.int32), batches))
+    # One that is no weight spoils the sum: the exchange is skipped.
+    weight = None if weights is None else jnp.where((weights >= 0).all(), weights.sum(), jnp.nan)
+    results: list[Any] = [None] * len(flat)
+    for n, total in zip(summed, totals, strict=True):
+        empty = 0.0 if n > len(found_kinds) else jnp.nan
+        results[n] = seen.ended(kinds[n], total, flat[n].dtype, parts, weight, empty)
+    for n, joined in zip([n for n, kind in enumerate(kinds) if kind == "examples"], examples, strict=True):
+        results[n] = joined.reshape(-1, *joined.shape[2:])
+    value, other, gradient = jax.tree.unflatten(structure, results)
+    return Found(value, other, gradient, weight, lambda: found_kinds)
 
 
 def _divide(leaf: Any, parts: int) -> Array:
@@ -114,28 +227,6 @@ def _divide(leaf: Any, parts: int) -> Array:
             " workers times accumulate"
         )
     return leaf.reshape(parts, -1, *leaf.shape[1:])
-
-
-def _wide(x: Array) -> Array:
-    """A summand as it is added up: narrow floats as float32, booleans as integers."""
-    return x.astype(jnp.int32) if x.dtype == jnp.bool_ else kernels.widened(x)
-
-
-def _divided(total: Array, count: int, dtype: Any) -> Array:
-    """The mean in its own dtype, of integers rounded down."""
-    inexact = jnp.issubdtype(total.dtype, jnp.inexact)
-    return (total / count if inexact else total // count).astype(dtype)
-
-
-def mean_of_workers(tree: PyTree, axis_name: AxisName) -> PyTree:
-    """Averages every leaf over the workers, narrow floats in float32, integers rounded down."""
-
-    def mean(x: Any) -> Array:
-        x = jnp.asarray(x)
-        total = lax.psum(_compat.varying(_wide(x), axis_name), axis_name)
-        return _divided(total, lax.axis_size(axis_name), x.dtype)
-
-    return jax.tree.map(mean, tree)
 
 
 def _is_batch(leaf: Any) -> bool:
@@ -154,7 +245,9 @@ def _fold_keys(tree: PyTree, number: Array) -> PyTree:
     return jax.tree.map(fold, tree)
 
 
-def _outside(value_and_grad: Callable[..., Any], mesh: Mesh, axis_name: AxisName) -> Callable[..., tuple[Any, Any]]:
+def _outside(
+    value_and_grad: Callable[..., Found], mesh: Mesh, axis_name: AxisName, has_aux: bool
+) -> Callable[..., tuple[Any, Any]]:
     """A worker's function for use outside of the axis."""
     check_axis(mesh, axis_name)
     everywhere, by_worker = PartitionSpec(), PartitionSpec(axis_name)
@@ -169,17 +262,22 @@ def _outside(value_and_grad: Callable[..., Any], mesh: Mesh, axis_name: AxisName
             )
         refusals.refuse_unplaced([leaf for leaf in jax.tree.leaves(args) if _is_batch(leaf)], mesh, axis_name)
 
-        def one_worker(params: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        def one_worker(params: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
             args, kwargs = _fold_keys((args, kwargs), lax.axis_index(axis_name))
-            value, gradient = value_and_grad(params, *args, **kwargs)
-            return mean_of_workers(value, axis_name), per_device.lift(gradient)
+            found = value_and_grad(params, *args, **kwargs)
+            kinds = found.kinds() if has_aux else []
+            share = None if found.weight is None else participation.share_of(found.weight, axis_name)
+            value, other = seen.over_workers(["mean", *kinds], (found.value, found.aux), axis_name, share=share)
+            numbers, examples = seen.parted(kinds, other)
+            return (value, numbers), examples, per_device.lift(found.gradient)
 
-        return jax.shard_map(
+        (value, numbers), examples, gradient = jax.shard_map(
             one_worker,
             mesh=mesh,
             axis_names=set(_specs.names_of(axis_name)),
             in_specs=(everywhere, batch_specs, everywhere),
-            out_specs=(everywhere, by_worker),
+            out_specs=(everywhere, by_worker, by_worker),
         )(params, args, kwargs)
+        return ((value, seen.together(numbers, examples)) if has_aux else value), gradient
 
     return mapped

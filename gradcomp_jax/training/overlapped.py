@@ -19,8 +19,10 @@ from gradcomp_jax.replicas import MARKED, delayed_average
 from gradcomp_jax.replicas.delayed import mean_of
 from gradcomp_jax.replicas.nonfinite import dropped, restored
 from gradcomp_jax.replicas.outer import is_masked
+from gradcomp_jax.training import seen
 from gradcomp_jax.training.donation import OwnBuffers
-from gradcomp_jax.training.gradients import local_value_and_grad
+from gradcomp_jax.training.gradients import worker_value_and_grad
+from gradcomp_jax.training.observed import as_metric
 from gradcomp_jax.training.refusals import refuse_unplaced
 from gradcomp_jax.training.state import TrainState, check_axis, has_replicas, lift_replicas, state_specs
 from gradcomp_jax.transforms import ExchangeState, skipped
@@ -174,6 +176,7 @@ def make_overlapped_step(
     every: int = 1,
     compensate: bool = True,
     has_aux: bool = False,
+    aux: PyTree = "auto",
     check_vma: bool = True,
 ) -> OverlappedStep:
     """Steps of ``optax.chain(gc.delayed_average(method, ...), optimizer)`` with the exchange in a thread beside them.
@@ -198,6 +201,7 @@ def make_overlapped_step(
         every: likewise.
         compensate: likewise.
         has_aux: as for :func:`make_train_step`.
+        aux: likewise.
         check_vma: likewise.
 
     Returns:
@@ -235,7 +239,8 @@ def make_overlapped_step(
     of_means = optax.GradientTransformation(
         method.init, lambda s, state, _=None: exchange.update(mean_of(s, every), state)
     )
-    return beside(loss, (tx, quiet, of_means), mesh, link, axis_name=axis_name, has_aux=has_aux, check_vma=check_vma)
+    given: dict[str, Any] = {"axis_name": axis_name, "has_aux": has_aux, "aux": aux, "check_vma": check_vma}
+    return beside(loss, (tx, quiet, of_means), mesh, link, **given)
 
 
 def beside(
@@ -246,6 +251,7 @@ def beside(
     *,
     axis_name: AxisName,
     has_aux: bool,
+    aux: PyTree,
     check_vma: bool,
 ) -> OverlappedStep:
     """Returns steps of a chain with a late link.
@@ -257,6 +263,7 @@ def beside(
         link: the late one.
         axis_name: the axis of the workers.
         has_aux: as for :func:`make_train_step`.
+        aux: likewise.
         check_vma: likewise.
 
     Raises:
@@ -264,18 +271,24 @@ def beside(
     """
     check_axis(mesh, axis_name)
     tx, quiet, exchange = chains
-    value_and_grad = local_value_and_grad(loss, axis_name=axis_name, has_aux=has_aux)
+    value_and_grad = worker_value_and_grad(
+        loss, axis_name=axis_name, has_aux=has_aux, aux=aux, accumulate=1, weight=None
+    )
     by_worker, everywhere = PartitionSpec(axis_name), PartitionSpec()
     names = set(_specs.names_of(axis_name))
     mapping: dict[str, Any] = {"mesh": mesh, "axis_names": names, "check_vma": check_vma}
     with_arrived = optax.with_extra_args_support(quiet).update
 
-    def own(observed: dict[str, Any]) -> dict[str, Any]:
-        return jax.tree.map(lambda x: _compat.varying(jnp.asarray(x, jnp.float32), axis_name)[None], observed)
+    def own(observed: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: _compat.varying(as_metric(x), axis_name)[None], observed)
 
     def local_gradient(params: PyTree, batch: PyTree) -> tuple[PyTree, dict[str, Any]]:
-        value, found = value_and_grad(per_device.lower(params), batch)
-        return per_device.lift(found), own({"loss": value[0], "aux": value[1]} if has_aux else {"loss": value})
+        found = value_and_grad(per_device.lower(params), batch)
+        metrics = own({"loss": found.value})
+        if has_aux:
+            numbers, examples = seen.parted(found.kinds(), found.aux)
+            metrics["aux"] = seen.together(own(numbers), _compat.varying(examples, axis_name))
+        return per_device.lift(found.gradient), metrics
 
     def gradient(params: PyTree, batch: PyTree) -> Any:
         refuse_unplaced(batch, mesh, axis_name)
@@ -290,7 +303,8 @@ def beside(
             updates, opt_state = with_arrived(gradient, state.opt_state, state.params, **{_ARRIVED: arrived})
         opt_state = restored(opt_state, state.opt_state, (ExchangeState, *MARKED))
         params = optax.apply_updates(state.params, updates)
-        counted = own({"skipped": sum(skips, skipped(opt_state)), "dropped": dropped(opt_state)})
+        counted = {"skipped": sum(skips, skipped(opt_state)), "dropped": dropped(opt_state)}
+        counted = own({name: jnp.asarray(count, jnp.float32) for name, count in counted.items()})
         return lift_replicas(TrainState(count_on(state.step), params, opt_state)), counted
 
     def step(state: TrainState, gradient: PyTree, arrived: PyTree, skips: list[Array]) -> Any:

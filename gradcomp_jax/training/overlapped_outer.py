@@ -30,6 +30,7 @@ def make_overlapped_outer_step(
     parts: Parts = 1,
     mix: float = 0.0,
     has_aux: bool = False,
+    aux: PyTree = "auto",
     check_vma: bool = True,
 ) -> OverlappedStep:
     """Steps of ``optax.chain(optimizer, gc.outer_average(method, outer, ...))`` with the exchange in a thread beside them.
@@ -54,6 +55,7 @@ def make_overlapped_outer_step(
         parts: likewise.
         mix: likewise.
         has_aux: as for :func:`make_train_step`.
+        aux: likewise.
         check_vma: likewise.
 
     Returns:
@@ -83,7 +85,8 @@ def make_overlapped_outer_step(
         methods=lambda late: late.method,
         with_methods=lambda late, methods: dataclasses.replace(late, method=methods),
     )
-    return beside(loss, (tx, quiet, method), mesh, link, axis_name=axis_name, has_aux=has_aux, check_vma=check_vma)
+    given: dict[str, Any] = {"axis_name": axis_name, "has_aux": has_aux, "aux": aux, "check_vma": check_vma}
+    return beside(loss, (tx, quiet, method), mesh, link, **given)
 
 
 def _copy(flying: PyTree) -> PyTree:

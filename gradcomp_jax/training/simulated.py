@@ -68,8 +68,8 @@ def make_simulated_step(
 
     def step(state: TrainState, batch: PyTree) -> tuple[TrainState, dict[str, Any]]:
         axes = state_axes(state)
-        mapped = jax.vmap(local, axis_name=axis_name, in_axes=(axes, 0), out_axes=(axes, None), axis_size=workers)
-        new, metrics = mapped(_per_device(state, split), jax.tree.map(split, batch))
+        mapped = jax.vmap(local, axis_name=axis_name, in_axes=(axes, 0), out_axes=(axes, None, 0), axis_size=workers)
+        new, metrics, _ = mapped(_per_device(state, split), jax.tree.map(split, batch))
         return _joined(new), metrics
 
     return TrainStep(jax.jit(step, donate_argnums=0), Mesh(jax.devices()[:1], (axis_name,)), donates=True)

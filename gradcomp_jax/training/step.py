@@ -15,11 +15,12 @@ from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.replicas import MARKED
 from gradcomp_jax.replicas.nonfinite import dropped, restored
-from gradcomp_jax.training import refusals
+from gradcomp_jax.training import refusals, seen
 from gradcomp_jax.training.diagnostics import diagnostics as diagnose
 from gradcomp_jax.training.donation import OwnBuffers
 from gradcomp_jax.training.gathered import whole_params
-from gradcomp_jax.training.gradients import local_value_and_grad, mean_of_workers
+from gradcomp_jax.training.gradients import worker_value_and_grad
+from gradcomp_jax.training.observed import as_metric, next_model_state, observed
 from gradcomp_jax.training.state import (
     check_axis,
     has_replicas,
@@ -44,6 +45,7 @@ def make_train_step(
     *,
     axis_name: AxisName = "data",
     has_aux: bool = False,
+    aux: PyTree = "auto",
     accumulate: int = 1,
     rngs: Any = None,
     donate: bool = True,
@@ -68,7 +70,9 @@ def make_train_step(
             loss, and with ``mean_metrics=False`` no value, unless there are replicas.
         mesh: the mesh of :func:`init_state`.
         axis_name: the axis of the workers.
-        has_aux: ``aux`` (scalars) is averaged over the workers into ``metrics["aux"]``.
+        has_aux: ``metrics["aux"]`` is what the workers' ``aux`` is between them.
+        aux: what that is, as for :func:`local_value_and_grad`: floats are averaged, signed integers added up, and an array
+            with one entry an example is joined in the order of the batch and split along the axis, unless this says otherwise.
         accumulate: micro-batches that a worker goes through before the exchange, as for :func:`local_value_and_grad`. Bytes
             are those of one.
         rngs: a seed or a key: the loss gets ``rngs=``, a typed key for this step, worker and micro-batch. A run that
@@ -84,13 +88,15 @@ def make_train_step(
         param_compressor: what parameters along the axis of the workers are gathered in, by :func:`gather_params`; as they are
             by default. Of a state with a ``param_copy`` (:func:`init_state`) it sends the differences from that.
         mean_metrics: whether ``metrics`` are means over the workers, which costs an all-reduce of a few bytes: on links of long
-            latency as much as the exchange. Otherwise they are the workers' own, ``[N]``, split along the axis.
+            latency as much as the exchange. Otherwise they are the workers' own, ``[N]``, split along the axis; examples are
+            joined in any case.
         diagnostics: whether ``metrics`` has :func:`gradcomp_jax.diagnostics` of the new state too, for an all-reduce of two
             numbers.
         weight: ``weight(batch) -> number``, what a worker counts for with its part of the batch, such as the examples in it
             that are no padding; 0 for a worker that is absent. :func:`gradcomp_jax.weighted` in ``tx`` reads it. Means of the
             loss, of ``aux`` and of a model state's floats are then weighted too, and what an absent worker has is not looked
-            at; in a step without anybody the loss is NaN.
+            at; in a step without anybody the loss is NaN. With ``accumulate`` it is called with each micro-batch, and a worker
+            counts for the sum: all are those of the mean over everything that is weighed, however it is divided.
 
     Returns:
         A jitted function. ``state`` is a :class:`TrainState`, or one with ``replace`` such as flax's, from :func:`init_state`;
@@ -120,6 +126,7 @@ def make_train_step(
         tx,
         axis_name=axis_name,
         has_aux=has_aux,
+        aux=aux,
         accumulate=accumulate,
         rngs=rngs,
         param_specs=param_specs,
@@ -138,10 +145,11 @@ def make_train_step(
             mesh=mesh,
             axis_names=set(names),
             in_specs=(specs, PartitionSpec(axis_name)),
-            out_specs=(specs, PartitionSpec() if mean_metrics else PartitionSpec(axis_name)),
+            out_specs=(specs, PartitionSpec() if mean_metrics else PartitionSpec(axis_name), PartitionSpec(axis_name)),
             check_vma=check_vma,
         )
-        new, metrics = mapped(state, batch)
+        new, metrics, examples = mapped(state, batch)
+        metrics = seen.together(metrics, dict.fromkeys(metrics) | examples)
         return new, metrics | (diagnose(new) if diagnostics else {})
 
     return TrainStep(jax.jit(step, donate_argnums=(0,) if donate else ()), mesh, donates=donate)
@@ -153,22 +161,31 @@ def worker_step(
     *,
     axis_name: AxisName,
     has_aux: bool = False,
+    aux: PyTree = "auto",
     accumulate: int = 1,
     rngs: Any = None,
     param_specs: PyTree | None = None,
     param_compressor: Compressor | None = None,
     mean_metrics: bool = True,
     weight: Callable[[PyTree], Any] | None = None,
-) -> Callable[[Any, PyTree], tuple[Any, dict[str, Any]]]:
-    """Returns what one worker does in a step of :func:`make_train_step`, to be mapped over the axis; the arguments are its."""
+) -> Callable[[Any, PyTree], tuple[Any, dict[str, Any], dict[str, Any]]]:
+    """Returns what one worker does in a step of :func:`make_train_step`, to be mapped over the axis; the arguments are its.
+
+    It returns the metrics in two parts: numbers, and what has one entry an example.
+    """
     names = _specs.names_of(axis_name)
-    value_and_grad = local_value_and_grad(
-        functools.partial(_observed, loss, has_aux), axis_name=axis_name, has_aux=True, accumulate=accumulate
+    value_and_grad = worker_value_and_grad(
+        functools.partial(observed, loss, has_aux),
+        axis_name=axis_name,
+        has_aux=True,
+        aux=lambda found: {name: {"loss": "mean", "model_state": seen.STATE, "aux": aux}[name] for name in found},
+        accumulate=accumulate,
+        weight=weight,
     )
     update_with_extra = optax.with_extra_args_support(tx).update
     key = None if rngs is None else typed_key("rngs", rngs)
 
-    def local(state: Any, batch: PyTree) -> tuple[Any, dict[str, Any]]:
+    def local(state: Any, batch: PyTree) -> tuple[Any, dict[str, Any], dict[str, Any]]:
         replicas, field = has_replicas(state), model_field(state)
         model_state = getattr(state, field) if field else None
         if replicas:
@@ -176,19 +193,20 @@ def worker_step(
         given = {"rngs": _key_of(key, state.step, axis_name), "model_state": per_device.lower(model_state)}
         given = {name: value for name, value in given.items() if value is not None}
         params, copies = whole_params(state, param_specs, names, param_compressor)
-        (_, seen), gradient = value_and_grad(params, batch, scale=loss_scale(state.opt_state), given=given)
-        extra, reads = {}, list[bool]()
-        if weight is not None:
-            extra["weight"] = participation.one_number(_tracking.unless_refused(weight, axis_name)(batch), axis_name)
-            share = participation.share_of(extra["weight"], axis_name)
-            own = {"model_state"} if _is_own(model_state) else set()
-            seen = _weighed(seen, share, but=own if mean_metrics else {"loss", "aux", *own})
-        model_seen = seen.pop("model_state", None)
-        metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), seen)
+        found = value_and_grad(params, batch, scale=loss_scale(state.opt_state), given=given)
+        extra, reads, share = {}, list[bool](), None
+        if found.weight is not None:
+            extra["weight"] = found.weight
+            share = participation.share_of(found.weight, axis_name)
+        metrics, kinds = dict(found.aux), [kind for kind in found.kinds() if kind != seen.STATE]
+        model_seen = metrics.pop("model_state", None)
+        metrics, examples = seen.parted(kinds, metrics)
+        metrics = jax.tree.map(as_metric, metrics)
+        kinds = [kind for kind in kinds if kind != "examples"]
         if replicas:
             extra["value"] = metrics["loss"]
         elif mean_metrics:
-            metrics = lax.pmean(metrics, axis_name)
+            metrics = seen.over_workers(kinds, metrics, axis_name, share=share)
             extra["value"] = metrics["loss"]
         # Read only if the exchange asks for it: it costs another trace of the loss.
         extra = with_context(
@@ -202,12 +220,15 @@ def worker_step(
             refusals.extras_explained(extra),
             _tracking.explained(axis_name),
         ):
-            updates, opt_state = update_with_extra(gradient, state.opt_state, state.params, **extra)
+            updates, opt_state = update_with_extra(found.gradient, state.opt_state, state.params, **extra)
         refusals.refuse_unread(weight, reads)
         if replicas:
             opt_state = restored(opt_state, state.opt_state, (ExchangeState, *MARKED))
             metrics["dropped"] = jnp.asarray(dropped(opt_state), jnp.float32)
-            metrics = lax.pmean(metrics, axis_name) if mean_metrics else metrics
+            if mean_metrics:
+                # By name, before the loss.
+                kinds.insert(-1, seen.PLAIN)
+                metrics = seen.over_workers(kinds, metrics, axis_name, share=share)
         else:
             refusals.refuse_updates(updates, state.params, axis_name)
             refusals.refuse_own_state(opt_state, state.opt_state, axis_name)
@@ -217,75 +238,20 @@ def worker_step(
             new = with_parts(new, param_copy=copies)
         new = lift_replicas(new) if replicas else new
         if field:
-            new = with_parts(new, **{field: _model_state(model_state, model_seen, axis_name)})
+            new = with_parts(new, **{field: next_model_state(model_state, model_seen, axis_name, share=share)})
         metrics["skipped"] = skipped(opt_state).astype(jnp.float32)
         if (scale := loss_scale(opt_state)) is not None:
             metrics["loss_scale"] = scale
         if not mean_metrics:
             metrics = jax.tree.map(lambda x: _compat.varying(x, axis_name)[None], metrics)
-        return new, metrics
+        return new, metrics, _compat.varying(examples, axis_name)
 
     return local
-
-
-def _observed(
-    loss: Callable[..., Any], has_aux: bool, params: PyTree, batch: PyTree, *, scale: Any, given: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
-    """The loss to differentiate, and all that is seen beside it."""
-    found = loss(params, batch, **given)
-    seen = {}
-    if "model_state" in given:
-        found, seen["model_state"] = _last_of(found, has_aux)
-    if has_aux:
-        found, aux = found
-        # Before micro-batches are averaged: integers would be rounded.
-        seen["aux"] = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), aux)
-    return (found if scale is None else found * scale.astype(found.dtype)), {"loss": found, **seen}
-
-
-def _weighed(seen: dict[str, Any], share: participation.Share, *, but: set[str]) -> dict[str, Any]:
-    """What a worker has seen, such that means over the workers are weighted; integers, and what stays its own, as they are."""
-
-    def of(x: Any) -> Any:
-        return share.of(x) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x
-
-    return {name: value if name in but else jax.tree.map(of, value) for name, value in seen.items()}
-
-
-def _is_own(model_state: PyTree) -> bool:
-    """Whether each worker has a model state of its own."""
-    return bool(per_device.nodes_of(model_state, per_device.is_lifted))
-
-
-def _last_of(found: Any, has_aux: bool) -> tuple[Any, Any]:
-    """Takes the model state off what a loss returns."""
-    try:
-        if not has_aux:
-            value, model_state = found
-            return value, model_state
-        value, (aux, model_state) = found
-        return (value, aux), model_state
-    except (TypeError, ValueError) as error:
-        form = "(loss, (aux, model_state))" if has_aux else "(loss, model_state)"
-        raise ValueError(
-            f"the train state has a model state, so the loss is given model_state= and must return {form}"
-        ) from error
 
 
 def _key_of(key: Any, step: Any, axis_name: AxisName) -> Any:
     """A key for one step of one worker."""
     return None if key is None else jax.random.fold_in(jax.random.fold_in(key, step), lax.axis_index(axis_name))
-
-
-def _model_state(old: PyTree, new: PyTree, axis_name: AxisName) -> PyTree:
-    """The model state after a step: the workers' mean, or each worker's own; the old one in place of one that is not finite."""
-    own = _is_own(old)
-    before = per_device.lower(old)
-    after = new if own else mean_of_workers(new, axis_name)
-    ok = jnp.stack([jnp.array(True), *(jnp.isfinite(x).all() for x in jax.tree.leaves(after))]).all()
-    # A weighted mean is float32, and the state stays what it was.
-    kept = jax.tree.map(lambda a, b: jnp.where(ok, a.astype(jnp.result_type(b)), b), after, before)
-    return per_device.lift(_compat.varying(kept, axis_name)) if own else kept
 
 
 class TrainStep:

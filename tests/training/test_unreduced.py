@@ -171,14 +171,15 @@ def test_flax_creates_a_state_with_it() -> None:
 
 
 def test_keys_and_scalars_among_the_arguments() -> None:
-    """A key is folded with the worker; a scalar goes to all; aux is the workers' mean, in its own dtype."""
+    """A key is folded with the worker; a scalar goes to all; aux is the workers' mean or maximum, in its own dtype."""
     mesh = mesh_of(4)
 
     def noisy(p, x, temperature, key, *, rngs):
         drawn = jax.random.uniform(key) + jax.random.uniform(rngs)
         return jnp.mean(x * p) * temperature + drawn * p, {"drawn": drawn, "count": jnp.int32(7), "all": x.min() > -1}
 
-    value_and_grad = jax.jit(gc.local_value_and_grad(noisy, axis_name="data", has_aux=True, mesh=mesh))
+    kinds = {"drawn": "mean", "count": "max", "all": "max"}
+    value_and_grad = jax.jit(gc.local_value_and_grad(noisy, axis_name="data", has_aux=True, aux=kinds, mesh=mesh))
     x, key = np.zeros((8, 2), np.float32), jax.random.key(3)
     (value, aux), gradient = value_and_grad(jnp.float32(1), on(mesh, x), jnp.float32(2), key, rngs=jax.random.key(4))
     own = [
