@@ -54,6 +54,7 @@ from gradcomp_jax.training import lower_update as lower_update
 from gradcomp_jax.training import make_overlapped_outer_step as make_overlapped_outer_step
 from gradcomp_jax.training import make_overlapped_step as make_overlapped_step
 from gradcomp_jax.training import make_train_step as make_train_step
+from gradcomp_jax.training import replace_method as replace_method
 from gradcomp_jax.training import resize_workers as resize_workers
 from gradcomp_jax.training import restore_checkpoint as restore_checkpoint
 from gradcomp_jax.training import save_checkpoint as save_checkpoint

@@ -14,7 +14,7 @@ from gradcomp_jax import _checks, _markdown, memory
 from gradcomp_jax.collectives import AllGather, AllReduce, Collective, RecursiveDoubling, as_collective
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.methods.traffic import traffic_of
-from gradcomp_jax.transforms import ExchangeState, Policy, exchange
+from gradcomp_jax.transforms import ExchangeState, Policy, changed, exchange
 from gradcomp_jax.transforms.made_by import made_by
 
 Kept = Literal["nothing", "residual", "momentum", "estimate"]
@@ -109,7 +109,13 @@ def _signed(make: Make) -> Make:
         def sign(node: Any) -> Any:
             return dataclasses.replace(node, made_by=maker) if is_exchange(node) else node
 
-        return tx._replace(init=lambda params: jax.tree.map(sign, tx.init(params), is_leaf=is_exchange))
+        def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+            if not changed.is_within():
+                changed.refuse_other_method(state, maker)
+            with changed.one_method():
+                return optax.with_extra_args_support(tx).update(updates, state, params, **extra)
+
+        return tx._replace(init=lambda params: jax.tree.map(sign, tx.init(params), is_leaf=is_exchange), update=update)
 
     def is_exchange(node: Any) -> bool:
         return isinstance(node, ExchangeState)

@@ -13,8 +13,8 @@ from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.replicas.branching import advance
 from gradcomp_jax.transforms import participation
+from gradcomp_jax.transforms.changed import of_state
 from gradcomp_jax.transforms.local import refuse_beyond_float32
-from gradcomp_jax.transforms.placeholders import not_of_params
 
 
 @_registered.node
@@ -121,4 +121,4 @@ def accumulate(
         step = jnp.where(now, optax.safe_increment(state.step), state.step)
         return moved, AccumulateState(jnp.where(now, 0, batches), step, total, sums, inner_state)
 
-    return optax.GradientTransformationExtraArgs(not_of_params(init), update)
+    return of_state(AccumulateState, init, update)

@@ -14,8 +14,8 @@ from gradcomp_jax.compressors.base import largest_of
 from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import each_nth, when
+from gradcomp_jax.transforms.changed import of_state
 from gradcomp_jax.transforms.counters import count_on
-from gradcomp_jax.transforms.placeholders import not_of_params
 from gradcomp_jax.transforms.policies import path_name
 
 
@@ -142,7 +142,7 @@ def delayed_average(
         # With compensation what is taken back later must be what was added now: float32, as the sums are.
         return total if compensate else nonfinite.like(total, updates), new
 
-    return optax.GradientTransformationExtraArgs(not_of_params(init), update)
+    return of_state(DelayedState, init, update)
 
 
 def of_sums(method: optax.GradientTransformation, every: int) -> optax.GradientTransformationExtraArgs:

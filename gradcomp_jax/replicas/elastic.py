@@ -11,6 +11,7 @@ from gradcomp_jax import _checks, _compat, _registered
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import advance
+from gradcomp_jax.transforms.changed import only_of
 from gradcomp_jax.transforms.context import with_context
 from gradcomp_jax.transforms.counters import count_on
 from gradcomp_jax.transforms.participation import refuse_weight
@@ -108,4 +109,4 @@ def elastic_average(
         new = ElasticState(count_on(state.step, cycle=every), nonfinite.count(state.dropped, ok), every, centre, inner)
         return nonfinite.like(own, updates), new
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(init, only_of(ElasticState, update))

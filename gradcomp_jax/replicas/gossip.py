@@ -13,6 +13,7 @@ from gradcomp_jax.collectives import Workers, permute
 from gradcomp_jax.compressors import Compressor, RowInfo, dense
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import advance, each_nth, one_of
+from gradcomp_jax.transforms.changed import only_of
 from gradcomp_jax.transforms.counters import count_on
 from gradcomp_jax.transforms.participation import refuse_weight
 from gradcomp_jax.transforms.step_keys import StepKeys
@@ -107,7 +108,7 @@ def gossip(
         step = count_on(state.step, cycle=every * max(1, len(turns)))
         return nonfinite.like(own, updates), GossipState(step, nonfinite.count(state.dropped, ok), every)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(init, only_of(GossipState, update))
 
 
 def permutations(graph: Graph, workers: int) -> list[list[int]]:

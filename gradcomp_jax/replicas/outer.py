@@ -14,6 +14,7 @@ from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import advance, each_nth
 from gradcomp_jax.replicas.fragments import Parts, members_of
+from gradcomp_jax.transforms.changed import only_of
 from gradcomp_jax.transforms.counters import count_on
 from gradcomp_jax.transforms.placeholders import NotOfParams, is_placeholder
 from gradcomp_jax.transforms.skipping import keep_if, took_place
@@ -200,7 +201,7 @@ def outer_average(
         new = OuterState(step, dropped, every, centre, tuple(outers), tuple(methods), tuple(flying), delay)
         return nonfinite.like(jax.tree.unflatten(treedef, own_leaves), updates), new
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(init, only_of(OuterState, update))
 
 
 def _at_most(every: int, parts: int) -> None:

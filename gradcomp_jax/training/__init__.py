@@ -12,6 +12,7 @@ from gradcomp_jax.training.lowering import lower_update as lower_update
 from gradcomp_jax.training.overlapped import OverlappedStep as OverlappedStep
 from gradcomp_jax.training.overlapped import make_overlapped_step as make_overlapped_step
 from gradcomp_jax.training.overlapped_outer import make_overlapped_outer_step as make_overlapped_outer_step
+from gradcomp_jax.training.replaced_method import replace_method as replace_method
 from gradcomp_jax.training.resize import resize_workers as resize_workers
 from gradcomp_jax.training.state import TrainState as TrainState
 from gradcomp_jax.training.state import data_sharding as data_sharding

@@ -44,7 +44,7 @@ def lies_otherwise(saved: Saved, like: PyTree) -> bool:
     def others(names: Any) -> set[str]:
         return {name for name in names if not any(name == o or name.startswith(f"{o}/") for o in ours)}
 
-    named = _named(like)
+    named = names_of(like)
     if others(saved) != others(named):
         return False
     params = {name: leaf for name, leaf in named.items() if name.startswith("params/")}
@@ -72,14 +72,14 @@ def carried(saved: Saved, owners: Mapping[str, Any] | None, like: PyTree) -> PyT
     Raises:
         ValueError: where what is held has no place in ``like``.
     """
-    old, new = _workers(saved, like), _workers(_named(like), like)
+    old, new = _workers(saved, like), _workers(names_of(like), like)
     if old is None or new is None:
         raise ValueError(
             "the checkpoint has memories where this state has none, or none where it has some: pass the same mask, or"
             f" {_REMEDY}"
         )
     prefixes = iter([prefix for prefix, _ in _exchanges(like)])
-    names = iter(_named(like))
+    names = iter(names_of(like))
 
     def read(node: Any) -> Any:
         if isinstance(node, ExchangeState):
@@ -104,7 +104,8 @@ def _exchanges(state: PyTree) -> Iterator[tuple[str, ExchangeState]]:
             yield f"{path_name(path)}/" if path else "", node
 
 
-def _named(tree: PyTree) -> dict[str, Any]:
+def names_of(tree: PyTree) -> dict[str, Any]:
+    """Returns the leaves of a tree by their names."""
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 

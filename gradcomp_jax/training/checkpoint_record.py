@@ -121,8 +121,9 @@ def compare_makers(path: pathlib.Path, record: Mapping[str, Any] | None, like: P
         if name != wanted_name or strict:
             raise ValueError(
                 f"the checkpoint at {path} was saved with {_called(name, options, strict)}, and is to be restored into"
-                f" {_called(wanted_name, wanted_options, strict)}: build the state with what wrote it, or pass"
-                " check_method=False to take its arrays as they are"
+                f" {_called(wanted_name, wanted_options, strict)}: build the state with what wrote it, from which"
+                " gradcomp_jax.replace_method goes on with another method, or pass check_method=False to take its arrays as"
+                " they are"
             )
         if differing:
             warnings.warn(

@@ -1,5 +1,7 @@
 """A fresh train state, or an optimizer's alone, on a mesh."""
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -163,6 +165,17 @@ def init_opt_state(
     state = init_state(params, tx, mesh, axis_name=axis_name, param_specs=param_specs)
     manual = None if param_specs is None else manual_specs(param_specs, params, axis_name)
     return state.opt_state, state_specs(state, axis_name=axis_name, param_specs=manual).opt_state
+
+
+@dataclasses.dataclass(frozen=True)
+class MappedInit:
+    """The ``init`` of a chain that maps itself over the workers, as :func:`gradcomp_jax.unreduced` makes one."""
+
+    init: Callable[[PyTree], PyTree]
+
+    def __call__(self, params: PyTree) -> PyTree:
+        """Returns the state of all workers."""
+        return self.init(params)
 
 
 def _copies(params: PyTree, places: Any, mesh: Mesh, axis_name: AxisName, dtype: Any) -> PyTree:

@@ -12,7 +12,7 @@ from gradcomp_jax import _compat, _specs, _tracking, per_device
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.training import refusals
-from gradcomp_jax.training.initial import init_opt_state
+from gradcomp_jax.training.initial import MappedInit, init_opt_state
 from gradcomp_jax.training.state import check_axis
 from gradcomp_jax.transforms.context import with_context
 from gradcomp_jax.transforms.placeholders import is_placeholder
@@ -100,7 +100,7 @@ def unreduced(
         )
         return mapped(updates, state, params, weights)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(MappedInit(init), update)
 
 
 def _refuse_inside(axis_name: AxisName) -> None:

@@ -13,6 +13,7 @@ from gradcomp_jax import memory as mem
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.per_device import PerDevice
+from gradcomp_jax.transforms.changed import of_state
 from gradcomp_jax.transforms.context import Context, context_of
 from gradcomp_jax.transforms.counters import count_on
 from gradcomp_jax.transforms.description import describe
@@ -25,7 +26,6 @@ from gradcomp_jax.transforms.made_by import MadeBy, made_by
 from gradcomp_jax.transforms.masks import Mask
 from gradcomp_jax.transforms.memory_ratio import ratio_of
 from gradcomp_jax.transforms.outbound import all_finite, outbound
-from gradcomp_jax.transforms.placeholders import not_of_params
 from gradcomp_jax.transforms.policies import Policy, path_name
 from gradcomp_jax.transforms.refusals import refuse_around, refuse_other_layout, refuse_shared
 from gradcomp_jax.transforms.step_keys import StepKeys
@@ -186,7 +186,7 @@ def exchange(
             memory_ratio=ratio_of(layout, new.memory, leaves, state.memory_ratio, ok),
         )
 
-    return optax.GradientTransformationExtraArgs(not_of_params(init), update)
+    return of_state(ExchangeState, init, update, maker)
 
 
 def _together(ok: Array, context: Context) -> Array:

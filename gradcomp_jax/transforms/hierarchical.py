@@ -9,9 +9,9 @@ import optax
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.collectives import fused
 from gradcomp_jax.transforms import worker_shards
+from gradcomp_jax.transforms.changed import of_state
 from gradcomp_jax.transforms.context import context_of
 from gradcomp_jax.transforms.local import refuse_beyond_float32, refuse_reduced
-from gradcomp_jax.transforms.placeholders import not_of_params
 from gradcomp_jax.transforms.policies import path_name
 from gradcomp_jax.transforms.worker_shards import ShardState, in_buckets, shards_of
 
@@ -86,4 +86,4 @@ def hierarchical(
         mine = [total / shards.count for total, shards in zip(summed, every, strict=True)]
         return worker_shards.update(inside, mine, every, updates, state, params, **axes, extra=extra)
 
-    return optax.GradientTransformationExtraArgs(not_of_params(init), update)
+    return of_state(ShardState, init, update)

@@ -11,7 +11,7 @@ from gradcomp_jax import _compat, _specs
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.per_device import state_specs
 from gradcomp_jax.transforms import worker_shards
-from gradcomp_jax.transforms.placeholders import not_of_params
+from gradcomp_jax.transforms.changed import of_state
 from gradcomp_jax.transforms.worker_shards import ShardState, shards_of
 
 
@@ -94,7 +94,7 @@ def model_parallel(
     def _state_specs(state: PyTree) -> PyTree:
         return state_specs(state, axis_name=model_axis_name)
 
-    return optax.GradientTransformationExtraArgs(not_of_params(init), update)
+    return of_state(ShardState, init, update)
 
 
 def _nested(f: Callable[..., Any], args: Any, in_specs: Any, out_specs: Any, mapping: Any) -> Any:

@@ -8,6 +8,7 @@ import optax
 
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import PyTree
+from gradcomp_jax.transforms.changed import only_of
 from gradcomp_jax.transforms.context import with_context
 from gradcomp_jax.transforms.local import refuse_beyond_float32
 from gradcomp_jax.transforms.skipping import keep_if, took_place
@@ -51,7 +52,7 @@ def running_sum(exchange: optax.GradientTransformationExtraArgs) -> optax.Gradie
         delivered = jax.tree.map(lambda m, g: kernels.narrowed(jnp.where(ok, m, 0.0), g.dtype), moved, updates)
         return delivered, RunningSumState(keep_if(ok, moved, state.total), inner)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(init, only_of(RunningSumState, update))
 
 
 def plus_trace(decay: Any) -> optax.GradientTransformation:

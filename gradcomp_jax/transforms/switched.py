@@ -11,6 +11,7 @@ import optax
 from gradcomp_jax import _checks, _registered
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.per_device import nodes_of, nodes_within
+from gradcomp_jax.transforms.changed import only_of
 from gradcomp_jax.transforms.exchange import ExchangeState
 from gradcomp_jax.transforms.placeholders import is_placeholder
 
@@ -94,7 +95,7 @@ def switched(
             ) from error
         return moved, dataclasses.replace(state, inner=inner)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(init, only_of(SwitchedState, update))
 
 
 def names_of(candidates: Mapping[str, optax.GradientTransformation]) -> tuple[str, ...]:

@@ -1,0 +1,114 @@
+"""A state of another method is no fault of the state: the sentence for it, and where it is seen."""
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from typing import Any
+
+import optax
+
+from gradcomp_jax._typing import PyTree
+from gradcomp_jax.per_device import nodes_within
+from gradcomp_jax.transforms.made_by import MadeBy
+from gradcomp_jax.transforms.placeholders import Init, not_of_params
+
+_MADE_BY = {
+    "AccumulateState": "accumulate",
+    "DelayedState": "delayed_average",
+    "ElasticState": "elastic_average",
+    "GossipState": "gossip",
+    "OuterState": "outer_average (local_sgd, diloco, sparse_loco)",
+    "RunningSumState": "running_sum (ef21)",
+    "ShardState": "hierarchical or model_parallel",
+    "SwitchedState": "switched",
+}
+"""What makes a state, by its type; an exchange's says it by itself."""
+
+_EXCHANGE = "exchange"
+
+_KINDS = ("compressor", "memory")
+"""Options of an exchange that say what it is, where no method has named it."""
+
+_DEFAULT = "Residual"
+"""The memory of an exchange that is given none."""
+
+_within: contextvars.ContextVar[bool] = contextvars.ContextVar("within a method", default=False)
+
+
+def of_state(kind: type, init: Init, update: Any, maker: MadeBy | None = None) -> optax.GradientTransformationExtraArgs:
+    """Returns a transformation of whose state nothing is of the parameters' shapes, and which takes no other state."""
+    return optax.GradientTransformationExtraArgs(not_of_params(init), only_of(kind, update, maker))
+
+
+def only_of(kind: type, update: Any, maker: MadeBy | None = None) -> Any:
+    """Returns an update that refuses states of other types, and those of another maker, before it reads them."""
+
+    def checked(updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, Any]:
+        if not isinstance(state, kind):
+            raise ValueError(_sentence(said_of(state), _name(kind, maker)))
+        if maker is not None and not _within.get():
+            refuse_other_method(state, maker)
+        return update(updates, state, params, **extra)
+
+    return checked
+
+
+def refuse_other_method(state: Any, maker: MadeBy) -> None:
+    """Refuses the state of another method than the one that is given it.
+
+    Raises:
+        ValueError: naming both, and what goes on from such a state.
+    """
+    for node in nodes_within(state, _is_exchange):
+        made = node.made_by
+        if made.name and made.name != maker.name:
+            raise ValueError(_sentence(said_of(node), f"gradcomp_jax.{maker.name}"))
+        before, now = dict(made.options), dict(maker.options)
+        if maker.name != _EXCHANGE or not made.name:
+            continue
+        kinds = [{option: said.get(option) for option in _KINDS} for said in (before, now)]
+        for said in kinds:
+            said["memory"] = _DEFAULT if said["memory"] == "None" else said["memory"]
+        if kinds[0] != kinds[1]:
+            of = [", ".join(f"{option}={value}" for option, value in said.items()) for said in kinds]
+            raise ValueError(_sentence(*(f"gradcomp_jax.{_EXCHANGE}({options})" for options in of)))
+
+
+@contextlib.contextmanager
+def one_method() -> Iterator[None]:
+    """What is built of exchanges, and has named their states, has looked at them for all of them."""
+    token = _within.set(True)
+    try:
+        yield
+    finally:
+        _within.reset(token)
+
+
+def is_within() -> bool:
+    """Returns whether a method that has looked at the state is running."""
+    return _within.get()
+
+
+def said_of(state: Any) -> str:
+    """Returns what made a state, as a user calls it."""
+    for node in nodes_within(state, lambda node: _is_exchange(node) or type(node).__name__ in _MADE_BY):
+        if _is_exchange(node):
+            return f"gradcomp_jax.{node.made_by.name or _EXCHANGE}"
+        return f"gradcomp_jax.{_MADE_BY[type(node).__name__]}"
+    return f"something without an exchange ({type(state).__name__})"
+
+
+def _sentence(before: str, now: str) -> str:
+    return (
+        f"you changed the method: this state was made by {before}, and is given to {now}. To go on, call"
+        " gradcomp_jax.replace_method(state, tx, mesh), which keeps parameters, counts and the optimizer's moments; or build"
+        " the step with what made the state"
+    )
+
+
+def _name(kind: type, maker: MadeBy | None) -> str:
+    return f"gradcomp_jax.{maker.name if maker else _MADE_BY[kind.__name__]}"
+
+
+def _is_exchange(node: Any) -> bool:
+    return isinstance(getattr(node, "made_by", None), MadeBy) and hasattr(node, "memory_ratio")
