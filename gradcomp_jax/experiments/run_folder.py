@@ -15,7 +15,7 @@ from gradcomp_jax._errors import SettingError
 from gradcomp_jax._files import is_draft, local_folder
 from gradcomp_jax.experiments import record as records
 from gradcomp_jax.experiments.record import Mark, Record, What
-from gradcomp_jax.training.checkpoint_files import delete
+from gradcomp_jax.training.checkpoint_parts import delete
 
 RECORD = "run.json"
 _LOCK = "run.lock"

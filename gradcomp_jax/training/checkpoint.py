@@ -1,14 +1,8 @@
 """Checkpoints through Orbax: bit for bit, residuals included, onto any number of workers."""
 
-import contextlib
-import gc
-import logging
 import os
 import pathlib
-import sys
-import time
 import zlib
-from collections.abc import Iterator
 from typing import Any, cast
 
 import jax
@@ -21,58 +15,63 @@ from gradcomp_jax._typing import PyTree
 from gradcomp_jax.per_device import is_per_device, nodes_of
 from gradcomp_jax.training import checkpoint_files
 from gradcomp_jax.training.carried import carried, lies_otherwise
+from gradcomp_jax.training.checkpoint_names import refuse_meeting
+from gradcomp_jax.training.checkpoint_reading import DamagedCheckpointError as DamagedCheckpointError
+from gradcomp_jax.training.checkpoint_reading import damage, described, refuse_unreadable, without_echoes
 from gradcomp_jax.training.checkpoint_record import (
     checkpoint_metadata,
     compare_makers,
     data_of,
-    read_record,
     refuse_damaged,
 )
+from gradcomp_jax.training.plain_paths import reached
 from gradcomp_jax.training.refusals import refuse_donated
 from gradcomp_jax.training.resize import lies_stacked, resize_workers
 from gradcomp_jax.training.restored import as_they_were, placed, targets, typed
 from gradcomp_jax.transforms.policies import path_name
 from gradcomp_jax.transforms.step_keys import is_typed_key
 
-_LATE_S = 0.1
-"""How long what was under way is waited for after one read or write has failed."""
-
-
-class DamagedCheckpointError(ValueError):
-    """A checkpoint whose files cannot be read, or not all of them."""
+_TRIES = 20
+"""How often a checkpoint is read anew that was replaced meanwhile."""
 
 
 def save_checkpoint(directory: str | os.PathLike[str], state: PyTree, *, overwrite: bool = False) -> None:
     """Writes a state (any tree of arrays) to a new directory, and waits until it is on disk.
 
     The directory appears under its name when everything is in it: a process that is killed while it saves leaves earlier
-    checkpoints as they are, and with ``overwrite`` either the earlier one or the new one. With several processes of
-    ``jax.distributed`` all of them call this with one directory that all of them see; each writes what its devices hold. The
-    checkpoint says which methods made the state, and has a digest of every shard, for :func:`restore_checkpoint` to compare
+    checkpoints as they are, and with ``overwrite`` either the earlier one or the new one. Writers of one directory wait for
+    each other, and what cannot be read back takes the place of nothing. With several processes of ``jax.distributed`` all of
+    them call this with one directory that all of them see; each writes what its devices hold. The checkpoint says which methods
+    made the state, and has a digest of every shard, for :func:`restore_checkpoint` to compare
     (:func:`gradcomp_jax.checkpoint_metadata`). To save in the background, or to keep the last few, see :doc:`checkpoints`.
 
     Args:
         directory: of a file system, must not exist yet unless ``overwrite``.
         state: global arrays, such as a :class:`TrainState` from ``init_state`` or a train step.
         overwrite: replaces an earlier checkpoint of the same name. The new one is written beside it first, with
-            ``.gradcomp-new`` after its name.
+            ``.gradcomp-new`` after its name. Nothing is deleted that no save has written.
 
     Raises:
-        ValueError: if the directory exists and ``overwrite`` is not set, or it is not a checkpoint, or a URL; if per-device
-            state has another value on every device and a sharding that says they are one; if a step has taken the state's
-            memory, or an exchange's state has lost its marks.
+        ValueError: if the directory exists and ``overwrite`` is not set, or it is not a checkpoint, holds other files, or is a
+            URL; if per-device state has another value on every device and a sharding that says they are one; if a step has
+            taken the state's memory, or an exchange's state has lost its marks; if two arrays would have one name; if what was
+            written cannot be read back.
     """
     import orbax.checkpoint as ocp
 
     refuse_donated(state)
     state = _without_empty(state)
     _refuse_lost(state)
-    path = _files.local_folder(directory)
-    place = checkpoint_files.place_for(path, overwrite=overwrite)
-    with _without_echoes(), ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(place, state, custom_metadata=checkpoint_metadata(state))
-    if place != path:
-        checkpoint_files.replace(path, place)
+    path, record = _files.local_folder(directory), checkpoint_metadata(state)
+    with checkpoint_files.turn(path):
+        place = checkpoint_files.place_for(path, overwrite=overwrite)
+        with reached(place.parent) as parent, ocp.StandardCheckpointer() as checkpointer:
+            with without_echoes():
+                checkpointer.save(parent / place.name, state, custom_metadata=record)
+                checkpointer.wait_until_finished()
+            refuse_unreadable(checkpointer, place, parent / place.name)
+        if place != path:
+            checkpoint_files.replace(path, place)
 
 
 def restore_checkpoint(directory: str | os.PathLike[str], like: PyTree, *, check_method: bool = True) -> PyTree:
@@ -97,24 +96,43 @@ def restore_checkpoint(directory: str | os.PathLike[str], like: PyTree, *, check
     Raises:
         FileNotFoundError: if there is no checkpoint.
         ValueError: if the checkpoint belongs to another method, model or optimizer, naming what differs, or the directory has
-            several of them, or is a URL.
+            several of them, or is a URL; if it was replaced each time that it was read.
         DamagedCheckpointError: (a ``ValueError``) if files of the checkpoint are missing or damaged, or an array differs from
             what was saved.
     """
+    path = _files.local_folder(directory)
+    for _ in range(_TRIES):
+        before = checkpoint_files.identity(path)
+        try:
+            return _restored(checkpoint_files.located(path), like, check_method)
+        except (OSError, ValueError) as error:
+            if checkpoint_files.identity(path) == before:
+                raise
+            replaced = error
+            if jax.process_count() > 1:
+                # Another process may have read all of it.
+                break
+    raise ValueError(
+        f"the checkpoint at {path} was replaced while it was read: restore it again, at a time when nobody saves there, or save"
+        " every checkpoint under a name of its own"
+    ) from replaced
+
+
+def _restored(path: pathlib.Path, like: PyTree, check_method: bool) -> PyTree:
     import orbax.checkpoint as ocp
 
-    path, wanted = checkpoint_files.located(_files.local_folder(directory)), like
+    refuse_meeting(like)
+    wanted = like
     like = _without_empty(like)
-    with ocp.StandardCheckpointer() as checkpointer:
-        with _damage(path):
-            metadata = _metadata(checkpointer, path)
-            record = read_record(path, {path_name(p): tuple(leaf.shape) for p, leaf in tree_leaves_with_path(metadata)})
+    with reached(path) as plain, ocp.StandardCheckpointer() as checkpointer:
+        with damage(path):
+            metadata, record = described(checkpointer, path, plain)
         if check_method:
             compare_makers(path, record, like)
         named = {path_name(p): leaf for p, leaf in tree_leaves_with_path(metadata)}
         if lies_otherwise(named, like):
-            with _damage(path):
-                host = checkpointer.restore(path, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), metadata))
+            with damage(path):
+                host = checkpointer.restore(plain, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), metadata))
                 refuse_damaged(host, record)
             whole = {path_name(p): leaf for p, leaf in tree_leaves_with_path(host)}
             moved = carried(whole, None if record is None else record.get("owners"), like)
@@ -124,13 +142,13 @@ def restore_checkpoint(directory: str | os.PathLike[str], like: PyTree, *, check
         old, new = _workers(saved), _workers(like)
         if old is None or new is None or old == new:
             _same_shapes(saved, like)
-            with _damage(path):
-                restored = checkpointer.restore(path, targets(like))
+            with damage(path):
+                restored = checkpointer.restore(plain, targets(like))
                 refuse_damaged(restored, record)
             return _with_empty(as_they_were(restored, like), wanted)
         # Onto the host first, in every process: the saved shapes do not fit the present mesh.
-        with _damage(path):
-            host = checkpointer.restore(path, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), saved))
+        with damage(path):
+            host = checkpointer.restore(plain, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), saved))
             refuse_damaged(host, record)
     resized = resize_workers(jax.tree.map(typed, host, like), old=old, new=new)
     _same_shapes(resized, like)
@@ -202,49 +220,6 @@ def _of_all_processes(table: np.ndarray) -> np.ndarray:
     return (high << 16) + low
 
 
-@contextlib.contextmanager
-def _damage(path: pathlib.Path) -> Iterator[None]:
-    """Says of anything that goes wrong while files are read which checkpoint it was, and what to do."""
-    with _without_echoes():
-        try:
-            yield
-        except Exception as error:
-            reason = str(error).strip().partition("\n")[0][:200]
-            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            raise _damaged(path, f"{kind}{reason}") from error
-
-
-@contextlib.contextmanager
-def _without_echoes() -> Iterator[None]:
-    """Leaves one error of several reads or writes at a time: others end after their event loop, and Python would print them."""
-    before, log = sys.unraisablehook, logging.getLogger("asyncio")
-
-    def hook(unraisable: Any) -> None:
-        if "Event loop is closed" not in str(unraisable.exc_value):
-            before(unraisable)
-
-    def keep(record: logging.LogRecord) -> bool:
-        return "exception was never retrieved" not in record.getMessage()
-
-    sys.unraisablehook = hook
-    log.addFilter(keep)
-    try:
-        yield
-    except Exception:
-        time.sleep(_LATE_S)
-        gc.collect(1)
-        raise
-    finally:
-        sys.unraisablehook = before
-        log.removeFilter(keep)
-
-
-def _damaged(path: pathlib.Path, reason: str) -> DamagedCheckpointError:
-    return DamagedCheckpointError(
-        f"the checkpoint at {path} is damaged ({reason}): go back to an earlier checkpoint, or start anew in another folder"
-    )
-
-
 def _saved_shapes(metadata: PyTree, path: pathlib.Path, like: PyTree) -> PyTree:
     """What the checkpoint holds, in the structure of ``like``."""
     found = {path_name(p): leaf for p, leaf in tree_leaves_with_path(metadata)}
@@ -262,15 +237,6 @@ def _saved_shapes(metadata: PyTree, path: pathlib.Path, like: PyTree) -> PyTree:
         )
     shapes = [jax.ShapeDtypeStruct(found[name].shape, found[name].dtype) for name in wanted]
     return jax.tree.unflatten(jax.tree.structure(like), shapes)
-
-
-def _metadata(checkpointer: Any, path: pathlib.Path) -> PyTree:
-    metadata = checkpointer.metadata(path)
-    tree = getattr(metadata, "item_metadata", metadata)
-    tree = getattr(tree, "tree", tree)
-    if tree is None:
-        raise ValueError("the list of its arrays cannot be read")
-    return tree
 
 
 def _workers(state: PyTree) -> int | None:

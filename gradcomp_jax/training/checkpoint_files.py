@@ -1,67 +1,92 @@
 """The folder of a checkpoint: where its arrays are, and how a new one takes its place."""
 
+import contextlib
 import os
 import pathlib
-import re
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from gradcomp_jax.training import checkpoint_turns
+from gradcomp_jax.training.checkpoint_parts import TREE, delete, is_checkpoint, others
 from gradcomp_jax.training.checkpoint_record import FILE
+from gradcomp_jax.training.checkpoint_turns import NEW, OLD, beside
+from gradcomp_jax.training.plain_paths import is_plain
 
-_TREE = "_METADATA"
-"""In every folder that Orbax has written a tree of arrays to."""
-
-_NEW, _OLD = ".gradcomp-new", ".gradcomp-old"
-"""Beside a checkpoint while another one takes its place: what comes, and what goes."""
-
-_FREE, _TAKEN, _FOREIGN, _FOREIGN_BESIDE, _MORE_IN_IT = range(5)
-
-_OWN = re.compile(
-    r"_[A-Z_]+|_sharding|_strings\.json|d|array_metadatas|descriptor|commit_success\.txt|manifest\.ocdbt.*|ocdbt\.process_\d+.*"
-    r"|.*\.orbax-checkpoint-tmp.*|run\.mark(\.[0-9a-f]{16}\.new)?"
-)
-"""Names that Orbax gives to what it writes into the folder of a checkpoint, and the mark of a run."""
+_FAILED, _FREE, _TAKEN, _FOREIGN, _FOREIGN_BESIDE, _UNCLAIMED, _MORE_IN_IT = range(-1, 6)
 
 
 def located(path: pathlib.Path) -> pathlib.Path:
     """Returns the folder with the arrays of a checkpoint: the path itself, or the one item in the folder of a step.
 
     A process that was killed between two renames of :func:`replace` leaves the new checkpoint beside its place: it is found.
+    A folder of that name that no replacement left is none.
 
     Raises:
         FileNotFoundError: if there is no folder.
         ValueError: if it holds several items, or steps.
     """
-    beside = _beside(path, _NEW)
-    if not path.is_dir() and beside.is_dir():
-        return beside
+    new = beside(path, NEW)
+    if not path.is_dir() and new.is_dir() and _is_left(path):
+        return new
     if not path.is_dir():
         raise FileNotFoundError(f"there is no checkpoint at {path}; save one with gradcomp_jax.save_checkpoint")
-    if (path / _TREE).exists():
+    if (path / TREE).exists():
         return path
-    items = sorted(found.parent for found in path.glob(f"*/{_TREE}"))
+    items = sorted(found.parent for found in path.glob(f"*/{TREE}"))
     if len(items) == 1:
         return items[0]
-    if items := items or sorted(found.parent for found in path.glob(f"*/*/{_TREE}")):
+    if items := items or sorted(found.parent for found in path.glob(f"*/*/{TREE}")):
         names = ", ".join(item.relative_to(path).as_posix() for item in items[:3])
         more = ", ..." if len(items) > 3 else ""
         raise ValueError(f"{path} is not one checkpoint, but holds {names}{more}: pass the path of the one to restore")
     return path
 
 
+def identity(path: pathlib.Path) -> Any:
+    """Returns what tells the checkpoint that is at a path now from one that takes its place; ``None`` if there is none."""
+    try:
+        folder = located(path)
+        of_folder, of_record = os.stat(folder), os.stat(folder / FILE if (folder / FILE).exists() else folder)
+    except (OSError, ValueError):
+        return None
+    return folder, of_folder.st_dev, of_folder.st_ino, of_record.st_ino, of_record.st_mtime_ns
+
+
+@contextlib.contextmanager
+def turn(path: pathlib.Path) -> Iterator[None]:
+    """Lets one writer at a time, of one process or of all that belong together, write the checkpoint of a path."""
+    with contextlib.ExitStack() as stack:
+
+        def take() -> int:
+            stack.enter_context(checkpoint_turns.taken(path))
+            return 0
+
+        _on_first_process(take)
+        yield
+
+
 def place_for(path: pathlib.Path, *, overwrite: bool) -> pathlib.Path:
     """Returns where to write a checkpoint that shall be at ``path``: there, or beside what is there now.
 
-    Finishes or clears away what a killed process left of an earlier replacement.
+    Finishes or clears away what a killed process left of an earlier replacement. A path whose name Orbax does not take as it
+    is has the checkpoint written beside it always.
 
     Raises:
         ValueError: if something is there and ``overwrite`` is not set, or what is there is not a checkpoint.
     """
-    found = _on_first_process(lambda: _state_of(path))
+    new, old = beside(path, NEW), beside(path, OLD)
+
+    def prepare() -> int:
+        found = _state_of(path)
+        if found == _TAKEN or (found == _FREE and not is_plain(path.name)):
+            checkpoint_turns.claim(path)
+        return found
+
+    found = _on_first_process(prepare)
     if found == _TAKEN and not overwrite:
         raise ValueError(
             f"{path} exists already: pass overwrite=True to replace the checkpoint there, or another directory"
@@ -72,11 +97,16 @@ def place_for(path: pathlib.Path, *, overwrite: bool) -> pathlib.Path:
             " move that away, or name another directory"
         )
     if found in (_FOREIGN, _FOREIGN_BESIDE):
-        what = path if found == _FOREIGN else f"{_beside(path, _NEW)} or {_beside(path, _OLD)}"
+        what = path if found == _FOREIGN else f"{new} or {old}"
         raise ValueError(
             f"{what} is not a checkpoint, and is left as it is: name another directory, or move it away by hand"
         )
-    return _beside(path, _NEW) if found == _TAKEN else path
+    if found == _UNCLAIMED:
+        raise ValueError(
+            f"{new} or {old} is a checkpoint that no save to {path} has left there, and is left as it is: name another"
+            " directory, or move it away by hand"
+        )
+    return path if found == _FREE and is_plain(path.name) else new
 
 
 def replace(path: pathlib.Path, new: pathlib.Path) -> None:
@@ -86,75 +116,69 @@ def replace(path: pathlib.Path, new: pathlib.Path) -> None:
     """
 
     def swap() -> int:
-        old = _beside(path, _OLD)
-        os.rename(path, old)
+        old = beside(path, OLD)
+        if os.path.lexists(path):
+            os.rename(path, old)
         os.rename(new, path)
-        delete(old)
+        if os.path.lexists(old):
+            delete(old)
         return 0
 
     _on_first_process(swap)
 
 
-def _beside(path: pathlib.Path, suffix: str) -> pathlib.Path:
-    return path.with_name(path.name + suffix)
+def discard(new: pathlib.Path) -> None:
+    """Deletes a checkpoint that was written and cannot be read."""
+
+    def drop() -> int:
+        if os.path.lexists(new):
+            delete(new)
+        return 0
+
+    _on_first_process(drop)
+
+
+def _is_left(path: pathlib.Path) -> bool:
+    """Whether what lies beside a path was left by a replacement: a file says so, or both are there, as in earlier versions."""
+    return checkpoint_turns.is_claimed(path) or (beside(path, NEW).is_dir() and beside(path, OLD).is_dir())
 
 
 def _state_of(path: pathlib.Path) -> int:
     """What is at a path, once an earlier replacement is finished."""
-    new, old = _beside(path, _NEW), _beside(path, _OLD)
-    if not all(_is_checkpoint(p) and not others(p) for p in (new, old) if os.path.lexists(p)):
+    new, old = beside(path, NEW), beside(path, OLD)
+    left = [p for p in (new, old) if os.path.lexists(p)]
+    if not all(is_checkpoint(p) and not others(p) for p in left):
         return _FOREIGN_BESIDE
+    if left and not checkpoint_turns.is_claimed(path) and (os.path.lexists(path) or not _is_left(path)):
+        return _UNCLAIMED
     if not os.path.lexists(path) and new.is_dir():
         os.rename(new, path)
-    for left in (new, old):
-        if left.is_dir():
-            delete(left)
+    for folder in left:
+        if folder.is_dir():
+            delete(folder)
     if not os.path.lexists(path):
         return _FREE
-    if not _is_checkpoint(path):
+    if not is_checkpoint(path):
         return _FOREIGN
     return _MORE_IN_IT if others(path) else _TAKEN
 
 
-def _is_checkpoint(path: pathlib.Path) -> bool:
-    """Whether it is a folder, not a link to one, that is empty or that a checkpoint was written to."""
-    if path.is_symlink() or not path.is_dir():
-        return False
-    return (path / _TREE).exists() or (path / FILE).exists() or not any(path.iterdir())
-
-
-def others(folder: pathlib.Path, *, but: str = "") -> list[str]:
-    """Returns the names of what is in the folder of a checkpoint and no part of it, nor called ``but``."""
-    return sorted(path.name for path in folder.iterdir() if path.name != but and not _is_part(path))
-
-
-def delete(folder: pathlib.Path, *, last: str = "") -> None:
-    """Deletes a checkpoint; what shows that it is one goes last, so that half of one is known for what it is.
-
-    What is in the folder and no part of it stays, and so does the folder then.
-
-    Args:
-        folder: of the checkpoint.
-        last: the name of a file in it that goes at the very end.
-    """
-    parts = [path for path in folder.iterdir() if path.name == last or _is_part(path)]
-    for path in sorted(parts, key=lambda path: (path.name == last, path.name in (_TREE, FILE))):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-    if not any(folder.iterdir()):
-        folder.rmdir()
-
-
-def _is_part(path: pathlib.Path) -> bool:
-    # Without OCDBT every array has a folder of its name.
-    return _OWN.fullmatch(path.name) is not None or (path / ".zarray").exists()
-
-
 def _on_first_process(function: Callable[[], int]) -> int:
-    """Runs a function of a shared folder in the first process, and returns what it returns in all of them, after it."""
-    found = function() if jax.process_index() == 0 else 0
+    """Runs a function of a shared folder in the first process, and returns what it returns in all of them, after it.
+
+    Raises:
+        Exception: what the function raises, in the first process; in the others an ``OSError`` that says so.
+    """
+    found, problem = 0, None
+    if jax.process_index() == 0:
+        try:
+            found = function()
+        except Exception as error:
+            found, problem = _FAILED, error
     if jax.process_count() > 1:
         found = int(multihost_utils.broadcast_one_to_all(np.int32(found)))
+    if problem is not None:
+        raise problem
+    if found == _FAILED:
+        raise OSError("the first process could not write there: its error says why")
     return found

@@ -17,6 +17,7 @@ from gradcomp_jax._typing import PyTree
 from gradcomp_jax.per_device import nodes_within
 from gradcomp_jax.replicas import MARKED
 from gradcomp_jax.training.carried import owners_of
+from gradcomp_jax.training.checkpoint_names import refuse_meeting
 from gradcomp_jax.training.refusals import refuse_donated, refuse_unmarked
 from gradcomp_jax.transforms import ExchangeState, SwitchedState
 from gradcomp_jax.transforms.made_by import MadeBy, made_by
@@ -52,6 +53,7 @@ def checkpoint_metadata(state: PyTree) -> dict[str, Any]:
         A dictionary for JSON.
     """
     refuse_donated(state)
+    refuse_meeting(state)
     makers = [list(maker) for maker in _makers(state)]
     record = {"made_by": makers, "arrays": _arrays(state), "owners": owners_of(state)}
     return {_KEY: {"record": record, "crc32": _crc_of(record)}}
@@ -101,7 +103,7 @@ def compare_makers(path: pathlib.Path, record: Mapping[str, Any] | None, like: P
                 f"the checkpoint at {path} does not say which method made it, and has no digests: an earlier version wrote it,"
                 " or a CheckpointManager without custom_metadata=gradcomp_jax.checkpoint_metadata(state). It is restored"
                 " unchecked; save it again with gradcomp_jax.save_checkpoint",
-                stacklevel=3,
+                stacklevel=4,
             )
         return
     saved = [(name, dict(options)) for name, options in record["made_by"]]
@@ -129,7 +131,7 @@ def compare_makers(path: pathlib.Path, record: Mapping[str, Any] | None, like: P
             warnings.warn(
                 f"the checkpoint at {path} was saved with {_called(name, options, differing)}, and goes on with"
                 f" {_called(wanted_name, wanted_options, differing)}",
-                stacklevel=3,
+                stacklevel=4,
             )
 
 

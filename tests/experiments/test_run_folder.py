@@ -53,6 +53,12 @@ def test_an_empty_folder_under_the_name_of_a_deleted_state_stays(descent, whole,
     assert (tmp_path / "epoch-2").is_dir()
 
 
+@pytest.mark.parametrize("name", ["run[1]", "all*/r?n"])
+def test_a_run_goes_on_in_a_folder_of_any_name(name: str, descent, whole, tmp_path) -> None:
+    stopped(descent, tmp_path / name, 2)
+    assert train_with_checkpoints(descent, 0, tmp_path / name).loss == whole.loss
+
+
 def test_a_shared_folder_keeps_what_was_there(descent, whole, tmp_path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()

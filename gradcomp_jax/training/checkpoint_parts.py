@@ -1,0 +1,99 @@
+"""What is in the folder of a checkpoint: what was written into it, and what is somebody else's."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+
+from gradcomp_jax.training.checkpoint_record import FILE
+
+TREE = "_METADATA"
+"""In every folder that Orbax has written a tree of arrays to."""
+
+_STORE = r"manifest\.ocdbt(\.__lock)?|d(/[0-9a-f]{32}(\.__lock)?)?"
+_OWN = re.compile(
+    rf"{TREE}|{FILE}|_sharding|_strings\.json|commit_success\.txt|array_metadatas(/process_\d\w*)?|descriptor(/descriptor\.pbtxt)?"
+    rf"|{_STORE}|ocdbt\.process_\d\w*(/({_STORE}))?|run\.mark(\.[0-9a-f]{{16}}\.new)?"
+)
+"""What Orbax writes into the folder of a checkpoint, and the mark of a run."""
+
+_OF_AN_ARRAY = re.compile(r"\.zarray|zarr\.json|c|(c/)?[0-9]+([./][0-9]+)*")
+"""What Orbax writes for an array that has a folder of its own, without OCDBT."""
+
+_LARGEST_TREE = 1 << 28
+
+
+def is_checkpoint(path: pathlib.Path) -> bool:
+    """Returns whether it is a folder, not a link to one, that is empty or that a checkpoint was written to."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+    return (path / TREE).exists() or (path / FILE).exists() or not any(path.iterdir())
+
+
+def others(folder: pathlib.Path, *, but: str = "") -> list[str]:
+    """Returns the names of what is in the folder of a checkpoint and no part of it, nor called ``but``.
+
+    Of a folder that is no part the name alone; of what lies in one that is, its path.
+    """
+    arrays = _arrays_of(folder)
+    return sorted(name for name in _others_in(folder, "", arrays) if name != but)
+
+
+def delete(folder: pathlib.Path, *, last: str = "") -> None:
+    """Deletes a checkpoint; what shows that it is one goes last, so that half of one is known for what it is.
+
+    What is in the folder and no part of it stays, and so does the folder then.
+
+    Args:
+        folder: of the checkpoint.
+        last: the name of a file in it that goes at the very end.
+    """
+    arrays = _arrays_of(folder)
+    foreign = {pathlib.Path(name).parts[0] for name in _others_in(folder, "", arrays)} - {last}
+    parts = [path for path in folder.iterdir() if path.name not in foreign]
+    for path in sorted(parts, key=lambda path: (path.name == last, path.name in (TREE, FILE))):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _others_in(folder: pathlib.Path, within: str, arrays: frozenset[str]) -> list[str]:
+    found = []
+    for entry in folder.iterdir():
+        name = f"{within}{entry.name}"
+        is_folder = entry.is_dir() and not entry.is_symlink()
+        if entry.is_symlink() or not _is_part(name, arrays):
+            found.append(name)
+        elif is_folder:
+            found += _others_in(entry, f"{name}/", arrays)
+    return found
+
+
+def _is_part(name: str, arrays: frozenset[str]) -> bool:
+    if _OWN.fullmatch(name):
+        return True
+    for array in arrays:
+        # The folder of an array, those that it lies in, and what it holds.
+        if f"{array}/".startswith(f"{name}/"):
+            return True
+        if name.startswith(f"{array}/") and _OF_AN_ARRAY.fullmatch(name, len(array) + 1):
+            return True
+    return False
+
+
+def _arrays_of(folder: pathlib.Path) -> frozenset[str]:
+    """The folders that arrays have of their own, as the checkpoint's tree says; none with OCDBT, or where it cannot be read."""
+    try:
+        if (folder / TREE).is_symlink() or os.stat(folder / TREE).st_size > _LARGEST_TREE:
+            return frozenset()
+        tree = json.loads((folder / TREE).read_bytes())
+        if tree.get("use_ocdbt", True):
+            return frozenset()
+        entries = tree["tree_metadata"].values()
+        return frozenset(".".join(str(key["key"]) for key in entry["key_metadata"]) for entry in entries)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return frozenset()

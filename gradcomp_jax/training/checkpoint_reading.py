@@ -1,0 +1,109 @@
+"""Reading what a checkpoint holds: what goes wrong is one sentence, and what was just written is read before it counts."""
+
+import contextlib
+import gc
+import logging
+import pathlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.tree_util import tree_leaves_with_path
+
+from gradcomp_jax._typing import PyTree
+from gradcomp_jax.training import checkpoint_files
+from gradcomp_jax.training.checkpoint_record import read_record
+from gradcomp_jax.transforms.policies import path_name
+
+_LATE_S = 0.1
+"""How long what was under way is waited for after one read or write has failed."""
+
+
+class DamagedCheckpointError(ValueError):
+    """A checkpoint whose files cannot be read, or not all of them."""
+
+
+@contextlib.contextmanager
+def damage(path: pathlib.Path) -> Iterator[None]:
+    """Says of anything that goes wrong while files are read which checkpoint it was, and what to do."""
+    with without_echoes():
+        try:
+            yield
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0][:200]
+            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            raise _damaged(path, f"{kind}{reason}") from error
+
+
+@contextlib.contextmanager
+def without_echoes() -> Iterator[None]:
+    """Leaves one error of several reads or writes at a time: others end after their event loop, and Python would print them."""
+    before, log = sys.unraisablehook, logging.getLogger("asyncio")
+
+    def hook(unraisable: Any) -> None:
+        if "Event loop is closed" not in str(unraisable.exc_value):
+            before(unraisable)
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "exception was never retrieved" not in record.getMessage()
+
+    sys.unraisablehook = hook
+    log.addFilter(keep)
+    try:
+        yield
+    except Exception:
+        time.sleep(_LATE_S)
+        gc.collect(1)
+        raise
+    finally:
+        sys.unraisablehook = before
+        log.removeFilter(keep)
+
+
+def _damaged(path: pathlib.Path, reason: str) -> DamagedCheckpointError:
+    return DamagedCheckpointError(
+        f"the checkpoint at {path} is damaged ({reason}): go back to an earlier checkpoint, or start anew in another folder"
+    )
+
+
+def refuse_unreadable(checkpointer: Any, place: pathlib.Path, plain: pathlib.Path) -> None:
+    """Reads what a checkpoint that was just written says of itself, and deletes it if that cannot be done.
+
+    Raises:
+        ValueError: in every process.
+    """
+    reason = ""
+    try:
+        with without_echoes():
+            _, record = described(checkpointer, place, plain)
+        reason = "" if record else "it does not say what is in it"
+    except Exception as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+    failed = bool(reason)
+    if jax.process_count() > 1:
+        failed = bool(np.any(multihost_utils.process_allgather(np.array([failed]))))
+    if failed:
+        checkpoint_files.discard(place)
+        raise ValueError(
+            f"what was saved to {place} cannot be read back ({reason or 'by another process'}), and is deleted; a checkpoint"
+            " that was there before is kept: save to a directory of another name or file system"
+        )
+
+
+def described(checkpointer: Any, path: pathlib.Path, plain: pathlib.Path) -> tuple[PyTree, dict[str, Any] | None]:
+    """The arrays that a checkpoint holds, by what Orbax finds, and its record."""
+    metadata = _metadata(checkpointer, plain)
+    return metadata, read_record(path, {path_name(p): tuple(leaf.shape) for p, leaf in tree_leaves_with_path(metadata)})
+
+
+def _metadata(checkpointer: Any, path: pathlib.Path) -> PyTree:
+    metadata = checkpointer.metadata(path)
+    tree = getattr(metadata, "item_metadata", metadata)
+    tree = getattr(tree, "tree", tree)
+    if tree is None:
+        raise ValueError("the list of its arrays cannot be read")
+    return tree

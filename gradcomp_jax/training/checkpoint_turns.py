@@ -1,0 +1,116 @@
+"""One writer of a checkpoint at a time, and a file that says which folders beside it are its own."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import pathlib
+import stat
+import warnings
+from collections.abc import Iterator
+
+from gradcomp_jax.training.plain_paths import plain_name
+
+NEW, OLD = ".gradcomp-new", ".gradcomp-old"
+"""Beside a checkpoint while another one takes its place: what comes, and what goes."""
+
+_LOCK = ".gradcomp-lock"
+_CLAIM = (
+    b"What ends in .gradcomp-new and .gradcomp-old here is of a save by gradcomp_jax, which the next one clears away.\n"
+)
+_LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+
+
+def beside(path: pathlib.Path, suffix: str) -> pathlib.Path:
+    """Returns the path of what belongs to a checkpoint and lies beside it."""
+    return path.with_name(plain_name(path.name) + suffix)
+
+
+def is_claimed(path: pathlib.Path) -> bool:
+    """Returns whether what lies beside a checkpoint was left there by a writer of it."""
+    with contextlib.suppress(OSError):
+        number = os.open(beside(path, _LOCK), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return os.read(number, len(_CLAIM) + 1) == _CLAIM
+        finally:
+            os.close(number)
+    return False
+
+
+def claim(path: pathlib.Path) -> None:
+    """Says, during a turn, that what will lie beside a checkpoint is of its writer."""
+    number = os.open(beside(path, _LOCK), os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        os.write(number, _CLAIM)
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+@contextlib.contextmanager
+def taken(path: pathlib.Path) -> Iterator[None]:
+    """Waits for the end of other writers of a checkpoint, and keeps them waiting meanwhile.
+
+    However a process ends, the operating system lets go of the lock. The file, beside the checkpoint, stays where a process was
+    killed.
+
+    Raises:
+        ValueError: if something else has the place of the file.
+        OSError: if there can be no file.
+    """
+    lock = beside(path, _LOCK)
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    number = _acquired(lock)
+
+    def leave() -> None:
+        # What could not be cleared away is of the next writer.
+        if not any(os.path.lexists(beside(path, suffix)) for suffix in (NEW, OLD) if is_claimed(path)):
+            lock.unlink(missing_ok=True)
+
+    try:
+        try:
+            yield
+        except Exception:
+            leave()
+            raise
+        leave()
+    finally:
+        os.close(number)
+
+
+def _acquired(lock: pathlib.Path) -> int:
+    while True:
+        try:
+            number = os.open(lock, _LOCK_FILE, 0o666)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise _foreign(lock) from error
+            raise
+        try:
+            if not stat.S_ISREG(os.fstat(number).st_mode):
+                raise _foreign(lock)
+            _wait_for(number, lock)
+            if os.pread(number, len(_CLAIM) + 1, 0) not in (b"", _CLAIM):
+                raise _foreign(lock)
+            # Whoever had it before has deleted it by now, and there may be another.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(number), os.stat(lock, follow_symlinks=False)):
+                    return number
+        except BaseException:
+            os.close(number)
+            raise
+        os.close(number)
+
+
+def _wait_for(number: int, lock: pathlib.Path) -> None:
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        warnings.warn(f"{lock.parent} is on a file system without locks: save there one at a time", stacklevel=2)
+
+
+def _foreign(lock: pathlib.Path) -> ValueError:
+    return ValueError(f"{lock} is not of a save, and is left as it is: name another directory, or move it away by hand")
