@@ -4,7 +4,10 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gradcomp_jax._typing import AxisName
+import jax
+
+from gradcomp_jax._typing import AxisName, PyTree
+from gradcomp_jax.transforms.policies import path_name
 
 _KEY = "gradcomp_context"
 
@@ -36,6 +39,11 @@ class Context:
     weighted: tuple[Any, ...] | None = None
     dtypes: Mapping[str, Any] | None = None
     weight_read: Callable[[], None] = lambda: None
+
+    def wanted(self, updates: PyTree) -> list[jax.ShapeDtypeStruct]:
+        """Returns the leaves' shapes, with the dtypes that their updates are to have."""
+        found, dtypes = jax.tree_util.tree_leaves_with_path(updates), self.dtypes or {}
+        return [jax.ShapeDtypeStruct(g.shape, dtypes.get(path_name(path), g.dtype)) for path, g in found]
 
 
 def context_of(extra: Mapping[str, Any]) -> Context:

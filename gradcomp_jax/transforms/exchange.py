@@ -26,8 +26,8 @@ from gradcomp_jax.transforms.made_by import MadeBy, made_by
 from gradcomp_jax.transforms.masks import Mask
 from gradcomp_jax.transforms.memory_ratio import ratio_of
 from gradcomp_jax.transforms.outbound import all_finite, outbound
-from gradcomp_jax.transforms.policies import Policy, path_name
-from gradcomp_jax.transforms.refusals import refuse_around, refuse_other_layout, refuse_shared
+from gradcomp_jax.transforms.policies import Policy
+from gradcomp_jax.transforms.refusals import refuse_around, refuse_other_layout, refuse_shared, refuse_unbound
 from gradcomp_jax.transforms.step_keys import StepKeys
 from gradcomp_jax.transforms.transport import Transported, transport
 
@@ -128,10 +128,9 @@ def exchange(
     )
 
     def init(params: PyTree) -> ExchangeState:
-        workers = _compat.axis_size(axis_name)
-        if workers is None and isinstance(rules.collective, co.ReduceScatter):
-            raise NameError(_unbound(axis_name))
-        workers = workers or 1
+        if isinstance(rules.collective, co.ReduceScatter):
+            refuse_unbound(axis_name)
+        workers = _compat.axis_size(axis_name) or 1
         memories, states, servers = [], [], []
         for group, segments in rules.layout(rules.whole(params, axis_name, workers), axis_name, workers).groups:
             memories.append(tuple(init_memory(group, s, axis_name) for s in segments))
@@ -148,7 +147,8 @@ def exchange(
     def update(
         updates: PyTree, state: ExchangeState, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, ExchangeState]:
-        context, workers = context_of(extra), _bound(axis_name)
+        refuse_unbound(axis_name)
+        context, workers = context_of(extra), co.Workers.along(axis_name)
         layout = rules.layout(updates, axis_name, workers.count)
         refuse_around(rules, layout, extra, axis_name)
         refuse_beyond_float32(updates, layout.averaged)
@@ -172,7 +172,7 @@ def exchange(
         ok = _together(jnp.stack([t.ok for t in crossed]).all(), context)
         new = _in_lists(state)
         sent: dict[int, Array] = {}
-        wanted = _wanted(updates, context)
+        wanted = context.wanted(updates)
         for done in crossed:
             for message, came in zip(done.messages, done.inbound, strict=True):
                 sent |= take_in(message, came, leaves, wanted, new, ok, workers)
@@ -201,12 +201,6 @@ def _in_lists(state: ExchangeState) -> Any:
     return state._replace(memory=memory, compressor=compressor, server=list(state.server))
 
 
-def _wanted(updates: PyTree, context: Context) -> list[jax.ShapeDtypeStruct]:
-    """The leaves' shapes, with the dtypes that their updates are to have."""
-    found, dtypes = jax.tree_util.tree_leaves_with_path(updates), context.dtypes or {}
-    return [jax.ShapeDtypeStruct(g.shape, dtypes.get(path_name(path), g.dtype)) for path, g in found]
-
-
 def _result(
     i: int, leaf: Array, dtype: Any, sent: dict[int, Array], layout: Layout, ok: Array, axis_name: AxisName | None
 ) -> Array:
@@ -217,18 +211,3 @@ def _result(
     if i in layout.averaged:
         return jnp.where(ok, _compat.invarying(leaf, axis_name), jnp.zeros((), leaf.dtype)).astype(dtype)
     return sent[i]
-
-
-def _bound(axis_name: AxisName | None) -> co.Workers:
-    """The workers along the axis, which must be there."""
-    if _compat.axis_size(axis_name) is None:
-        raise NameError(_unbound(axis_name))
-    return co.Workers.along(axis_name)
-
-
-def _unbound(axis_name: AxisName | None) -> str:
-    return (
-        f"the axis {axis_name!r} is not bound here: call update (and init, where state depends on the number of workers)"
-        f" inside jax.shard_map, jax.pmap or jax.vmap(axis_name={axis_name!r}); in plain jax.jit wrap the chain in"
-        " gradcomp_jax.unreduced(tx, mesh); or build the transformation with axis_name=None for one worker"
-    )

@@ -61,10 +61,7 @@ def take_in(
 def _memory(
     out: OutboundMessage, i: int, came: co.InboundMessage, span: co.Span, leaves: Any, old: Any, ok: Any, workers: Any
 ) -> Any:
-    """The new memory of the message's segment number i, of gradients and what is wanted of them.
-
-    ``ok`` are two arrays, the same value at two times.
-    """
+    """The new memory of segment number i, of gradients and what is wanted of them; ``ok`` is one value at two times."""
     group, dtype = out.group, out.group.memory.dtype
     new, before = _kept(out, i, came, span, leaves, old, ok, workers)
     if dtype != "float32":

@@ -15,6 +15,20 @@ from gradcomp_jax.transforms.layout import Group, Layout, Segment
 from gradcomp_jax.transforms.layout_rules import LayoutRules
 
 
+def refuse_unbound(axis_name: AxisName | None) -> None:
+    """Refuses an axis that is not there.
+
+    Raises:
+        NameError: with the ways to be inside of it.
+    """
+    if _compat.axis_size(axis_name) is None:
+        raise NameError(
+            f"the axis {axis_name!r} is not bound here: call update (and init, where state depends on the number of workers)"
+            f" inside jax.shard_map, jax.pmap or jax.vmap(axis_name={axis_name!r}); in plain jax.jit wrap the chain in"
+            " gradcomp_jax.unreduced(tx, mesh); or build the transformation with axis_name=None for one worker"
+        )
+
+
 def refuse_other_layout(layout: Layout, memories: tuple) -> None:
     """Refuses memories of other tensors than the gradient's.
 
