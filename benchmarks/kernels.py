@@ -25,8 +25,8 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from other_compressors import load_peers
 from pages import write_between
-from peers import load_peers
 from subjects import SUBJECTS, Round, Subject
 
 from gradcomp_jax import _markdown

@@ -27,6 +27,7 @@ def demo(
     block: int = 4096,
     signed: bool = True,
     dtype: Any = "bfloat16",
+    exact: bool = False,
     collective: collectives.Collective | str = "all_gather",
     memory_dtype: Any = "float32",
     mask: Mask | None = None,
@@ -47,6 +48,8 @@ def demo(
         block: entries of a chunk, a stretch of the tensor seen as nearly square.
         signed: the sign of the mean, as in the paper's optimizer.
         dtype: of values on the wire, bfloat16 or float32.
+        exact: the paper's selection, by sorting each chunk, many times slower. Without, one of the largest may be missed for
+            others near it, and of a smooth momentum they are near each other: more of it waits for a later step.
         collective: see :func:`gradcomp_jax.exchange`; the paper gathers.
         memory_dtype: what the momentum is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
@@ -68,7 +71,7 @@ def demo(
             f"average='senders' counts who sent what, which {type(chosen).__name__} does not tell; use collective='all_gather'"
         )
     frequencies = exchange(
-        compressors.in_frequency(compressors.topk(density, block=block, dtype=dtype), average=average),
+        compressors.in_frequency(compressors.topk(density, block=block, dtype=dtype, exact=exact), average=average),
         axis_name=axis_name,
         memory=memory.residual(decay=momentum, dtype=memory_dtype),
         collective=chosen,
