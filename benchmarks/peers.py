@@ -2,10 +2,10 @@
 
     python benchmarks/peers.py
 
-A line for each comparison: whose algorithm, what of it, the largest difference of an entry in any step as a part of its tensor's
-largest, and the bound: how far the peer's algorithm is from itself when its gradients are off by 2**-16. Peers are written by us in
-NumPy (`benchmarks/published`). Then the departures and arrivals of Streaming DiLoCo's fragments, and how many of DeMo's signs are not
-the authors'. Ends with 1 if a difference is above its bound.
+A line for each comparison: whose algorithm, what of it, the largest difference of an entry in any step as a part of its
+tensor's largest, and the bound: how far the peer's algorithm is from itself when its gradients are off by 2**-16. Peers
+are written by us in NumPy (`benchmarks/published`). Then the departures and arrivals of Streaming DiLoCo's fragments,
+and how many of DeMo's signs are not the authors'. Ends with 1 if a difference is above its bound.
 """
 
 import pathlib

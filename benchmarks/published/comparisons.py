@@ -1,8 +1,8 @@
 """The library beside peers' published algorithms: the same gradients, step by step, and how far the updates are apart.
 
-How far they may be apart comes from the peer. Its algorithm runs twice, the second time with every entry of every gradient off by up
-to a part of 2**-16. That is 256 roundings of float32, about ten for each of the steps: the library, in float32, may be as far from
-the first run as the second run is.
+How far they may be apart comes from the peer. Its algorithm runs twice, the second time with every entry of every
+gradient off by up to a part of 2**-16. That is 256 roundings of float32, about ten for each of the steps: the library,
+in float32, may be as far from the first run as the second run is.
 """
 
 import dataclasses
@@ -310,7 +310,7 @@ TILES: Shapes = {"one": (64, 64), "two": (128, 64)}
 
 
 def demo(*, exact: bool) -> Run:
-    """The paper's 32 of 64 x 64, on smooth gradients. Tiles as wide as their tensor are our chunks, which are stretches of it."""
+    """The paper's 32 of 64 x 64, on smooth gradients. Tiles as wide as their tensor are our chunks."""
     options = {"momentum": 0.99, "signed": False, "dtype": "float32", "average": "senders"}
     return of_updates(
         lambda: frequencies.TiledSelection(TILES, WORKERS, chunk=64, k=32, decay=0.99, transform=True),

@@ -56,7 +56,8 @@ class TiledSelection:
         k: entries of a tile that are sent.
         decay: of what is kept.
         transform: whether the largest are looked for among a tile's cosine transform.
-        senders: whether the mean is over a coefficient's senders, as in both codes; else over all workers, as in SparseLoCo's paper.
+        senders: whether the mean is over a coefficient's senders, as in both codes; else over all workers, as in
+            SparseLoCo's paper.
     """
 
     def __init__(self, shapes, workers, *, chunk, k, decay, transform, senders=True) -> None:

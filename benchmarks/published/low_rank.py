@@ -47,8 +47,8 @@ class PowerSgd:
 class Dion:
     """M = M + g; P = orth(mean(M Q)); R = mean(M^T P); M = M - (1 - mu) P R^T; Q = R, columns at length 1.
 
-    The update is sqrt(fan-out / fan-in) P Q^T. The code turns a matrix over so that P, whose columns are orthonormal, belongs to
-    the longer side; the paper's algorithm 1 has it on the side of the fan-out.
+    The update is sqrt(fan-out / fan-in) P Q^T. The code turns a matrix over so that P, whose columns are orthonormal,
+    belongs to the longer side; the paper's algorithm 1 has it on the side of the fan-out.
 
     Args:
         shapes: of the gradients, [fan-in, fan-out].

@@ -1,8 +1,9 @@
 """Streaming DiLoCo's outer steps as torchft and MaxText run them.
 
-Douillard et al., 2025, https://arxiv.org/abs/2501.18512, algorithm 2. github.com/pytorch/torchft, torchft/local_sgd.py (`DiLoCo`),
-commit 73dafea4. github.com/AI-Hypercomputer/maxtext, src/maxtext/trainers/diloco/diloco.py, commit e591f30c, whose steps are
-counted here with whole numbers: it counts them in uint32, where step - delay is a large number as long as it should be negative.
+Douillard et al., 2025, https://arxiv.org/abs/2501.18512, algorithm 2. github.com/pytorch/torchft, torchft/local_sgd.py
+(`DiLoCo`), commit 73dafea4. github.com/AI-Hypercomputer/maxtext, src/maxtext/trainers/diloco/diloco.py, commit
+e591f30c, whose steps are counted here with whole numbers: it counts them in uint32, where step - delay is a large
+number as long as it should be negative.
 """
 
 import numpy as np

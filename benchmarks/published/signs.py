@@ -1,7 +1,8 @@
 """1-bit Adam as DeepSpeed has it.
 
 Tang et al., 2021, https://arxiv.org/abs/2102.02888, algorithm 1; github.com/microsoft/DeepSpeed,
-deepspeed/runtime/fp16/onebit/adam.py, commit 06fa7eea, and deepspeed/runtime/comm/nccl.py (`compressed_allreduce`), commit 0a849d56.
+deepspeed/runtime/fp16/onebit/adam.py, commit 06fa7eea, and deepspeed/runtime/comm/nccl.py (`compressed_allreduce`),
+commit 0a849d56.
 """
 
 import numpy as np

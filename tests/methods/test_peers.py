@@ -57,7 +57,7 @@ def test_exact_takes_the_largest_frequencies_of_each_chunk(sides: tuple[int, int
 
 
 def test_fragments_depart_and_arrive_as_maxtexts_and_after_torchfts() -> None:
-    """A delayed mean of torchft departs ``delay`` steps before the fragment's part of the period is over and arrives at its end."""
+    """A delayed mean of torchft departs ``delay`` steps before the fragment's part of the period is over."""
     turns = of.turns()
     departures, arrivals = turns["ours"]
     assert len(departures) == 2 * len(of.FRAGMENTS)
@@ -67,7 +67,7 @@ def test_fragments_depart_and_arrive_as_maxtexts_and_after_torchfts() -> None:
 
 
 def test_dion_of_a_wide_kernel_is_the_authors_of_its_transpose() -> None:
-    """Their code has orthonormal columns on the longer side, ours on the side of the fan-in: another direction where it is shorter."""
+    """Their code has orthonormal columns on the longer side, ours on the side of the fan-in."""
     wide, tall = {"w": (10, 24)}, {"w": (24, 10)}
     theirs = low_rank.Dion(wide, of.WORKERS, of.first_q(wide, 0, 2), momentum=0.9)
     turned = low_rank.Dion(tall, of.WORKERS, of.first_q(wide, 0, 2), momentum=0.9, side="in")
