@@ -13,29 +13,32 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks.published import comparisons as of
+from benchmarks.published import beside, comparisons, streaming
 from gradcomp_jax import _markdown
 
 
 def main() -> int:
     rows, apart = [], 0
-    for comparison in of.COMPARISONS:
+    for comparison in comparisons.COMPARISONS:
         bound, difference = comparison.bound(), comparison.distance()
-        apart += not difference <= bound <= of.MOST
-        steps = comparison.steps
-        rows.append([comparison.peer, comparison.what, steps, of.WORKERS, f"{difference:.1e}", f"{bound:.1e}"])
+        apart += not difference <= bound <= beside.MOST
+        steps, workers = comparison.steps, beside.WORKERS
+        rows.append([comparison.peer, comparison.what, steps, workers, f"{difference:.1e}", f"{bound:.1e}"])
     header = ["peer", "replayed", "steps", "workers", "largest difference", "bound"]
     print(*_markdown.table(header, rows, align="llr"), sep="\n")
-    print(
-        f"\nStreaming DiLoCo, {of.EVERY} steps a period, a delay of {of.SHOWN}: steps at which fragments depart and arrive\n"
-    )
-    told = [
-        [who, *(", ".join(f"{n} at {step}" for step, n in found) for found in both)] for who, both in of.turns().items()
-    ]
+    print(f"\nStreaming DiLoCo, {streaming.EVERY} steps a period, a delay of {streaming.SHOWN}: when fragments")
+    print("depart and arrive, by step\n")
+    told = [[who, *map(in_words, both)] for who, both in streaming.turns().items()]
     print(*_markdown.table(["whose", "departures", "arrivals"], told, align="l"), sep="\n")
-    share = [f"{of.signs_apart(exact=exact):.1%}" for exact in (False, True)]
-    print(f"\nDeMo on smooth gradients: {share[0]} of the signs are not the authors'; with exact=True {share[1]}.")
+    share = [f"{comparisons.signs_apart(exact=exact):.1%}" for exact in (False, True)]
+    wide = f"{comparisons.signs_apart(exact=True, shapes=comparisons.WIDE):.1%}"
+    print(f"\nDeMo on smooth gradients: {share[0]} of the signs are not the authors'; with exact=True {share[1]}, and")
+    print(f"{wide} of a tensor four tiles wide, whose tiles are not our chunks.")
     return int(apart > 0)
+
+
+def in_words(turns: streaming.Turns) -> str:
+    return ", ".join(f"{number} at {step}" for step, number in turns)
 
 
 if __name__ == "__main__":

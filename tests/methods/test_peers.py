@@ -9,14 +9,14 @@ import pytest
 
 import gradcomp_jax as gc
 from benchmarks import peers
-from benchmarks.published import comparisons as of
-from benchmarks.published import frequencies, low_rank, momentum_correction
+from benchmarks.published import beside, frequencies, low_rank, momentum_correction, streaming
+from benchmarks.published.comparisons import COMPARISONS, first_q, signs_apart
 from tests.programs import compiled
 
 QUICK = ("torchft", "delay 2"), ("MaxText", "delay 3"), ("DGC's authors", "rounded alike"), ("DeMo's authors", "")
 
 
-def marked(comparison: of.Comparison):
+def marked(comparison: beside.Comparison):
     quick = any(comparison.peer == peer and what in comparison.what for peer, what in QUICK)
     return pytest.param(
         comparison,
@@ -25,17 +25,17 @@ def marked(comparison: of.Comparison):
     )
 
 
-@pytest.mark.parametrize("comparison", [marked(c) for c in of.COMPARISONS])
-def test_the_peer_computes_the_same(comparison: of.Comparison) -> None:
+@pytest.mark.parametrize("comparison", [marked(c) for c in COMPARISONS])
+def test_the_peer_computes_the_same(comparison: beside.Comparison) -> None:
     """Up to what rounding can do to the peer's algorithm."""
     bound = comparison.bound()
-    assert 0 < bound <= of.MOST
+    assert 0 < bound <= beside.MOST
     assert comparison.distance() <= bound
 
 
 def test_an_approximate_selection_is_not_the_authors_of_demo() -> None:
     """On smooth gradients: the largest frequencies of a chunk are neighbours. And so the comparison can fail."""
-    assert of.signs_apart(exact=False) > 0.02
+    assert signs_apart(exact=False) > 0.02
 
 
 @pytest.mark.parametrize("sides", [(12, 16), (64, 64)], ids=str)
@@ -58,22 +58,22 @@ def test_exact_takes_the_largest_frequencies_of_each_chunk(sides: tuple[int, int
 
 def test_fragments_depart_and_arrive_as_maxtexts_and_after_torchfts() -> None:
     """A delayed mean of torchft departs ``delay`` steps before the fragment's part of the period is over."""
-    turns = of.turns()
+    turns = streaming.turns()
     departures, arrivals = turns["ours"]
-    assert len(departures) == 2 * len(of.FRAGMENTS)
+    assert len(departures) == 2 * len(streaming.FRAGMENTS)
     assert turns["MaxText, numbered as ours"] == (departures, arrivals)
     assert turns["torchft"][1] == departures
-    assert [(step + of.SHOWN, number) for step, number in turns["torchft"][0]] == departures
+    assert [(step + streaming.SHOWN, number) for step, number in turns["torchft"][0]] == departures
 
 
 def test_dion_of_a_wide_kernel_is_the_authors_of_its_transpose() -> None:
     """Their code has orthonormal columns on the longer side, ours on the side of the fan-in."""
     wide, tall = {"w": (10, 24)}, {"w": (24, 10)}
-    theirs = low_rank.Dion(wide, of.WORKERS, of.first_q(wide, 0, 2), momentum=0.9)
-    turned = low_rank.Dion(tall, of.WORKERS, of.first_q(wide, 0, 2), momentum=0.9, side="in")
-    plain = low_rank.Dion(wide, of.WORKERS, of.first_q(wide, 1, 2), momentum=0.9, side="in")
+    theirs = low_rank.Dion(wide, beside.WORKERS, first_q(wide, 0, 2), momentum=0.9)
+    turned = low_rank.Dion(tall, beside.WORKERS, first_q(wide, 0, 2), momentum=0.9, side="in")
+    plain = low_rank.Dion(wide, beside.WORKERS, first_q(wide, 1, 2), momentum=0.9, side="in")
     apart = []
-    for _, gradients in zip(range(of.STEPS), of.gaussian(wide, 5), strict=False):
+    for _, gradients in zip(range(beside.STEPS), beside.gaussian(wide, 5), strict=False):
         want = theirs.step(gradients)["w"]
         # The factor of a fan-in of 24 and a fan-out of 10, in the place of the other.
         again = 24 / 10 * turned.step({"w": gradients["w"].swapaxes(1, 2)})["w"].T
@@ -84,7 +84,7 @@ def test_dion_of_a_wide_kernel_is_the_authors_of_its_transpose() -> None:
 
 def test_dgc_rounds_a_density_to_the_nearest_and_its_authors_up() -> None:
     for size, theirs, ours in ((101, 6, 5), (330, 17, 16), (180, 9, 9), (7, 1, 1)):
-        peer = momentum_correction.Dgc({"w": (size, 1)}, of.WORKERS, ratio=0.05, momentum=0.9)
+        peer = momentum_correction.Dgc({"w": (size, 1)}, beside.WORKERS, ratio=0.05, momentum=0.9)
         assert (peer.k["w"], gc.compressors.topk(0.05, block=size).k) == (theirs, ours)
 
 
@@ -92,6 +92,6 @@ def test_dgc_rounds_a_density_to_the_nearest_and_its_authors_up() -> None:
 def test_the_command_prints_all_comparisons(capsys) -> None:
     assert peers.main() == 0
     printed = capsys.readouterr().out
-    for comparison in of.COMPARISONS:
+    for comparison in COMPARISONS:
         assert comparison.what in printed
     assert "with exact=True 0.0%" in printed
