@@ -63,7 +63,8 @@ def _int_from(least: int, name: str, value: Any) -> int:
 
 def at_least_zero(name: str, value: Any) -> Any:
     """Checks ``value >= 0``; arrays (a schedule's value) are passed through unchecked."""
-    if isinstance(value, (int, float)) and not (value >= 0 and math.isfinite(value)):
+    _refuse_no_number(name, value)
+    if isinstance(value, numbers.Real) and not (value >= 0 and math.isfinite(value)):
         raise ValueError(f"{name} must be finite and at least 0, got {value}")
     return value
 
@@ -74,15 +75,26 @@ def below_one(name: str, value: Any) -> Any:
         raise TypeError(
             f"{name} must be a number, got a function: a schedule of it goes through optax.inject_hyperparams"
         )
-    if isinstance(value, (int, float)) and not 0 <= value < 1:
+    _refuse_no_number(name, value)
+    if isinstance(value, numbers.Real) and not 0 <= value < 1:
         raise ValueError(f"{name} must be in [0, 1), got {value}")
     return value
+
+
+def _refuse_no_number(name: str, value: Any) -> None:
+    """Refuses what is neither a number nor an array of one; a schedule's function is another's to refuse."""
+    if not isinstance(value, numbers.Real) and not hasattr(value, "dtype") and not callable(value):
+        raise TypeError(f"{name} must be a number, such as 0.9, got {value!r}")
 
 
 def one_of(name: str, value: Any, choices: Iterable[Any]) -> Any:
     """Checks membership, suggesting the nearest name."""
     known = list(choices)
     if value not in known:
+        same = next((c for c in known if not isinstance(c, str) and str(c) == str(value).strip()), None)
+        if same is not None:
+            kind = "an int" if type(same) is int else f"of type {type(same).__name__}"
+            raise ValueError(f"{name} must be {kind}, {same!r}, got the {type(value).__name__} {value!r}")
         near = difflib.get_close_matches(str(value), [str(c) for c in known], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}{hint}")

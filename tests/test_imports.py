@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1] / PACKAGE
 LAYERS = {
     "_typing": 0,
     "_compat": 0,
+    "_arguments": 0,
     "_checks": 0,
     "_errors": 0,
     "_files": 0,

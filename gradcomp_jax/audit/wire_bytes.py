@@ -4,12 +4,14 @@ from typing import Literal
 
 import jax
 
+from gradcomp_jax import _arguments
 from gradcomp_jax.audit.axes import MeshAxes
 from gradcomp_jax.audit.hlo import parse_module
 from gradcomp_jax.audit.report import WireReport
 from gradcomp_jax.audit.walk import Walker
 
 
+@_arguments.checked
 def wire_bytes(
     compiled: jax.stages.Compiled | str,
     *,

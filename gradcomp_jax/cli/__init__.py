@@ -25,7 +25,8 @@ def main(args: Sequence[str] | None = None) -> None:
     missing = [name for name, module in _NEEDED.items() if not _is_installed(module)]
     if missing:
         print(
-            f"gradcomp: the command line needs {', '.join(missing)}: pip install 'gradcomp-jax[cli]'", file=sys.stderr
+            f"gradcomp: the command line needs {', '.join(missing)}: pip install -e '.[cli]' in a checkout",
+            file=sys.stderr,
         )
         raise SystemExit(2)
     words = list(sys.argv[1:] if args is None else args)

@@ -45,7 +45,7 @@ class EventFiles(Listener):
           SettingError: if the library is not installed, or the folder cannot be made.
         """
         if importlib.util.find_spec("tensorboardX") is None:
-            raise SettingError("--log-dir needs tensorboardX: pip install 'gradcomp-jax[tensorboard]'")
+            raise SettingError("--log-dir needs tensorboardX: pip install -e '.[tensorboard]' in a checkout")
         self._folder = folder
         self._writes = jax.process_index() == 0
         if self._writes:

@@ -243,7 +243,14 @@ class Compressor(abc.ABC):
 
     def rounding(self, rows: Array, payload: Payload, info: RowInfo = RowInfo()) -> Payload:
         """Returns, of a sparsifier, a payload with the same positions and what rounding took from their values."""
-        raise TypeError(f"{type(self).__name__} is not a sparsifier")
+        name = type(self).__name__
+        if self.is_sparsifier:
+            raise TypeError(
+                f"{name} is a sparsifier (is_sparsifier is True) without rounding(rows, payload, info), which owners need for"
+                " what a cast takes from the values: define it, a payload with the same positions and rows less the decoded"
+                " values there, or exchange with collective='all_gather'"
+            )
+        raise TypeError(f"{name} is not a sparsifier: only what sends some of the entries has a rounding")
 
     def left_with_owner(self, payload: Payload, mean: Payload) -> Payload:
         """Returns, of codes that :attr:`drop <drops>` entries, what of a worker's payload it does not take back.

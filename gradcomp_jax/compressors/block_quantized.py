@@ -3,7 +3,7 @@
 import dataclasses
 from typing import NamedTuple
 
-from gradcomp_jax import _checks, kernels
+from gradcomp_jax import _arguments, _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import Compressor, RowInfo
 from gradcomp_jax.kernels.quantize import NORMS, Format, Norm, check_format
@@ -49,6 +49,7 @@ class BlockQuantized(Compressor):
         return kernels.dequantize(payload.words, payload.scale, self.block, self.bits, self.format)
 
 
+@_arguments.checked
 def block_quantized(
     *,
     bits: int = 8,

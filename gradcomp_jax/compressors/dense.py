@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradcomp_jax import kernels
+from gradcomp_jax import _arguments, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import Compressor, RowInfo
 
@@ -42,6 +42,7 @@ class Dense(Compressor):
         return kernels.sum_of_workers(payloads.values)
 
 
+@_arguments.checked
 def dense(dtype: Any = jnp.float32) -> Dense:
     """Compresses nothing, or casts to bfloat16 (8 bits of mantissa; the baseline that every method has to beat).
 

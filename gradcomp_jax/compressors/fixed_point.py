@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from gradcomp_jax import _checks, kernels
+from gradcomp_jax import _arguments, _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import Compressor, RowInfo
 from gradcomp_jax.kernels.random import GENERATORS, Generator
@@ -43,6 +43,7 @@ class FixedPoint(Compressor):
         return kernels.from_fixed(total, self.fraction_bits)
 
 
+@_arguments.checked
 def fixed_point(
     *, bits: int = 16, fraction_bits: int = 12, block: int = 1024, generator: Generator = "hash"
 ) -> FixedPoint:

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal, NamedTuple, get_args
 
-from gradcomp_jax import _checks, kernels
+from gradcomp_jax import _arguments, _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import Compressor, RowInfo
 
@@ -36,6 +36,7 @@ class Float8(Compressor):
         return kernels.from_float8(payload.words, self.format, payload.scale)
 
 
+@_arguments.checked
 def float8(format: Format = "e4m3", *, block: int = 256, scaled: bool = True) -> Float8:
     """Casts to eight-bit floating point: e4m3 (3 bits of mantissa, up to 448) or e5m2 (2 bits, up to 57344).
 

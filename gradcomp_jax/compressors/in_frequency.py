@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from gradcomp_jax import _checks, kernels
+from gradcomp_jax import _arguments, _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import LARGEST, Compressor, RowInfo, add_up
 from gradcomp_jax.compressors.topk import TopKPayload
@@ -97,6 +97,7 @@ class InFrequency(Compressor):
         return dataclasses.replace(self, inner=self.inner.downlink(workers))
 
 
+@_arguments.checked
 def in_frequency(inner: Compressor, *, average: Average = "workers") -> InFrequency:
     """Encodes the orthonormal cosine transform (DCT-II) of every block, and decodes to entries.
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from gradcomp_jax import _checks, kernels
+from gradcomp_jax import _arguments, _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import LARGEST, Compressor, RowInfo
 
@@ -78,6 +78,7 @@ class LowRank(Compressor):
         return jnp.where(usable, mean.right / jnp.where(usable, largest, 1.0), state)
 
 
+@_arguments.checked
 def low_rank(rank: int, shape: tuple[int, int], *, seed: int = 0) -> LowRank:
     r"""Sends a matrix as :math:`P Q^T` of the given rank: rank (rows + columns) float32 values for rows x columns.
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from gradcomp_jax import _checks, _registered, kernels
+from gradcomp_jax import _arguments, _checks, _registered, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import Compressor, RowInfo
 from gradcomp_jax.compressors.dense import dense
@@ -81,6 +81,7 @@ class RandomK(Compressor):
         return RandomKPayload(exact - payload.value.astype(jnp.float32))
 
 
+@_arguments.checked
 def random_k(
     density: float = 0.01, *, block: int | None = None, rescale: bool = False, dtype: Any = jnp.bfloat16
 ) -> RandomK:

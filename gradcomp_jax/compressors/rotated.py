@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradcomp_jax import _checks, kernels
+from gradcomp_jax import _arguments, _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import LARGEST, Compressor, RowInfo
 
@@ -74,6 +74,7 @@ class Rotated(Compressor):
         return rows
 
 
+@_arguments.checked
 def rotated(bits: int = 4, *, block: int = 1024, unbiased: bool = True) -> Rotated:
     r"""Sends 1 to 4 bits a value: a random rotation, the best levels of a Gaussian, a float32 scale for each block.
 

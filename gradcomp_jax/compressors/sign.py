@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple, get_args
 
 import jax.numpy as jnp
 
-from gradcomp_jax import _checks, kernels
+from gradcomp_jax import _arguments, _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import Compressor, RowInfo
 
@@ -69,6 +69,7 @@ class Sign(Compressor):
         return jnp.where(signs > 0, values[:, :1], values[:, 1:])
 
 
+@_arguments.checked
 def sign(scaling: Scaling = "l1", *, block: int = 2048) -> Sign:
     r"""Sends one bit a value, and for each block what the two signs stand for.
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 
-from gradcomp_jax import _checks, kernels
+from gradcomp_jax import _arguments, _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import Compressor, RowInfo, SideInformation
 from gradcomp_jax.kernels.random import GENERATORS, Generator
@@ -119,6 +119,7 @@ class Levels(Compressor):
         return integer.astype(jnp.float32) * scale / self.workers
 
 
+@_arguments.checked
 def ternary(
     *,
     bucket_size: int = 2048,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from gradcomp_jax import _checks, _registered, kernels
+from gradcomp_jax import _arguments, _checks, _registered, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import LARGEST, Compressor, RowInfo, add_up
 from gradcomp_jax.compressors.union import Union, index_dtype
@@ -166,6 +166,7 @@ def block_for(density: float) -> int:
     return block
 
 
+@_arguments.checked
 def topk(
     density: float = 1e-3,
     *,

@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from gradcomp_jax import _specs, per_device
+from gradcomp_jax import _arguments, _specs, per_device
 from gradcomp_jax._errors import SettingError
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.distributed import digests
@@ -22,6 +22,7 @@ _REMEDY = (
 )
 
 
+@_arguments.checked
 def check_equal_start(
     state: PyTree, mesh: Mesh, *, axis_name: AxisName = "data", param_specs: PyTree | None = None
 ) -> None:

@@ -213,7 +213,9 @@ def _read_cifar10(name: str, folder: pathlib.Path | None) -> Dataset:
     try:
         from PIL import Image
     except ImportError as error:
-        raise MissingDataError(f"{name} is kept as PNG; install pillow: pip install 'gradcomp-jax[cli]'") from error
+        raise MissingDataError(
+            f"{name} is kept as PNG; install pillow: pip install -e '.[cli]' in a checkout"
+        ) from error
 
     def images(*files: str) -> np.ndarray:
         # Each image is one row of a picture: its pixels one after the other, three bytes each.
@@ -266,7 +268,7 @@ _FETCHED: dict[str, Callable[[str, pathlib.Path | None], Data]] = {
 }
 
 SOURCES: dict[str, Source] = {
-    "digits": Source(_read_digits, None, "pip install 'gradcomp-jax[cli]'"),
+    "digits": Source(_read_digits, None, "pip install -e '.[cli]' in a checkout"),
     "fashion-mnist": Source(
         _read_fashion_mnist,
         pathlib.Path("/usr/share/datasets/fashion-mnist"),

@@ -4,6 +4,7 @@ import abc
 import dataclasses
 from typing import Any
 
+from gradcomp_jax import _arguments
 from gradcomp_jax._typing import Array
 
 
@@ -83,6 +84,7 @@ class NoMemory(Memory):
         return memory
 
 
+@_arguments.checked
 def none() -> NoMemory:
     """Keeps nothing. TernGrad has none: its code is unbiased."""
     return NoMemory()

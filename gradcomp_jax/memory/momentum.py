@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradcomp_jax import _checks
+from gradcomp_jax import _arguments, _checks
 from gradcomp_jax._typing import Array
 from gradcomp_jax.memory.base import Memory
 from gradcomp_jax.memory.narrow import memory_dtype
@@ -55,6 +55,7 @@ class MomentumCorrection(Memory):
         return Momentum(velocity, target - sent)
 
 
+@_arguments.checked
 def momentum_correction(
     momentum: Any = 0.9, *, nesterov: bool = False, masking: bool = True, dtype: Any = "float32"
 ) -> MomentumCorrection:

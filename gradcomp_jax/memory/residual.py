@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from gradcomp_jax import _checks
+from gradcomp_jax import _arguments, _checks
 from gradcomp_jax._typing import Array
 from gradcomp_jax.memory.base import Memory, none
 from gradcomp_jax.memory.narrow import memory_dtype
@@ -34,6 +34,7 @@ class Residual(Memory):
         return target - sent
 
 
+@_arguments.checked
 def residual(*, decay: Any = 1.0, dtype: Any = "float32") -> Residual:
     r"""Makes error feedback, :math:`p_t = g_t + \gamma e_t`, :math:`e_{t+1} = p_t - D(C(p_t))`, with :math:`e_0 = 0`.
 
@@ -82,6 +83,7 @@ class Estimate(Memory):
         return memory + sent
 
 
+@_arguments.checked
 def estimate() -> Estimate:
     r"""EF21's memory: :math:`c_t = C(g_t - \hat g_{t-1})`, :math:`\hat g_t = \hat g_{t-1} + c_t`, with :math:`\hat g_0 = 0`.
 

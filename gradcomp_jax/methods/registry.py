@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _checks, _markdown, memory
+from gradcomp_jax import _arguments, _checks, _markdown, memory
 from gradcomp_jax.collectives import AllGather, AllReduce, Collective, RecursiveDoubling, as_collective
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.methods.traffic import traffic_of
@@ -101,8 +101,8 @@ def _signed(make: Make) -> Make:
 
     @functools.wraps(make)
     def signed(*args: Any, **options: Any) -> optax.GradientTransformationExtraArgs:
-        tx = make(*args, **options)
-        given = signature.bind(*args, **options)
+        given = _arguments.bound(make, signature, args, options)
+        tx = make(*given.args, **given.kwargs)
         given.apply_defaults()
         maker = made_by(make.__name__, given.arguments)
 

@@ -6,11 +6,12 @@ import math
 import jax
 import jax.numpy as jnp
 
-from gradcomp_jax import _checks, _compat
+from gradcomp_jax import _arguments, _checks, _compat
 from gradcomp_jax._typing import Array, AxisName
 from gradcomp_jax.collectives import factors
 
 
+@_arguments.checked
 def factored_dot(x: Array, w: Array, *, axis_name: AxisName | None, exchange: factors.Exchange = "auto") -> Array:
     r"""Returns the product ``x @ w`` of a dense layer, whose weight gradient arrives averaged over the workers.
 

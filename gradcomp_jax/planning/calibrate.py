@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gradcomp_jax import _checks
+from gradcomp_jax import _arguments, _checks
 from gradcomp_jax._files import read_json, write_whole
 from gradcomp_jax._typing import Array
 from gradcomp_jax.methods.registry import METHODS
@@ -146,6 +146,7 @@ def _number(name: str, value: Any) -> float:
     return float(value)
 
 
+@_arguments.checked
 def calibrate(
     mesh: Mesh,
     *,

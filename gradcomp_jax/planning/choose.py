@@ -9,7 +9,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from gradcomp_jax import _checks
+from gradcomp_jax import _arguments, _checks
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.methods.traffic import Traffic, traffic_of
@@ -59,6 +59,7 @@ class Choice:
         )
 
 
+@_arguments.checked
 def choose(
     candidates: Mapping[str, optax.GradientTransformation],
     params: PyTree,

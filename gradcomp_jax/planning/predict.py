@@ -5,7 +5,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from gradcomp_jax import _checks
+from gradcomp_jax import _arguments, _checks
 from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.planning.calibrate import Calibration
 from gradcomp_jax.planning.communication import TrafficOf, all_reduced, flat, hierarchical
@@ -132,6 +132,7 @@ def is_tie(steps: Mapping[str, float], baselines: Iterable[str]) -> bool:
     return best > 0 and 1 / CLEAR < plain / best < CLEAR
 
 
+@_arguments.checked
 def predict(
     workload: Workload,
     cluster: Cluster,
@@ -222,6 +223,7 @@ def predict(
     return dataclasses.replace(one, warm_up=price.dense_steps * (dense.step - one.step))
 
 
+@_arguments.checked
 def should_compress(
     workload: Workload,
     cluster: Cluster,

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradcomp_jax import _checks
+from gradcomp_jax import _arguments, _checks
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.planning.task import check, task_of
@@ -115,6 +115,7 @@ class Device:
         return copies * 8 * values / self.copy_rate
 
 
+@_arguments.checked
 def profile_step(
     step: Callable[..., Any], args: Sequence[Any], *, params: PyTree = None, repeats: int = 5, overlap: float = 0.0
 ) -> Workload:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _checks, _compat, _registered
+from gradcomp_jax import _arguments, _checks, _compat, _registered
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.replicas.branching import advance
@@ -41,6 +41,7 @@ class AccumulateState:
         return self.batches
 
 
+@_arguments.checked
 def accumulate(
     inner: optax.GradientTransformation, *, axis_name: AxisName | None, every: int | Callable[[Array], Array]
 ) -> optax.GradientTransformationExtraArgs:

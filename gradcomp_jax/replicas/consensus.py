@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from gradcomp_jax import _checks
+from gradcomp_jax import _arguments, _checks
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.audit import wire_bytes
 from gradcomp_jax.per_device import is_lifted, is_per_device, nodes_of
@@ -15,6 +15,7 @@ from gradcomp_jax.replicas.outer import OuterState, is_masked
 Of = Literal["mean", "centre"]
 
 
+@_arguments.checked
 def consolidate(state: Any, *, of: Of = "mean") -> PyTree:
     """Returns one set of parameters for evaluation, or to begin something else with.
 
@@ -46,6 +47,7 @@ def consolidate(state: Any, *, of: Of = "mean") -> PyTree:
     return jax.tree.map(at, found[0].centre, params, is_leaf=is_masked)
 
 
+@_arguments.checked
 def staleness(state: Any) -> Array:
     """Returns how many steps of its own a replica is ahead of what it knows of the others: int32 scalar, for a log.
 
@@ -63,6 +65,7 @@ def staleness(state: Any) -> Array:
     return found[0].staleness()
 
 
+@_arguments.checked
 def mean_wire_bytes(compiled: Any, *, every: int) -> float:
     """Returns the bytes that a device sends per step, averaged over a period in which it exchanges once.
 
@@ -87,6 +90,7 @@ def _mean(leaf: Any) -> Any:
     return jnp.mean(value.astype(jnp.float32), axis=0).astype(value.dtype)
 
 
+@_arguments.checked
 def replica_spread(state: Any) -> Array:
     r"""Returns the replicas' spread: :math:`\sqrt{\tfrac1N \sum_i \lVert x_i - \bar x \rVert^2} \,/\, \lVert \bar x \rVert`.
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from gradcomp_jax import _checks, _compat, _registered
+from gradcomp_jax import _arguments, _checks, _compat, _registered
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.compressors.base import largest_of
 from gradcomp_jax.per_device import PerDevice, is_per_device
@@ -47,6 +47,7 @@ class DelayedState:
         return self.step - self.every * landed
 
 
+@_arguments.checked
 def delayed_average(
     method: optax.GradientTransformation,
     *,

@@ -4,6 +4,7 @@ from typing import Any
 
 import optax
 
+from gradcomp_jax import _arguments
 from gradcomp_jax._typing import AxisName
 from gradcomp_jax.compressors import topk
 from gradcomp_jax.memory import residual
@@ -12,6 +13,7 @@ from gradcomp_jax.replicas.outer import outer_average
 from gradcomp_jax.transforms.exchange import exchange
 
 
+@_arguments.checked
 def diloco(
     method: optax.GradientTransformation,
     *,
@@ -43,6 +45,7 @@ def diloco(
     return outer_average(method, outer, axis_name=axis_name, every=every, parts=parts, delay=delay, mix=mix)
 
 
+@_arguments.checked
 def sparse_loco(
     *,
     axis_name: AxisName | None,

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _checks, _compat, _registered
+from gradcomp_jax import _arguments, _checks, _compat, _registered
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import advance
@@ -35,6 +35,7 @@ class ElasticState(nonfinite.ReplicaState):
         return jnp.where(self.step == 0, 0, (self.step - 1) % self.every + 1)
 
 
+@_arguments.checked
 def elastic_average(
     method: optax.GradientTransformation,
     *,

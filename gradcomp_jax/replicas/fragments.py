@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradcomp_jax import _checks
+from gradcomp_jax import _arguments, _checks
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.transforms.policies import path_name
 
@@ -17,6 +17,7 @@ Parts = int | Callable[[PyTree], PyTree]
 """How many parts of about equal size; or a function of the parameters' shapes that returns each leaf's number."""
 
 
+@_arguments.checked
 def fragments(number: int, *, layers: Sequence[str], order: Order = "strided") -> Callable[[PyTree], PyTree]:
     r"""Divides a model into fragments of whole layers: ``parts=gc.fragments(...)`` of :func:`gradcomp_jax.diloco`.
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _checks, _compat, _registered, kernels
+from gradcomp_jax import _arguments, _checks, _compat, _registered, kernels
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import Workers, permute
 from gradcomp_jax.compressors import Compressor, RowInfo, dense
@@ -31,6 +31,7 @@ class GossipState(nonfinite.ReplicaState):
         return self.step % self.every
 
 
+@_arguments.checked
 def gossip(
     *,
     axis_name: AxisName,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _checks, _compat, _registered
+from gradcomp_jax import _arguments, _checks, _compat, _registered
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.replicas import nonfinite
@@ -47,6 +47,7 @@ class OuterState(nonfinite.ReplicaState):
         return jnp.minimum(self.step, jnp.stack(since).max() + self.delay)
 
 
+@_arguments.checked
 def outer_average(
     method: optax.GradientTransformation,
     optimizer: optax.GradientTransformation,
@@ -226,6 +227,7 @@ def is_masked(node: object) -> bool:
     return isinstance(node, optax.MaskedNode)
 
 
+@_arguments.checked
 def local_sgd(
     method: optax.GradientTransformation, *, axis_name: AxisName | None, every: int
 ) -> optax.GradientTransformationExtraArgs:

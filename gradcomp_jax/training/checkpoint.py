@@ -10,7 +10,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.tree_util import tree_leaves_with_path
 
-from gradcomp_jax import _files
+from gradcomp_jax import _arguments, _files
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.per_device import is_per_device, nodes_of
 from gradcomp_jax.training import checkpoint_files
@@ -35,6 +35,7 @@ _TRIES = 20
 """How often a checkpoint is read anew that was replaced meanwhile."""
 
 
+@_arguments.checked
 def save_checkpoint(directory: str | os.PathLike[str], state: PyTree, *, overwrite: bool = False) -> None:
     """Writes a state (any tree of arrays) to a new directory, and waits until it is on disk.
 
@@ -74,6 +75,7 @@ def save_checkpoint(directory: str | os.PathLike[str], state: PyTree, *, overwri
             checkpoint_files.replace(path, place)
 
 
+@_arguments.checked
 def restore_checkpoint(directory: str | os.PathLike[str], like: PyTree, *, check_method: bool = True) -> PyTree:
     """Reads a state into the structure, dtypes and shardings of ``like``.
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
+from gradcomp_jax import _arguments
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.per_device import nodes_within
 from gradcomp_jax.replicas import MARKED
@@ -38,6 +39,7 @@ _MAY_CHANGE = frozenset((*_OF_THE_CODE, *_OF_THE_WIRE, *_OF_THE_STEP, *_OF_THE_R
 """Options that say how much is sent, how fast, or by which numbers: what is stored means the same with another value."""
 
 
+@_arguments.checked
 def checkpoint_metadata(state: PyTree) -> dict[str, Any]:
     """Returns what a checkpoint says of a state, for ``custom_metadata`` of an ``orbax.checkpoint.CheckpointManager``.
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from gradcomp_jax import _arguments
 from gradcomp_jax._typing import Array
 from gradcomp_jax.audit import WireReport
 from gradcomp_jax.per_device import is_per_device, nodes_within
@@ -13,6 +14,7 @@ from gradcomp_jax.training.refusals import refuse_donated
 from gradcomp_jax.transforms import DensityState, ExchangeState, SwitchedState
 
 
+@_arguments.checked
 def diagnostics(state: Any, *, spread: bool = False, wire: WireReport | None = None) -> dict[str, Array]:
     """Returns what a state says of its exchanges, as a flat dictionary of scalars for any metric writer.
 

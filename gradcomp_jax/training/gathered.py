@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from gradcomp_jax import _compat, _specs, kernels
+from gradcomp_jax import _arguments, _compat, _specs, kernels
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import fused
 from gradcomp_jax.compressors import Compressor, RowInfo, dense
@@ -18,6 +18,7 @@ from gradcomp_jax.transforms.policies import path_name
 from gradcomp_jax.transforms.shards import Shards
 
 
+@_arguments.checked
 def gather_params(
     shards: PyTree,
     param_specs: PyTree,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from gradcomp_jax import _checks, _compat, _specs, _tracking, per_device
+from gradcomp_jax import _arguments, _checks, _compat, _specs, _tracking, per_device
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.training import refusals, seen
 from gradcomp_jax.training.state import check_axis
@@ -16,6 +16,7 @@ from gradcomp_jax.transforms import participation
 from gradcomp_jax.transforms.step_keys import is_typed_key
 
 
+@_arguments.checked
 def local_value_and_grad(
     loss: Callable[..., Any],
     *,

@@ -10,7 +10,7 @@ import optax
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from gradcomp_jax import _compat, _specs, per_device
+from gradcomp_jax import _arguments, _compat, _specs, per_device
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.training import refusals
@@ -29,6 +29,7 @@ from gradcomp_jax.training.state import (
 )
 
 
+@_arguments.checked
 def init_state(
     params: PyTree,
     tx: optax.GradientTransformation,
@@ -139,6 +140,7 @@ def init_state(
     return state
 
 
+@_arguments.checked
 def init_opt_state(
     params: PyTree,
     tx: optax.GradientTransformation,

@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gradcomp_jax import _specs
+from gradcomp_jax import _arguments, _specs
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.training import refusals
 from gradcomp_jax.training.initial import init_state
 from gradcomp_jax.training.state import TrainState, check_axis, state_shardings, state_specs
 
 
+@_arguments.checked
 def lower_update(
     params: PyTree, tx: optax.GradientTransformation, mesh: Mesh, *, axis_name: AxisName = "data"
 ) -> jax.stages.Lowered:

@@ -12,18 +12,17 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gradcomp_jax import _checks, _compat, _specs, _tracking, per_device
+from gradcomp_jax import _arguments, _checks, _compat, _specs, _tracking, per_device
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.per_device import PerDevice, is_per_device, nodes_within
 from gradcomp_jax.replicas import MARKED, delayed_average
 from gradcomp_jax.replicas.delayed import mean_of
 from gradcomp_jax.replicas.nonfinite import dropped, restored
 from gradcomp_jax.replicas.outer import is_masked
-from gradcomp_jax.training import seen
+from gradcomp_jax.training import refusals, seen
 from gradcomp_jax.training.donation import OwnBuffers
 from gradcomp_jax.training.gradients import worker_value_and_grad
 from gradcomp_jax.training.observed import as_metric
-from gradcomp_jax.training.refusals import refuse_unplaced
 from gradcomp_jax.training.state import TrainState, check_axis, has_replicas, lift_replicas, state_specs
 from gradcomp_jax.transforms import ExchangeState, skipped
 from gradcomp_jax.transforms.counters import NEAR_THE_END, count_on
@@ -165,6 +164,7 @@ class OverlappedStep:
         return state._replace(opt_state=tuple(links))
 
 
+@_arguments.checked
 def make_overlapped_step(
     loss: Callable[..., Any],
     method: optax.GradientTransformation,
@@ -291,7 +291,7 @@ def beside(
         return per_device.lift(found.gradient), metrics
 
     def gradient(params: PyTree, batch: PyTree) -> Any:
-        refuse_unplaced(batch, mesh, axis_name)
+        refusals.refuse_unplaced(batch, mesh, axis_name)
         specs = state_specs(params, axis_name=axis_name)
         return jax.shard_map(local_gradient, in_specs=(specs, by_worker), out_specs=by_worker, **mapping)(params, batch)
 

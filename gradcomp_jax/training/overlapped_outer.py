@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
+from gradcomp_jax import _arguments
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.replicas import outer_average
@@ -17,6 +18,7 @@ from gradcomp_jax.replicas.outer import offset_of
 from gradcomp_jax.training.overlapped import Link, OverlappedStep, arriving, beside, check_delay
 
 
+@_arguments.checked
 def make_overlapped_outer_step(
     loss: Callable[..., Any],
     method: optax.GradientTransformation,

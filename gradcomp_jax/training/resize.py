@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradcomp_jax import _checks, kernels
+from gradcomp_jax import _arguments, _checks, kernels
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.memory import Momentum
 from gradcomp_jax.memory.narrow import Narrow, is_narrow, values_of
@@ -19,6 +19,7 @@ from gradcomp_jax.transforms import ExchangeState
 from gradcomp_jax.transforms.step_keys import is_typed_key
 
 
+@_arguments.checked
 def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
     """Gives per-device state of ``old`` workers to ``new`` workers.
 

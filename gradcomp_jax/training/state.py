@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gradcomp_jax import _checks, _specs, per_device
+from gradcomp_jax import _arguments, _checks, _specs, per_device
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.replicas import MARKED
@@ -60,6 +60,7 @@ def model_field(state: Any) -> str | None:
     return next((name for name in ("model_state", "batch_stats") if jax.tree.leaves(getattr(state, name, ()))), None)
 
 
+@_arguments.checked
 def state_specs(state: PyTree, *, axis_name: AxisName = "data", param_specs: PyTree | None = None) -> PyTree:
     """Returns the partition spec of every leaf: ``P(axis_name)`` for per-device state, ``P()`` for all else.
 
@@ -95,6 +96,7 @@ def state_specs(state: PyTree, *, axis_name: AxisName = "data", param_specs: PyT
     return with_parts(specs, params=_specs.like(param_specs, state.params), opt_state=moments)
 
 
+@_arguments.checked
 def state_axes(state: PyTree) -> PyTree:
     """``in_axes`` and ``out_axes`` for ``jax.vmap`` and ``jax.pmap``: 0 for per-device state, ``None`` for all else."""
 
@@ -104,6 +106,7 @@ def state_axes(state: PyTree) -> PyTree:
     return jax.tree.map(axis, state, is_leaf=is_per_device)
 
 
+@_arguments.checked
 def state_shardings(
     state: PyTree, mesh: Mesh, *, axis_name: AxisName = "data", param_specs: PyTree | None = None
 ) -> PyTree:
@@ -115,6 +118,7 @@ def state_shardings(
     )
 
 
+@_arguments.checked
 def data_sharding(mesh: Mesh, *, axis_name: AxisName = "data") -> NamedSharding:
     """Returns the sharding of a batch whose leading dimension is split over the workers, for ``jax.device_put``.
 

@@ -10,7 +10,7 @@ import optax
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from gradcomp_jax import _compat, _specs, _tracking, per_device
+from gradcomp_jax import _arguments, _compat, _specs, _tracking, per_device
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.replicas import MARKED
@@ -38,6 +38,7 @@ from gradcomp_jax.transforms.skipping import SkipWatch
 from gradcomp_jax.transforms.step_keys import typed_key
 
 
+@_arguments.checked
 def make_train_step(
     loss: Callable[..., Any],
     tx: optax.GradientTransformation,

@@ -8,7 +8,7 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from gradcomp_jax import _compat, _specs, _tracking, per_device
+from gradcomp_jax import _arguments, _compat, _specs, _tracking, per_device
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.training import refusals
@@ -19,6 +19,7 @@ from gradcomp_jax.transforms.placeholders import is_placeholder
 from gradcomp_jax.transforms.policies import path_name
 
 
+@_arguments.checked
 def unreduced(
     tx: optax.GradientTransformation, mesh: Mesh, *, axis_name: AxisName = "data", check_vma: bool = True
 ) -> optax.GradientTransformationExtraArgs:

@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _checks, _compat
+from gradcomp_jax import _arguments, _checks, _compat
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.transforms.context import context_of, with_context
 from gradcomp_jax.transforms.policies import path_name
 
 
+@_arguments.checked
 def bucketed(
     exchange: optax.GradientTransformation, *, bucket_bytes: int, forward_order: Sequence[str] | None = None
 ) -> optax.GradientTransformationExtraArgs:
@@ -93,6 +94,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
+@_arguments.checked
 def forward_order(loss: Callable[..., Any], params: PyTree, *args: Any, **kwargs: Any) -> tuple[str, ...]:
     """Paths of the parameters in the order in which ``loss(params, *args)`` first computes with them.
 

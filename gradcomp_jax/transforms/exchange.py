@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _compat, _registered
+from gradcomp_jax import _arguments, _compat, _registered
 from gradcomp_jax import collectives as co
 from gradcomp_jax import memory as mem
 from gradcomp_jax._typing import Array, AxisName, PyTree
@@ -60,6 +60,7 @@ class ExchangeState:
     _replace = dataclasses.replace  # as the states of optax have it
 
 
+@_arguments.checked
 def exchange(
     compressor: Compressor | Policy,
     *,

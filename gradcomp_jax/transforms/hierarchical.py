@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gradcomp_jax import _arguments
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.collectives import fused
 from gradcomp_jax.transforms import worker_shards
@@ -16,6 +17,7 @@ from gradcomp_jax.transforms.policies import path_name
 from gradcomp_jax.transforms.worker_shards import ShardState, in_buckets, shards_of
 
 
+@_arguments.checked
 def hierarchical(
     exchange: optax.GradientTransformation,
     *,

@@ -6,7 +6,7 @@ from typing import get_args
 import jax
 import jax.numpy as jnp
 
-from gradcomp_jax import _checks, _specs, kernels
+from gradcomp_jax import _arguments, _checks, _specs, kernels
 from gradcomp_jax import collectives as co
 from gradcomp_jax import memory as mem
 from gradcomp_jax._typing import AxisName, PyTree
@@ -187,8 +187,8 @@ def layout_rules(
         policy, mask = (compressor, True) if mask is None else (compressor.masked(), mask)
     elif not isinstance(compressor, Compressor):
         raise TypeError(
-            f"exchange takes a compressor or a policy, got {compressor!r}; build one with gradcomp_jax.compressors,"
-            " gradcomp_jax.by_size or gradcomp_jax.by_path"
+            f"exchange takes a compressor or a policy, got {_arguments.said(compressor)}; build one with"
+            f" gradcomp_jax.compressors, gradcomp_jax.by_size or gradcomp_jax.by_path{_arguments.meant(compressor)}"
         )
     else:
         policy = ByPath("", compressor, otherwise=None)  # which is found in every path

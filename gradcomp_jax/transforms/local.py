@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _checks, _compat
+from gradcomp_jax import _arguments, _checks, _compat
 from gradcomp_jax import collectives as co
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.transforms.context import context_of
@@ -16,6 +16,7 @@ from gradcomp_jax.transforms.policies import path_name
 _UNIT = 2.0**-80  # any float32 times this has a square that is finite, summed over 2**31 entries too
 
 
+@_arguments.checked
 def local_clip(max_norm: Any, *, axis_name: AxisName | None) -> optax.GradientTransformationExtraArgs:
     r"""Clips each worker's whole gradient to the global norm :math:`thr\,N^{-1/2}`.
 
@@ -101,6 +102,7 @@ def _as_wide(param: Any, gradient: Any) -> Any:
     return param.astype(jnp.promote_types(param.dtype, gradient.dtype))
 
 
+@_arguments.checked
 def set_to_zero() -> optax.GradientTransformation:
     """Freezes parameters: ``optax.set_to_zero``, with zeros that count as equal on every worker.
 

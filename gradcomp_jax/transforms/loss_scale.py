@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gradcomp_jax import _checks, kernels
+from gradcomp_jax import _arguments, _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.per_device import nodes_of, nodes_within
 from gradcomp_jax.transforms.exchange import ExchangeState
@@ -35,6 +35,7 @@ class LossScaleState(NamedTuple):
     inner: Any
 
 
+@_arguments.checked
 def dynamic_loss_scale(
     inner: optax.GradientTransformation,
     *,
@@ -122,6 +123,7 @@ def dynamic_loss_scale(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+@_arguments.checked
 def loss_scale(state: Any) -> Array | None:
     """Returns the loss scale in a train state or an optimizer's: a float32 scalar, or ``None`` where there is none."""
     found = nodes_of(state, lambda node: isinstance(node, LossScaleState))

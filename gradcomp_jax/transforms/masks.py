@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from gradcomp_jax import _arguments
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.transforms.matrix_view import Matrix, says, sides_of
@@ -17,6 +18,7 @@ Mask = PyTree | Callable[[PyTree], PyTree]
 """A tree of booleans, the parameters' or a prefix of it, or a function of the parameters' shapes that returns one."""
 
 
+@_arguments.checked
 def at_least(size: int, *, ndim: int = 2) -> Mask:
     """Makes a mask of the leaves with at least ``size`` entries and ``ndim`` dimensions.
 
@@ -34,6 +36,7 @@ def at_least(size: int, *, ndim: int = 2) -> Mask:
     return lambda params: jax.tree_util.tree_map_with_path(large, params)
 
 
+@_arguments.checked
 def stacked(layers: Matrix, mask: Mask | None = None) -> Mask:
     """Makes a mask of the leaves that are matrices in each layer, where leading dimensions number the layers.
 
@@ -64,6 +67,7 @@ def stacked(layers: Matrix, mask: Mask | None = None) -> Mask:
     return matrices
 
 
+@_arguments.checked
 def without(pattern: str, mask: Mask | None = None) -> Mask:
     r"""Makes a mask that leaves out the leaves whose path matches.
 
@@ -91,6 +95,7 @@ def without(pattern: str, mask: Mask | None = None) -> Mask:
     return without_pattern
 
 
+@_arguments.checked
 def gains(compressor: Compressor, dense: Compressor) -> Mask:
     """Makes the default mask: two or more dimensions, and a payload smaller than the dense one. Stacked vectors are vectors."""
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import kernels
+from gradcomp_jax import _arguments, kernels
 from gradcomp_jax._typing import Array, PyTree
 
 
@@ -22,6 +22,7 @@ class MasterWeightsState(NamedTuple):
     inner: Any
 
 
+@_arguments.checked
 def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Keeps a float32 copy of narrow parameters, updates that, and rounds it to the parameters' dtype after every step.
 

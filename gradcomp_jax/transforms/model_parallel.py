@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import optax
 
-from gradcomp_jax import _compat, _specs
+from gradcomp_jax import _arguments, _compat, _specs
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.per_device import state_specs
 from gradcomp_jax.transforms import worker_shards
@@ -15,6 +15,7 @@ from gradcomp_jax.transforms.changed import of_state
 from gradcomp_jax.transforms.worker_shards import ShardState, shards_of
 
 
+@_arguments.checked
 def model_parallel(
     exchange: optax.GradientTransformation, *, axis_name: AxisName, model_axis_name: str, param_specs: PyTree
 ) -> optax.GradientTransformationExtraArgs:

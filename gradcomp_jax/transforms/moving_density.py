@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _checks
+from gradcomp_jax import _arguments, _checks
 from gradcomp_jax import memory as mem
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import Collective, ReduceScatter, psum
@@ -36,6 +36,7 @@ class DensityState(NamedTuple):
     exchange: ExchangeState
 
 
+@_arguments.checked
 def density_schedule(
     densities: Sequence[float],
     schedule: Callable[[Array], Array],
@@ -76,6 +77,7 @@ def density_schedule(
     return optax.GradientTransformationExtraArgs(levels.init, update)
 
 
+@_arguments.checked
 def density_controller(
     densities: Sequence[float],
     target_error: float,

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _compat, _specs, kernels
+from gradcomp_jax import _arguments, _compat, _specs, kernels
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import psum
 from gradcomp_jax.memory import narrow
@@ -26,6 +26,7 @@ from gradcomp_jax.transforms.step_keys import StepKeys
 from gradcomp_jax.transforms.worker_shards import ShardState
 
 
+@_arguments.checked
 def weighted(
     method: optax.GradientTransformation, *, axis_name: AxisName | None, keep_absent: bool = True
 ) -> optax.GradientTransformationExtraArgs:

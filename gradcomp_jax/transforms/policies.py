@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from gradcomp_jax import _checks, _markdown, kernels
+from gradcomp_jax import _arguments, _checks, _markdown, kernels
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.transforms.matrix_view import Matrix, Sides, last_against_others, says, sides_of
@@ -190,6 +190,7 @@ def by_tensor(make: Callable[[int], Compressor], *, dense: Compressor) -> Policy
     return ByShape(lambda rows, columns: make(part(rows * columns)), last_against_others, dense)
 
 
+@_arguments.checked
 def by_size(rules: Mapping[int, Rule]) -> Policy:
     """Chooses by the number of entries.
 
@@ -212,6 +213,7 @@ def by_size(rules: Mapping[int, Rule]) -> Policy:
     return BySize(tuple(sorted(rules.items(), key=lambda item: item[0])))
 
 
+@_arguments.checked
 def by_path(pattern: str, rule: Rule, *, otherwise: Rule | None = None) -> Policy:
     r"""Chooses by the tensor's path in the tree, which reads like ``"encoder/layer_0/kernel"``.
 
@@ -291,4 +293,7 @@ def warn_of_idle_patterns(policy: Policy, paths: Sequence[str]) -> None:
 
 def _check_rule(rule: Rule) -> None:
     if not isinstance(rule, (Compressor, Policy)) and rule not in get_args(Uncompressed):
-        raise TypeError(f"a rule must be a compressor, 'dense', 'averaged' or a policy, got {rule!r}")
+        raise TypeError(
+            f"a rule must be a compressor, such as gradcomp_jax.compressors.topk(0.01), 'dense', 'averaged' or a policy, got"
+            f" {_arguments.said(rule)}{_arguments.meant(rule)}"
+        )

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import kernels
+from gradcomp_jax import _arguments, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.per_device import nodes_of
 from gradcomp_jax.transforms.context import with_context
@@ -35,6 +35,7 @@ class RateWeightedState(NamedTuple):
     inner: Any
 
 
+@_arguments.checked
 def rate_weighted(
     method: optax.GradientTransformation, rate: Callable[[Array], Any]
 ) -> optax.GradientTransformationExtraArgs:

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gradcomp_jax import _arguments
 from gradcomp_jax.per_device import nodes_within
 from gradcomp_jax.transforms.exchange import ExchangeState
 from gradcomp_jax.transforms.frozen_adam import FrozenAdamState
@@ -12,6 +13,7 @@ from gradcomp_jax.transforms.loss_scale import INITIAL, LossScaleState, is_scale
 from gradcomp_jax.transforms.sums import RunningSumState
 
 
+@_arguments.checked
 def reset_nonfinite(state: Any) -> tuple[Any, int]:
     """Returns a state whose exchanges hold only finite numbers, and how many entries were not.
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _checks, kernels
+from gradcomp_jax import _arguments, _checks, kernels
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.transforms.changed import only_of
 from gradcomp_jax.transforms.context import with_context
@@ -21,6 +21,7 @@ class RunningSumState(NamedTuple):
     inner: Any
 
 
+@_arguments.checked
 def running_sum(exchange: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
     r"""Updates that are the sum of all updates of an exchange so far: :math:`u_t = \sum_{s \le t} \bar c_s`.
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _checks, _registered
+from gradcomp_jax import _arguments, _checks, _registered
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.per_device import nodes_of, nodes_within
 from gradcomp_jax.transforms.changed import only_of
@@ -32,6 +32,7 @@ class SwitchedState:
     names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
 
 
+@_arguments.checked
 def switched(
     candidates: Mapping[str, optax.GradientTransformation],
 ) -> optax.GradientTransformationExtraArgs:
@@ -111,6 +112,7 @@ def names_of(candidates: Mapping[str, optax.GradientTransformation]) -> tuple[st
     return tuple(candidates)
 
 
+@_arguments.checked
 def set_choice(state: Any, name: str) -> Any:
     """Returns a state in which another candidate of :func:`switched` is in use.
 

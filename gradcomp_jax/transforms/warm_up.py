@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _checks
+from gradcomp_jax import _arguments, _checks
 from gradcomp_jax._typing import Array, PyTree
 
 Stages = tuple[tuple[int, float], ...]
@@ -16,6 +16,7 @@ Stages = tuple[tuple[int, float], ...]
 DGC_DENSITIES = (0.25, 0.0625, 0.015625, 0.004)
 
 
+@_arguments.checked
 def warm_up(steps_per_stage: int, densities: Sequence[float] = DGC_DENSITIES) -> Stages:
     """Returns the same number of steps at each of the densities, by default Deep Gradient Compression's.
 
@@ -33,6 +34,17 @@ def warm_up(steps_per_stage: int, densities: Sequence[float] = DGC_DENSITIES) ->
     """
     steps = _checks.positive_int("steps_per_stage", steps_per_stage)
     return tuple((steps, _checks.in_unit_interval("density", d)) for d in densities)
+
+
+def _pairs(stages: Any) -> Stages:
+    """Refuses what is no sequence of pairs: one number of steps, or a stage by itself."""
+    try:
+        return tuple((steps, density) for steps, density in stages)
+    except (TypeError, ValueError):
+        raise TypeError(
+            "warm_up must be stages ((steps, density), ...), such as gradcomp_jax.warm_up(100), 100 steps at each of four"
+            f" densities, or ((100, 0.1),), got {stages!r}"
+        ) from None
 
 
 def staged(
@@ -57,7 +69,7 @@ def staged(
         ValueError: for a stage of less than one step or a density outside (0, 1].
     """
     ends, total, made = [], 0, []
-    for steps, density in stages:
+    for steps, density in _pairs(stages):
         total += _checks.positive_int("steps of a warm-up stage", steps)
         ends.append(total)
         made.append(make(_checks.in_unit_interval("density", density)))

@@ -94,7 +94,7 @@ def test_without_the_library_the_command_says_what_to_install(gradcomp, monkeypa
     monkeypatch.setattr(event_files.importlib.util, "find_spec", lambda name: None)
     result = gradcomp("train", "--method", "dense", "--log-dir", "logs")
     assert result.exit_code == 2
-    assert result.stderr == "gradcomp: --log-dir needs tensorboardX: pip install 'gradcomp-jax[tensorboard]'\n"
+    assert result.stderr == "gradcomp: --log-dir needs tensorboardX: pip install -e '.[tensorboard]' in a checkout\n"
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path) -> None:

@@ -54,7 +54,7 @@ def test_a_missing_extra_is_one_sentence_and_exit_code_2(monkeypatch, capsys, mo
     assert captured.out == ""
     (line,) = captured.err.strip().splitlines()
     assert module in line
-    assert "pip install 'gradcomp-jax[cli]'" in line
+    assert "pip install -e '.[cli]' in a checkout" in line
 
 
 def test_a_plan_imports_nothing_that_trains_or_draws():
@@ -80,4 +80,4 @@ def test_missing_scikit_learn_is_one_sentence_and_exit_code_2(tmp_path):
     result = run("compare", "--out", str(tmp_path), code=code)
     assert result.returncode == 2
     (line,) = result.stderr.strip().splitlines()
-    assert "pip install 'gradcomp-jax[cli]'" in line
+    assert "pip install -e '.[cli]' in a checkout" in line

@@ -1,0 +1,264 @@
+"""What the public functions say of arguments that they cannot take: which, what it must be, and an example."""
+
+import collections.abc
+import difflib
+import functools
+import inspect
+import numbers
+import types
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, TypeVar, cast
+
+import jax
+import numpy as np
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+EXAMPLES = {
+    "axis_name": "'data'",
+    "inner_axis_name": "'devices'",
+    "mesh": "jax.make_mesh((8,), ('data',))",
+    "layers": r"('embed', r'layers_\d+', 'head')",
+    "densities": "(0.01, 0.001)",
+    "every": "100",
+    "delay": "1",
+    "warm_up": "gradcomp_jax.warm_up(100)",
+    "warm_up_steps": "100",
+    "rank": "4",
+    "shape": "(64, 32)",
+    "rules": "{0: 'dense', 2**14: gradcomp_jax.compressors.topk(0.01)}",
+    "rule": "gradcomp_jax.compressors.topk(0.01)",
+    "tx": "optax.chain(gradcomp_jax.dgc(axis_name='data'), optax.sgd(0.1))",
+}
+"""Values of arguments, by name, as a user would write them."""
+
+_OF_TYPES = {
+    "Compressor": "gradcomp_jax.compressors.topk(0.01)",
+    "Policy": "gradcomp_jax.by_path('embed', gradcomp_jax.compressors.topk(0.01), otherwise='dense')",
+    "Memory": "gradcomp_jax.memory.residual()",
+    "Collective": "'two_phase'",
+    "GradientTransformation": "gradcomp_jax.dgc(axis_name='data')",
+    "Mesh": EXAMPLES["mesh"],
+}
+
+_WORDS = {
+    "Compressor": "a compressor",
+    "Policy": "a policy",
+    "Memory": "a memory",
+    "Collective": "a collective",
+    "GradientTransformation": "a gradient transformation",
+    "Mesh": "a mesh",
+    "str": "a string",
+    "NoneType": "None",
+    "tuple": "a tuple",
+    "Mapping": "a mapping",
+    "Sequence": "a tuple",
+    "Iterable": "a tuple",
+    "Callable": "a function",
+}
+
+
+def checked(function: Function) -> Function:
+    """Makes a public function name the remedy of arguments that it cannot take; its signature stays.
+
+    Arrays pass, as ``optax.inject_hyperparams`` gives them: what must be static is the function's own to say.
+
+    Raises:
+        TypeError: when called, for an argument that is missing, unknown, or by position where names are asked for; and for one
+            whose annotation is of numbers, strings, functions or our own classes, and that is something else.
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **options: Any) -> Any:
+        given = bound(function, signature, args, options)
+        return function(*given.args, **given.kwargs)
+
+    return cast(Function, wrapper)
+
+
+def bound(
+    function: Callable[..., Any], signature: inspect.Signature, args: tuple[Any, ...], options: dict[str, Any]
+) -> inspect.BoundArguments:
+    """Returns the arguments of one call, NumPy's scalars as Python's, and refuses what :func:`checked` says."""
+    try:
+        given = signature.bind(*args, **options)
+    except TypeError as error:
+        raise TypeError(_unbound(public_name(function), signature.parameters, args, options, str(error))) from None
+    for name, value in given.arguments.items():
+        parameter = signature.parameters[name]
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            _check(name, value, parameter)
+            if isinstance(value, np.generic) and {int, float, bool} & set(_types(parameter.annotation)):
+                given.arguments[name] = value.item()
+    return given
+
+
+def public_name(function: Callable[..., Any]) -> str:
+    """Returns a function's name as users write it."""
+    parts = function.__module__.split(".")
+    folder = next((part for part in ("compressors", "memory", "collectives", "masks") if part in parts), "")
+    return ".".join(filter(None, (parts[0], folder, function.__name__)))
+
+
+def refuse_axis(name: str, value: Any) -> None:
+    """Refuses what cannot be the name of an axis, nor several names.
+
+    Raises:
+        TypeError: with what to write in its place.
+    """
+    if isinstance(value, list) and value:
+        remedy = repr(value[0] if len(value) == 1 else tuple(value))
+    elif hasattr(value, "axis_names") and value.axis_names:
+        remedy = repr(value.axis_names[0])
+    else:
+        remedy = EXAMPLES["axis_name"]
+    parts = value if isinstance(value, tuple) else (value,)
+    if isinstance(value, collections.abc.Hashable) and not any(map(_is_no_name, parts)):
+        return
+    raise TypeError(
+        f"{name} must be the name of an axis, a string, or a tuple of names, got {said(value)}: write {name}={remedy}"
+    )
+
+
+def _is_no_name(value: Any) -> bool:
+    wrong = (numbers.Number, list, dict, set, frozenset, bytes, jax.sharding.Mesh, tuple)
+    return isinstance(value, wrong) or _is_array(value) or callable(value)
+
+
+def _check(name: str, value: Any, parameter: inspect.Parameter) -> None:
+    if name.endswith("axis_name"):
+        if value is not parameter.default and value is not None:
+            refuse_axis(name, value)
+        return
+    wanted = list(_types(parameter.annotation))
+    if value is parameter.default or any(_fits(value, kind) for kind in wanted):
+        return
+    what = " or ".join(dict.fromkeys(_word(kind) for kind in wanted))
+    raise TypeError(
+        f"{name} must be {what}{_such_as(name, parameter, wanted)}, got {said(value)}{_hint(value, wanted)}"
+    )
+
+
+def _types(annotation: Any) -> Iterator[Any]:
+    """What an annotation is a union of."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        for part in typing.get_args(annotation):
+            yield from _types(part)
+    else:
+        yield type(None) if annotation is None else annotation
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin = typing.get_origin(kind) or kind
+    if origin is Literal:
+        # Which are known, and which is the nearest, the function says.
+        return True
+    if not isinstance(origin, type) or origin is object:
+        return True
+    if origin is bool:
+        return _is_array(value) or value in (True, False)
+    if origin in (int, float):
+        return _is_array(value) or (isinstance(value, numbers.Real) and not isinstance(value, bool))
+    if origin is collections.abc.Callable:
+        return callable(value)
+    if origin in (tuple, collections.abc.Sequence, collections.abc.Iterable):
+        of_strings = str in typing.get_args(kind)
+        return isinstance(value, collections.abc.Iterable) and (of_strings or not isinstance(value, (str, bytes, dict)))
+    if fields := getattr(origin, "_fields", ()):
+        return all(hasattr(value, field) for field in fields)
+    if not origin.__module__.startswith("gradcomp_jax") and origin not in (str, type(None), jax.sharding.Mesh):
+        return origin is not collections.abc.Mapping or isinstance(value, collections.abc.Mapping)
+    return isinstance(value, origin)
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+def _word(kind: Any) -> str:
+    origin = typing.get_origin(kind) or kind
+    if origin in (int, float, bool):
+        return {int: "a whole number", float: "a number", bool: "True or False"}[origin]
+    name = getattr(origin, "__name__", str(origin)).removesuffix("ExtraArgs")
+    return _WORDS.get(name, f"a {name}")
+
+
+def _such_as(name: str, parameter: inspect.Parameter, wanted: list[Any]) -> str:
+    names = [getattr(typing.get_origin(kind) or kind, "__name__", "") for kind in wanted]
+    of_type = next(
+        (_OF_TYPES[n.removesuffix("ExtraArgs")] for n in names if n.removesuffix("ExtraArgs") in _OF_TYPES), ""
+    )
+    default = parameter.default
+    plain = repr(default) if isinstance(default, (int, float, str)) and not isinstance(default, bool) else ""
+    example = EXAMPLES.get(name) or plain or of_type
+    return f", such as {example}" if example else ""
+
+
+def meant(value: Any) -> str:
+    """Returns what to give in the place of a transformation, or of the name of a compressor; empty for other values."""
+    if hasattr(value, "init") and hasattr(value, "update"):
+        return (
+            ": a transformation goes into optax.chain by itself; here goes what sends, one of gradcomp_jax.compressors"
+        )
+    if isinstance(value, str) or callable(value):
+        return ": write gradcomp_jax.compressors.topk(0.01), or another of gradcomp_jax.compressors"
+    return ""
+
+
+def _hint(value: Any, wanted: list[Any]) -> str:
+    """What else a value may have been meant for."""
+    names = [getattr(kind, "__name__", "") for kind in wanted]
+    if "Compressor" in names:
+        return meant(value)
+    if any(name.startswith("GradientTransformation") for name in names):
+        if hasattr(value, "encode"):
+            return ": gradcomp_jax.exchange(compressor, axis_name=...) makes one of a compressor"
+        if callable(value):
+            return ": call it first, with its axis_name"
+    if isinstance(value, str) and {int, float} & set(wanted):
+        try:
+            float(value)
+        except ValueError:
+            return ""
+        return f": write it without quotes, {value.strip()}"
+    return ""
+
+
+def said(value: Any) -> str:
+    """Returns a value as a message names it."""
+    if hasattr(value, "init") and hasattr(value, "update"):
+        return "a gradient transformation"
+    text = f"the function {value.__name__}" if inspect.isfunction(value) else repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _unbound(name: str, parameters: Any, args: tuple[Any, ...], options: dict[str, Any], problem: str) -> str:
+    by_position = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    by_name = [p for p in parameters.values() if p.kind == p.KEYWORD_ONLY]
+    if len(args) > len(by_position):
+        extra = args[len(by_position) :]
+        free = [p for p in by_name if p.name not in options]
+        named = ", ".join(f"{p.name}={said(value)}" for p, value in zip(free, extra, strict=False))
+        first = ", ".join(p.name for p in by_position)
+        begin = f"only {first} by position" if first else "no arguments by position"
+        return f"{name}() takes {begin}: " + (
+            f"give what follows by name, such as {named}" if named else "leave the rest out"
+        )
+    known = [p.name for p in (*by_position, *by_name)]
+    if unknown := [option for option in options if option not in known]:
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
+        return f"{name}() got an unexpected keyword argument {unknown[0]!r}: {hint}"
+    taken = {p.name for p in by_position[: len(args)]} | set(options)
+    missing = [p for p in (*by_position, *by_name) if p.default is p.empty and p.name not in taken]
+    if not missing:
+        return f"{name}(): {problem}; give each argument once"
+    named = ", ".join(f"{p.name}={_example(p)}" for p in missing)
+    return f"{name}() is missing {' and '.join(repr(p.name) for p in missing)}: give {named}"
+
+
+def _example(parameter: inspect.Parameter) -> str:
+    found = _such_as(parameter.name, parameter, list(_types(parameter.annotation)))
+    return found.removeprefix(", such as ") or "..."
