@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -49,6 +50,7 @@ _WORDS = {
     "Collective": "a collective",
     "GradientTransformation": "a gradient transformation",
     "Mesh": "a mesh",
+    "Array": "an array",
     "str": "a string",
     "NoneType": "None",
     "tuple": "a tuple",
@@ -132,6 +134,13 @@ def _check(name: str, value: Any, parameter: inspect.Parameter) -> None:
         if value is not parameter.default and value is not None:
             refuse_axis(name, value)
         return
+    if name.endswith("dtype") and value is not None:
+        try:
+            jnp.dtype(value)
+        except TypeError:
+            raise TypeError(f"{name} must be a dtype, such as 'bfloat16' or 'float32', got {said(value)}") from None
+    if name == "learning_rate" and not (_fits(value, float) or callable(value)):
+        raise TypeError(f"{name} must be a number or a schedule of optax, such as 0.1, got {said(value)}")
     wanted = list(_types(parameter.annotation))
     if value is parameter.default or any(_fits(value, kind) for kind in wanted):
         return
@@ -159,6 +168,8 @@ def _fits(value: Any, kind: Any) -> bool:
         return True
     if origin is bool:
         return _is_array(value) or value in (True, False)
+    if issubclass(origin, jax.Array):
+        return _is_array(value) or isinstance(value, (numbers.Number, list, tuple))
     if origin in (int, float):
         return _is_array(value) or (isinstance(value, numbers.Real) and not isinstance(value, bool))
     if origin is collections.abc.Callable:

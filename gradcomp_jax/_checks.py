@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from gradcomp_jax._errors import SettingError
 
@@ -56,7 +57,7 @@ def non_negative_int(name: str, value: Any) -> int:
 
 def _int_from(least: int, name: str, value: Any) -> int:
     number = static_number(name, value)
-    if isinstance(value, bool) or int(number) != number or number < least:
+    if isinstance(value, bool) or not math.isfinite(number) or int(number) != number or number < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value}")
     return int(number)
 
@@ -64,7 +65,7 @@ def _int_from(least: int, name: str, value: Any) -> int:
 def at_least_zero(name: str, value: Any) -> Any:
     """Checks ``value >= 0``; arrays (a schedule's value) are passed through unchecked."""
     _refuse_no_number(name, value)
-    if isinstance(value, numbers.Real) and not (value >= 0 and math.isfinite(value)):
+    if isinstance(value, numbers.Real) and not 0 <= float(value) < math.inf:
         raise ValueError(f"{name} must be finite and at least 0, got {value}")
     return value
 
@@ -76,7 +77,7 @@ def below_one(name: str, value: Any) -> Any:
             f"{name} must be a number, got a function: a schedule of it goes through optax.inject_hyperparams"
         )
     _refuse_no_number(name, value)
-    if isinstance(value, numbers.Real) and not 0 <= value < 1:
+    if isinstance(value, numbers.Real) and not 0 <= float(value) < 1:
         raise ValueError(f"{name} must be in [0, 1), got {value}")
     return value
 
@@ -99,6 +100,14 @@ def one_of(name: str, value: Any, choices: Iterable[Any]) -> Any:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}{hint}")
     return value
+
+
+def dtype_among(name: str, value: Any, choices: tuple[str, ...]) -> Any:
+    """Returns a dtype that is one of several."""
+    resolved = jnp.dtype(value)
+    if resolved.name not in choices:
+        raise ValueError(f"{name} must be {', '.join(choices[:-1])} or {choices[-1]}, got {resolved.name}")
+    return resolved
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,6 +27,8 @@ def by_leaf(specs: PyTree, tree: PyTree) -> list[PartitionSpec]:
     """
 
     def spread(spec: PartitionSpec | None, part: PyTree) -> PyTree:
+        if not _is_spec(spec):
+            raise TypeError(f"{spec!r} is no PartitionSpec, such as PartitionSpec('data') or PartitionSpec()")
         return jax.tree.map(lambda _: PartitionSpec() if spec is None else spec, part)
 
     try:

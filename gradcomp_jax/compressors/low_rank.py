@@ -97,6 +97,8 @@ def low_rank(rank: int, shape: tuple[int, int], *, seed: int = 0) -> LowRank:
     References:
         Vogels et al., 2019, PowerSGD, https://arxiv.org/abs/1905.13727, algorithm 1.
     """
+    if not isinstance(shape, (tuple, list)) or len(shape) != 2:
+        raise ValueError(f"shape must be rows and columns, such as (64, 32), got {shape!r}")
     sides = (_checks.positive_int("shape[0]", shape[0]), _checks.positive_int("shape[1]", shape[1]))
     rank = _checks.positive_int("rank", rank)
     if rank > min(sides):

@@ -213,9 +213,7 @@ def topk(
     k_downlink = min(size, k + max(1, k // 2))
     if downlink_density is not None:
         k_downlink = max(1, round(_checks.in_unit_interval("downlink_density", downlink_density) * size))
-    resolved = jnp.dtype(dtype)
-    if resolved not in map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.int8)):
-        raise ValueError(f"dtype must be float32, bfloat16 or int8, got {resolved.name}")
+    resolved = _checks.dtype_among("dtype", dtype, ("float32", "bfloat16", "int8"))
     if bits not in (None, 2):
         raise ValueError(f"bits must be 2 or None (dtype={resolved.name} decides), got {bits}")
     if isinstance(downlink, Compressor):

@@ -65,11 +65,17 @@ class Workload:
 
     def __post_init__(self) -> None:
         """Refuses what is no step."""
+        if not isinstance(self.shapes, (tuple, list)) or not all(isinstance(s, (tuple, list)) for s in self.shapes):
+            raise TypeError(
+                f"shapes must be the parameters' shapes, such as ((784, 10), (10,)), got {self.shapes!r}; Workload.of(params,"
+                " compute) takes them from a tree"
+            )
         # Lists are welcome; what is looked up by shapes needs them hashable.
         object.__setattr__(self, "shapes", tuple(tuple(shape) for shape in self.shapes))
         _checks.number_of("seconds", "compute", self.compute)
         if not (self.compute >= 0 and math.isfinite(self.compute)):
             raise ValueError(f"compute must be finite and at least 0 seconds, got {self.compute}")
+        _checks.number_of("parts of the computation", "overlap", self.overlap)
         if not 0 <= self.overlap <= 1:
             raise ValueError(f"overlap must be in [0, 1], a fraction of the computation, got {self.overlap}")
         if not self.values:

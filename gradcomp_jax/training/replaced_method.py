@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from gradcomp_jax import _arguments
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.memory import Momentum
 from gradcomp_jax.memory.narrow import is_narrow
@@ -33,6 +34,7 @@ _ALIKE = ("topk_sgd", "random_k", "fp8", "block_quantized", "ef_sign_sgd", "spar
 """Methods whose residuals are of gradients, and lie as the leaves do: what one of them owes another one can send."""
 
 
+@_arguments.checked
 def replace_method(
     state: Any,
     tx: optax.GradientTransformation,

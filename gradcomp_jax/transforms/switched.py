@@ -109,6 +109,12 @@ def names_of(candidates: Mapping[str, optax.GradientTransformation]) -> tuple[st
         raise ValueError(
             "candidates must not be empty: name at least one, such as {'dense': gradcomp_jax.dense(axis_name='data')}"
         )
+    for name, method in candidates.items():
+        if not (hasattr(method, "init") and hasattr(method, "update")):
+            raise TypeError(
+                f"candidate {name!r} must be a gradient transformation, such as gradcomp_jax.dense(axis_name='data'), got"
+                f" {method!r}"
+            )
     return tuple(candidates)
 
 
