@@ -43,6 +43,11 @@ _OF_TYPES = {
     "Mesh": EXAMPLES["mesh"],
 }
 
+_FUNCTIONS: tuple[Any, ...] = (collections.abc.Callable,)
+
+_SAID_BETTER = ("matrix", "rate", "stacked")
+"""Arguments of which the functions say more, such as what a pattern maps to."""
+
 _WORDS = {
     "Compressor": "a compressor",
     "Policy": "a policy",
@@ -142,7 +147,7 @@ def _check(name: str, value: Any, parameter: inspect.Parameter) -> None:
     if name == "learning_rate" and not (_fits(value, float) or callable(value)):
         raise TypeError(f"{name} must be a number or a schedule of optax, such as 0.1, got {said(value)}")
     wanted = list(_types(parameter.annotation))
-    if value is parameter.default or any(_fits(value, kind) for kind in wanted):
+    if name in _SAID_BETTER or value is parameter.default or any(_fits(value, kind) for kind in wanted):
         return
     what = " or ".join(dict.fromkeys(_word(kind) for kind in wanted))
     raise TypeError(
@@ -170,9 +175,12 @@ def _fits(value: Any, kind: Any) -> bool:
         return _is_array(value) or value in (True, False)
     if issubclass(origin, jax.Array):
         return _is_array(value) or isinstance(value, (numbers.Number, list, tuple))
-    if origin in (int, float):
+    if origin is int:
+        # A truth value is an int, and refused where one is looked at.
+        return _is_array(value) or isinstance(value, numbers.Real)
+    if origin is float:
         return _is_array(value) or (isinstance(value, numbers.Real) and not isinstance(value, bool))
-    if origin is collections.abc.Callable:
+    if origin in _FUNCTIONS:
         return callable(value)
     if origin in (tuple, collections.abc.Sequence, collections.abc.Iterable):
         of_strings = str in typing.get_args(kind)
