@@ -112,7 +112,13 @@ def worker_value_and_grad(
 ) -> Callable[..., Found]:
     """Returns a function that finds all that :func:`local_value_and_grad` does on one worker; the arguments are its."""
     accumulate = _checks.positive_int("accumulate", accumulate)
-    compute = jax.value_and_grad(loss, has_aux=has_aux, allow_int=True)
+
+    def one_number(*args: Any, **kwargs: Any) -> Any:
+        returned = loss(*args, **kwargs)
+        refusals.refuse_no_loss(returned, has_aux)
+        return returned
+
+    compute = jax.value_and_grad(one_number, has_aux=has_aux, allow_int=True)
 
     def with_zeros(params: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         value, gradient = compute(params, *args, **kwargs)
@@ -122,6 +128,7 @@ def worker_value_and_grad(
     weight = weight and _tracking.unless_refused(weight, axis_name)
 
     def found(params: Any, *args: Any, **kwargs: Any) -> Found:
+        refusals.refuse_no_arrays(params)
         local = _compat.varying(params, axis_name)
 
         def of_batch(args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
@@ -254,6 +261,7 @@ def _outside(
     everywhere, by_worker = PartitionSpec(), PartitionSpec(axis_name)
 
     def mapped(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        refusals.refuse_no_arrays(params)
         batch_specs = jax.tree.map(lambda leaf: by_worker if _is_batch(leaf) else everywhere, args)
         refusals.refuse_no_batch(args, _is_batch)
         if not any(map(_is_batch, jax.tree.leaves(args))):

@@ -88,6 +88,7 @@ def init_state(
     check_axis(mesh, axis_name)
     if replicas and param_specs is not None:
         raise ValueError("replicas=True gives every worker whole parameters: leave param_specs out")
+    refusals.refuse_no_arrays(params)
     every = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
     if every and all(0 in shape for shape in every):
         raise ValueError(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from gradcomp_jax import _compat, per_device
 from gradcomp_jax._typing import Array, AxisName, PyTree
+from gradcomp_jax.training.refusals import refuse_no_loss
 from gradcomp_jax.training.seen import STATE, over_workers
 from gradcomp_jax.transforms import participation
 
@@ -20,6 +21,7 @@ def observed(
     seen = {}
     if "model_state" in given:
         found, seen["model_state"] = _last_of(found, has_aux)
+    refuse_no_loss(found, has_aux)
     if has_aux:
         found, aux = found
         # Before micro-batches are averaged: narrow floats would be rounded.

@@ -137,6 +137,50 @@ def refuse_unplaced(batch: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
             )
 
 
+def refuse_no_loss(found: Any, has_aux: bool) -> None:
+    """Refuses what a loss returns where it is no real scalar, or has beside it what was not announced.
+
+    Raises:
+        TypeError: with the remedy.
+    """
+    if has_aux and not (isinstance(found, (tuple, list)) and len(found) == 2):
+        raise TypeError(
+            "has_aux=True is for a loss that returns (loss, aux), a pair: return that, or leave has_aux out"
+        )
+    value = found[0] if has_aux else found
+    if isinstance(value, (tuple, list, dict)):
+        raise TypeError(
+            f"the loss returns a {type(value).__name__}, and what is differentiated is one number: with something beside it,"
+            " return (loss, aux) and give has_aux=True"
+        )
+    if value is None or jnp.shape(value):
+        got = "None" if value is None else f"an array of shape {jnp.shape(value)}"
+        raise TypeError(
+            f"the loss returns {got}, and must return one number: the mean over its batch, by jnp.mean(...)"
+        )
+    if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+        raise TypeError(
+            f"the loss is {jnp.result_type(value)}, and must be a real floating-point number: its mean, or real part"
+        )
+
+
+def refuse_no_arrays(params: PyTree) -> None:
+    """Refuses parameters among which are functions, strings or other objects that are no arrays.
+
+    Raises:
+        TypeError: naming the first such leaf.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not (hasattr(leaf, "dtype") and hasattr(leaf, "shape")) and not isinstance(
+            leaf, (bool, int, float, complex)
+        ):
+            raise TypeError(
+                f"the parameter {path_name(path)!r} is no array but a {type(leaf).__name__}: take the arrays out first, by"
+                " params, static = eqx.partition(model, eqx.is_inexact_array), and put the model together in the loss, by"
+                " model = eqx.combine(params, static); of a Flax NNX model, by nnx.split and nnx.merge"
+            )
+
+
 def refuse_unread(weight: Any, reads: list[bool]) -> None:
     """Refuses a weight that nobody has read: all workers would have counted alike.
 

@@ -89,6 +89,7 @@ def unreduced(
                 moved, new = update_with_extra(own_gradients, state, params, **given)
             refusals.refuse_unread(weight, reads)
             refusals.refuse_updates(moved, own_gradients if params is None else params, axis_name)
+            refusals.refuse_own_state(new, state, axis_name)
             return moved, new
 
         mapped = jax.shard_map(

@@ -139,6 +139,11 @@ class LayoutRules:
 
 
 def _check_leaf(path: str, leaf: jax.ShapeDtypeStruct) -> None:
+    if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+        raise TypeError(
+            f"the leaf {path!r} has dtype {leaf.dtype}, and only real gradients are exchanged: put"
+            " optax.contrib.split_real_and_imaginary around the whole chain"
+        )
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         raise TypeError(
             f"the leaf {path!r} has dtype {leaf.dtype}; only real floating-point gradients are exchanged; keep other leaves"
