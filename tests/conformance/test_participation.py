@@ -51,12 +51,11 @@ def spoilt(gradient: Any) -> Any:
 
 
 def shares(gradient: Any) -> Any:
-    """What each worker has of the mean over all: a weighted gradient, in its dtype."""
+    """What each worker has of the mean over all: a weighted gradient, in float32 whatever its dtype is."""
     result = {}
     for name, value in gradient.items():
         factor = (WEIGHTS * WORKERS / WEIGHTS.sum()).reshape(-1, *[1] * (value.ndim - 1))
-        weighed = (np.where(factor == 0, 0, value.astype(np.float32)) * factor).astype(value.dtype)
-        result[name] = weighed
+        result[name] = np.where(factor == 0, 0, value.astype(np.float32)) * factor
     return result
 
 
