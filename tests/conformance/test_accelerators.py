@@ -90,5 +90,8 @@ def test_updates_and_memories(lower_for: Callable[[str], None], method: str) -> 
         for x, y in zip(a, b, strict=True):
             if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
                 continue
+            # A last cast to fewer bits may fall on the other side of a number between two: a step of that dtype.
+            narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype != jnp.float32
+            rtol = float(jnp.finfo(x.dtype).eps) if narrow else 1e-5
             x, y = (np.asarray(value, np.float64) for value in (x, y))
-            np.testing.assert_allclose(y, x, rtol=1e-5, atol=1e-5 * np.abs(x).max(initial=0), err_msg=f"step {step}")
+            np.testing.assert_allclose(y, x, rtol=rtol, atol=1e-5 * np.abs(x).max(initial=0), err_msg=f"step {step}")
