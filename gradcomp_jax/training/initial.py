@@ -14,6 +14,7 @@ from gradcomp_jax import _arguments, _compat, _specs, per_device
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.training import refusals
+from gradcomp_jax.training.applied import placed
 from gradcomp_jax.training.momenta import warn_of_two_momenta
 from gradcomp_jax.training.order import refuse_order
 from gradcomp_jax.training.state import (
@@ -25,7 +26,6 @@ from gradcomp_jax.training.state import (
     model_field,
     state_shardings,
     state_specs,
-    with_parts,
 )
 
 
@@ -48,6 +48,7 @@ def init_state(
         params: any tree of arrays: plain, ``flax.linen`` variables or ``flax.nnx`` state; whole, also where they are to be
             sharded. Or a state with ``replace``, ``step``, ``params`` and ``opt_state``, such as flax's ``TrainState``: a state
             of the same type is returned, with ``opt_state`` made anew, and ``model_state`` (or ``batch_stats``) if it has that.
+            What else it has, such as an average of the parameters, is replicated, as a copy, unless it is on the mesh already.
         tx: an optax transformation, with or without an exchange in it.
         mesh: with the axis among its names, of Auto or Explicit axis type. Further axes are left to the compiler.
         axis_name: the axis of the workers.
@@ -84,7 +85,8 @@ def init_state(
             own_model_state=own_model_state,
         )
         more = {field: inside.model_state} if field else {}
-        return with_parts(params, step=inside.step, params=inside.params, opt_state=inside.opt_state, **more)
+        fields = {"step": inside.step, "params": inside.params, "opt_state": inside.opt_state, **more}
+        return placed(params, fields, lambda x: _placed_copy(x, mesh))
     check_axis(mesh, axis_name)
     if replicas and param_specs is not None:
         raise ValueError("replicas=True gives every worker whole parameters: leave param_specs out")
@@ -197,6 +199,17 @@ def _copies(params: PyTree, places: Any, mesh: Mesh, axis_name: AxisName, dtype:
         return jax.device_put(jnp.array(leaf, dtype if jnp.issubdtype(kind, jnp.floating) else kind), everywhere)
 
     return jax.tree.unflatten(treedef, [copy(p) if is_along else () for p, is_along in zip(leaves, along, strict=True)])
+
+
+def _placed_copy(x: Any, mesh: Mesh) -> Any:
+    """A copy, since a step donates its state: on the mesh as it is, and otherwise replicated."""
+    copy = jnp.array(x)
+    at = getattr(x, "sharding", None)
+    return (
+        copy
+        if isinstance(at, NamedSharding) and at.mesh == mesh
+        else jax.device_put(copy, NamedSharding(mesh, PartitionSpec()))
+    )
 
 
 def _constrain(leaf: Any, place: Any) -> Any:

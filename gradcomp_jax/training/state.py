@@ -157,6 +157,14 @@ def manual_specs(param_specs: PyTree | None, params: PyTree, axis_name: AxisName
     return jax.tree.map(lambda s: _specs.only(s, names), _specs.like(param_specs, params))
 
 
+def along_axis(param_specs: PyTree | None, params: PyTree, axis_name: AxisName) -> bool:
+    """Returns whether some parameters lie along the axis of the workers, so that a device has a shard of them."""
+    names = _specs.names_of(axis_name)
+    return any(
+        _specs.sharded_dim(spec, name) is not None for spec in _specs.by_leaf(param_specs, params) for name in names
+    )
+
+
 def check_axis(mesh: Mesh, axis_name: AxisName) -> None:
     """Refuses an axis that the mesh does not have."""
     for name in _specs.names_of(axis_name):

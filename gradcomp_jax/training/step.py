@@ -15,13 +15,14 @@ from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.replicas import MARKED
 from gradcomp_jax.replicas.nonfinite import dropped, restored
-from gradcomp_jax.training import refusals, seen
+from gradcomp_jax.training import applied, refusals, seen
 from gradcomp_jax.training.diagnostics import diagnostics as diagnose
 from gradcomp_jax.training.donation import OwnBuffers
 from gradcomp_jax.training.gathered import whole_params
 from gradcomp_jax.training.gradients import worker_value_and_grad
 from gradcomp_jax.training.observed import as_metric, next_model_state, observed
 from gradcomp_jax.training.state import (
+    along_axis,
     check_axis,
     has_replicas,
     lift_replicas,
@@ -33,7 +34,6 @@ from gradcomp_jax.training.state import (
 from gradcomp_jax.transforms import ExchangeState, loss_scale, participation, skipped
 from gradcomp_jax.transforms.bucketed import forward_order
 from gradcomp_jax.transforms.context import with_context
-from gradcomp_jax.transforms.counters import count_on
 from gradcomp_jax.transforms.skipping import SkipWatch
 from gradcomp_jax.transforms.step_keys import typed_key
 
@@ -68,7 +68,8 @@ def make_train_step(
             each has its own (:func:`init_state`); one that is not finite is not taken.
         tx: an optax transformation that averages over ``axis_name``, such as ``optax.chain(gc.dgc(...), optax.sgd(0.1))``. It
             is given ``value=``, the mean loss, which ``optax.contrib.reduce_on_plateau`` reads; with replicas a worker's own
-            loss, and with ``mean_metrics=False`` no value, unless there are replicas.
+            loss, and with ``mean_metrics=False`` no value, unless there are replicas. A state whose class has an
+            ``apply_gradients`` of its own is moved by that, with this as ``self.tx`` and a worker's own gradient as ``grads``.
         mesh: the mesh of :func:`init_state`.
         axis_name: the axis of the workers.
         has_aux: ``metrics["aux"]`` is what the workers' ``aux`` is between them.
@@ -215,31 +216,45 @@ def worker_step(
             forward_order=lambda: forward_order(_tracking.unless_refused(loss, axis_name), params, batch, **given),
             weight_read=lambda: reads.append(True),
         )
-        with (
-            refusals.axis_explained(axis_name),
-            refusals.branches_explained(),
-            refusals.extras_explained(extra),
-            _tracking.explained(axis_name),
-        ):
-            updates, opt_state = update_with_extra(found.gradient, state.opt_state, state.params, **extra)
-        refusals.refuse_unread(weight, reads)
+
+        def update(gradient: PyTree, before: PyTree, params: PyTree, **more: Any) -> tuple[PyTree, PyTree]:
+            with (
+                refusals.axis_explained(axis_name),
+                refusals.branches_explained(),
+                refusals.extras_explained(extra),
+                _tracking.explained(axis_name),
+            ):
+                updates, after = update_with_extra(gradient, before, params, **{**extra, **more})
+            refusals.refuse_unread(weight, reads)
+            if replicas:
+                return updates, restored(after, before, (ExchangeState, *MARKED))
+            refusals.refuse_updates(updates, params, axis_name)
+            refusals.refuse_own_state(after, before, axis_name)
+            return updates, after
+
+        def next_field() -> PyTree:
+            return next_model_state(model_state, model_seen, axis_name, share=share)
+
+        new = applied.applied(
+            state,
+            found.gradient,
+            update,
+            whole=lambda: not replicas and not along_axis(param_specs, state.params, axis_name),
+            given={field: next_field} if field else {},
+        )
+        opt_state = new.opt_state
         if replicas:
-            opt_state = restored(opt_state, state.opt_state, (ExchangeState, *MARKED))
             metrics["dropped"] = jnp.asarray(dropped(opt_state), jnp.float32)
             if mean_metrics:
                 # By name, before the loss.
                 kinds.insert(-1, seen.PLAIN)
                 metrics = seen.over_workers(kinds, metrics, axis_name, share=share)
-        else:
-            refusals.refuse_updates(updates, state.params, axis_name)
-            refusals.refuse_own_state(opt_state, state.opt_state, axis_name)
-        params = optax.apply_updates(state.params, updates)
-        new = with_parts(state, step=count_on(state.step), params=params, opt_state=opt_state)
         if copies is not None:
             new = with_parts(new, param_copy=copies)
         new = lift_replicas(new) if replicas else new
-        if field:
-            new = with_parts(new, **{field: next_model_state(model_state, model_seen, axis_name, share=share)})
+        if field and not applied.takes(state, field):
+            new = with_parts(new, **{field: next_field()})
+        applied.refuse_differing(new, state, axis_name)
         metrics["skipped"] = skipped(opt_state).astype(jnp.float32)
         if (scale := loss_scale(opt_state)) is not None:
             metrics["loss_scale"] = scale
