@@ -164,10 +164,10 @@ def refuse_reduced(updates: PyTree, axis_name: AxisName | None, averaged: Iterab
         real = jnp.size(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
         if i not in expected and real and not _compat.is_varying(leaf, axis_name):
             raise ValueError(
-                f"the gradient {path_name(path)!r} is already reduced over {axis_name!r}. After another exchange in the chain it is"
-                " the mean, and one exchange is enough: leave one out, or give each its own leaves with optax.masked. Without"
-                " another: inside jax.shard_map, jax.grad with respect to replicated parameters inserts a dense all-reduce of"
-                f" its own. Differentiate with gradcomp_jax.local_value_and_grad(loss, axis_name={axis_name!r}), or cast the"
-                f" parameters first with jax.lax.pcast(params, {axis_name!r}, to='varying'). optax.MultiSteps around an"
-                " exchange reduces too: accumulate with gradcomp_jax.accumulate"
+                f"the gradient {path_name(path)!r} is already reduced over {axis_name!r}. After another exchange in the chain"
+                " it is the mean, and one exchange is enough: leave one out, or give each its own leaves with optax.masked."
+                " Without another: inside jax.shard_map, jax.grad with respect to replicated parameters inserts a dense"
+                " all-reduce of its own. Differentiate with gradcomp_jax.local_value_and_grad(loss,"
+                f" axis_name={axis_name!r}), or cast the parameters first with jax.lax.pcast(params, {axis_name!r},"
+                " to='varying'). optax.MultiSteps around an exchange reduces too: accumulate with gradcomp_jax.accumulate"
             )

@@ -43,9 +43,9 @@ def refuse_other_layout(layout: Layout, memories: tuple) -> None:
             "the exchange's state is of other tensors than the gradient: initialise it with parameters of the same shapes."
             " If a mask or labels have changed since, as in freezing midway, make a state of the new chain with"
             " gradcomp_jax.replace_method, or leave the chain as it was and freeze after the exchange. Of optax.lookahead's"
-            " parameters only params.fast have gradients: leave it out of a train step. Parameters that lie along the exchange's own axis (FSDP) need"
-            " collective=gradcomp_jax.collectives.ReduceScatter(param_specs), those along the inner axis of a hierarchy"
-            " param_specs= of gradcomp_jax.hierarchical"
+            " parameters only params.fast have gradients: leave it out of a train step. Parameters that lie along the"
+            " exchange's own axis (FSDP) need collective=gradcomp_jax.collectives.ReduceScatter(param_specs), those along the"
+            " inner axis of a hierarchy param_specs= of gradcomp_jax.hierarchical"
         )
     for (group, _), of in zip(layout.groups, memories, strict=True):
         wanted = kernels.narrow_dtype(group.memory.dtype, group.compressor.block)

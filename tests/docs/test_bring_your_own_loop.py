@@ -107,6 +107,19 @@ def test_a_checkpoint_of_an_nnx_optimizer(tmp_path) -> None:
         gc.resize_workers(nnx.state(state), old=8, new=4)
 
 
+def test_a_model_of_eqx_nn() -> None:
+    """Its activation is a function among its leaves: the page takes the arrays out, and the error says how."""
+    pytest.importorskip("equinox", reason="equinox is not installed: pip install -e '.[test]'")
+    space = setup("dgc")
+    exec(section("equinox")["after"], space)
+    exec(section("equinox")["partition"], space)
+    assert space["mlp_losses"][-1] < space["mlp_losses"][0]
+    with pytest.raises(TypeError, match=r"no array but a .*eqx\.partition\(model"):
+        space["value_and_grad"](space["model"], space["placed"])
+    with pytest.raises(TypeError, match=r"no array but a .*eqx\.partition\(model"):
+        gc.init_state(space["model"], space["chain"], space["mesh"])
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 def test_all_of_them_trained_alike_before(loop: str) -> None:
     if loop == "equinox":

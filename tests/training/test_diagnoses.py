@@ -63,7 +63,7 @@ DOORS = [by_step, by_unreduced, by_loop]
 @pytest.mark.parametrize("door", DOORS)
 def test_two_exchanges_in_one_chain(door: Callable[..., None]) -> None:
     tx = optax.chain(exchange(), chain())
-    with pytest.raises(ValueError, match="After another exchange in the chain it is the mean.*leave one out"):
+    with pytest.raises(ValueError, match=r"After another exchange in the chain it is the mean.*leave one out"):
         door(tx, tx, params(), loss)
 
 
@@ -84,7 +84,7 @@ def test_complex_parameters(door: Callable[..., None]) -> None:
 @pytest.mark.parametrize("door", [by_step, by_unreduced])
 def test_a_momentum_before_the_exchange(door: Callable[..., None]) -> None:
     tx = optax.chain(optax.trace(0.9), chain())
-    with pytest.raises(ValueError, match="of the optimizer's state differs by worker.*Put it after the exchange"):
+    with pytest.raises(ValueError, match=r"of the optimizer's state differs by worker.*Put it after the exchange"):
         door(tx, tx, params(), loss)
 
 
