@@ -99,7 +99,11 @@ def test_recipes() -> None:
     sends, others, mean = (float(line.split(":")[1]) for line in accumulated.splitlines())
     assert others < 100 < sends and mean == (sends + 3 * others) / 4
     assert "float32" in mixed
-    assert "| embedding | 512 x 64 | BlockQuantized" in transformer and "| layer_0/norm | 64 | dense |" in transformer
+    assert (
+        "| embedding | 512 x 64 | BlockQuantized(bits=8" in transformer
+        and "| layer_0/norm | 64 | dense |" in transformer
+    )
+    assert "| layer_0/mlp | 64 x 256 | BlockQuantized(bits=4" in transformer and "TopK" not in transformer
     assert frozen.startswith("unchanged: True")
     assert names["last"] < 1.0
     assert float(plateau.split()[3]) < 1

@@ -101,6 +101,32 @@ def test_examples_of_policies_build() -> None:
         tx.init({"head": {"kernel": jax.numpy.zeros((8, 4))}, "norm": {"scale": jax.numpy.zeros(4)}})
 
 
+@pytest.mark.parametrize("form", [0, 1])
+def test_dgc_by_path_gives_every_tensor_its_momentum(form: int) -> None:
+    """By mask or by policy: what is not selected moves as with ordinary momentum, and only the others wait for their turn."""
+    page = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
+    section = page.partition("## DGC by path")[2].partition("\n## ")[0]
+    tx = run(python_blocks(section)[form], "docs/policies.md")["tx"]
+    shapes = {"embed": (64, 64), "head": {"kernel": (64, 64)}, "layer": {"kernel": (64, 64), "bias": (64,)}}
+    params = jax.tree.map(jax.numpy.zeros, shapes, is_leaf=lambda shape: isinstance(shape, tuple))
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    state = gc.init_state(params, tx, mesh)
+    gradient = 1e-3  # Too small to be clipped, and the same on all workers.
+
+    def loss(params: dict, batch: jax.Array) -> jax.Array:
+        return gradient * sum(leaf.sum() for leaf in jax.tree.leaves(params)) + 0.0 * batch.sum()
+
+    batch = jax.device_put(jax.numpy.zeros(4), gc.data_sharding(mesh))
+    step = gc.make_train_step(loss, tx, mesh, donate=False)
+    for _ in range(10):
+        before, (state, _) = state.params, step(state, batch)
+    moved = jax.tree.map(lambda a, b: float((b - a).mean()) / (0.1 * gradient), state.params, before)
+    velocity = (1 - 0.9**10) / (1 - 0.9)
+    for full in (moved["embed"], moved["head"]["kernel"], moved["layer"]["bias"]):
+        assert full == pytest.approx(velocity, rel=0.02)
+    assert 0 < moved["layer"]["kernel"] < velocity / 2
+
+
 @pytest.mark.parametrize("page", ["docs/methods/index.md", "README.md"])
 def test_the_table_is_the_programs(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
