@@ -187,7 +187,10 @@ def _fits(value: Any, kind: Any) -> bool:
         return isinstance(value, collections.abc.Iterable) and (of_strings or not isinstance(value, (str, bytes, dict)))
     if fields := getattr(origin, "_fields", ()):
         return all(hasattr(value, field) for field in fields)
-    if not origin.__module__.startswith("gradcomp_jax") and origin not in (str, type(None), jax.sharding.Mesh):
+    if origin is jax.sharding.Mesh:
+        # An abstract mesh, or what else has axes, will do.
+        return hasattr(value, "axis_names")
+    if not origin.__module__.startswith("gradcomp_jax") and origin not in (str, type(None)):
         return origin is not collections.abc.Mapping or isinstance(value, collections.abc.Mapping)
     return isinstance(value, origin)
 

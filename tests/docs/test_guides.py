@@ -99,11 +99,10 @@ def test_recipes() -> None:
     sends, others, mean = (float(line.split(":")[1]) for line in accumulated.splitlines())
     assert others < 100 < sends and mean == (sends + 3 * others) / 4
     assert "float32" in mixed
-    assert (
-        "| embedding | 512 x 64 | BlockQuantized(bits=8" in transformer
-        and "| layer_0/norm | 64 | dense |" in transformer
-    )
-    assert "| layer_0/mlp | 64 x 256 | BlockQuantized(bits=4" in transformer and "TopK" not in transformer
+    rows = {line.split(" | ")[0].strip("| "): line for line in transformer.splitlines()}
+    assert "BlockQuantized" in rows["embedding"] and "bits=8" in rows["embedding"]
+    assert "BlockQuantized" in rows["layer_0/mlp"] and "bits=4" in rows["layer_0/mlp"]
+    assert "| layer_0/norm | 64 | dense |" in transformer and "TopK" not in transformer
     assert frozen.startswith("unchanged: True")
     assert names["last"] < 1.0
     assert float(plateau.split()[3]) < 1

@@ -49,7 +49,7 @@ WRAPPERS = {
     ),
     "switched": lambda: gc.switched({"dense": gc.dense(axis_name=None), "dgc": method("dgc")}),
     "scaled": lambda: gc.dynamic_loss_scale(gc.master_weights(optax.chain(method("dgc"), optax.adam(0.1)))),
-    "schedule": lambda: gc.density_schedule((0.5, 0.25), (1,), axis_name=None),
+    "schedule": lambda: gc.density_schedule((0.5, 0.25), lambda step: 0, axis_name=None),
     "controller": lambda: gc.density_controller((0.5, 0.25), 0.1, axis_name=None),
     "bucketed": lambda: gc.bucketed(method("dgc"), bucket_bytes=64),
     "accumulate": lambda: gc.accumulate(method("dgc"), axis_name=None, every=2),
