@@ -137,7 +137,7 @@ _KEPT = {
         ("workers", "four", "workers must be a Python number"),
         ("workers", 0, "workers must be an integer of at least 1, got 0"),
         ("workers", None, "workers must be a Python number"),
-        ("workers", 1e400, "infinity"),
+        ("workers", 1e400, "at least 1, got inf"),
         ("fits", [], "has no attribute 'items'"),
         ("fits", {"all-reduced": {}}, "did you mean 'all-reduce'"),
         ("fits/all-reduce/alpha_s", "fast", "alpha_s of all-reduce must be a number of at least 0, got 'fast'"),
