@@ -57,7 +57,7 @@ def by_loop(tx: Any, then: Any, p: Any, loss: Any) -> None:
     jax.eval_shape(mapped, p, state, X)
 
 
-DOORS = [by_step, by_unreduced, by_loop]
+DOORS = [by_step, *(pytest.param(door, marks=pytest.mark.slow) for door in (by_unreduced, by_loop))]
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -81,7 +81,7 @@ def test_complex_parameters(door: Callable[..., None]) -> None:
         door(chain(), chain(), p, lambda p, x: jnp.mean(jnp.abs(x @ p["w"])))
 
 
-@pytest.mark.parametrize("door", [by_step, by_unreduced])
+@pytest.mark.parametrize("door", DOORS[:2])
 def test_a_momentum_before_the_exchange(door: Callable[..., None]) -> None:
     tx = optax.chain(optax.trace(0.9), chain())
     with pytest.raises(ValueError, match=r"of the optimizer's state differs by worker.*Put it after the exchange"):
