@@ -116,7 +116,7 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "local_clip": (lambda max_norm=1.0: gc.local_clip(max_norm, axis_name=AXIS), {"max_norm": 2.0}),
     "dynamic_loss_scale": (
         lambda **more: gc.dynamic_loss_scale(dense(), **more),
-        {"initial": 8.0, "growth_interval": 7, "factor": 4.0, "minimum": 2.0},
+        {"initial": 8.0, "growth_interval": 7, "factor": 4.0, "minimum": 2.0, "maximum": 64.0},
     ),
 }
 POSITIONAL = {"method", "inner", "exchange", "optimizer", "densities", "axis_name"}

@@ -153,7 +153,8 @@ OVER_TWO_AXES = {
 
 @pytest.mark.parametrize("name", OVER_TWO_AXES)
 def test_shards_of_workers_of_several_devices_are_of_no_parameter(name: str) -> None:
-    mesh = jax.make_mesh((2, 2), ("data", "model"), devices=jax.devices()[:4])
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((2, 2), ("data", "model"), devices=jax.devices()[:4], axis_types=auto)
     tx = optax.chain(OVER_TWO_AXES[name](), optax.adam(0.1))
     axes = ("data", "model") if name == "hierarchical" else "data"
     state = jax.eval_shape(lambda p: gc.init_opt_state(p, tx, mesh, axis_name=axes)[0], PARAMS)
