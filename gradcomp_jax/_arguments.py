@@ -41,11 +41,12 @@ _OF_TYPES = {
     "Collective": "'two_phase'",
     "GradientTransformation": "gradcomp_jax.dgc(axis_name='data')",
     "Mesh": EXAMPLES["mesh"],
+    "Mapping": "{'blocks/': 1}",
 }
 
 _FUNCTIONS: tuple[Any, ...] = (collections.abc.Callable,)
 
-_SAID_BETTER = ("matrix", "rate", "stacked")
+_SAID_BETTER = ("matrix", "rate", "stacked", "memory_dtype")
 """Arguments of which the functions say more, such as what a pattern maps to."""
 
 _WORDS = {
@@ -93,10 +94,12 @@ def bound(
         given = signature.bind(*args, **options)
     except TypeError as error:
         raise TypeError(_unbound(public_name(function), signature.parameters, args, options, str(error))) from None
+    # Memories say which dtypes they are kept in.
+    said_better = (*_SAID_BETTER, "dtype") if ".memory." in function.__module__ else _SAID_BETTER
     for name, value in given.arguments.items():
         parameter = signature.parameters[name]
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            _check(name, value, parameter)
+            _check(name, value, parameter, said_better)
             if isinstance(value, np.generic) and {int, float, bool} & set(_types(parameter.annotation)):
                 given.arguments[name] = value.item()
     return given
@@ -134,12 +137,12 @@ def _is_no_name(value: Any) -> bool:
     return isinstance(value, wrong) or _is_array(value) or callable(value)
 
 
-def _check(name: str, value: Any, parameter: inspect.Parameter) -> None:
+def _check(name: str, value: Any, parameter: inspect.Parameter, said_better: tuple[str, ...]) -> None:
     if name.endswith("axis_name"):
         if value is not parameter.default and value is not None:
             refuse_axis(name, value)
         return
-    if name.endswith("dtype") and value is not None:
+    if name.endswith("dtype") and name not in said_better and value is not None:
         try:
             jnp.dtype(value)
         except TypeError:
@@ -147,7 +150,7 @@ def _check(name: str, value: Any, parameter: inspect.Parameter) -> None:
     if name == "learning_rate" and not (_fits(value, float) or callable(value)):
         raise TypeError(f"{name} must be a number or a schedule of optax, such as 0.1, got {said(value)}")
     wanted = list(_types(parameter.annotation))
-    if name in _SAID_BETTER or value is parameter.default or any(_fits(value, kind) for kind in wanted):
+    if name in said_better or value is parameter.default or any(_fits(value, kind) for kind in wanted):
         return
     what = " or ".join(dict.fromkeys(_word(kind) for kind in wanted))
     raise TypeError(
@@ -214,7 +217,11 @@ def _such_as(name: str, parameter: inspect.Parameter, wanted: list[Any]) -> str:
     )
     default = parameter.default
     plain = repr(default) if isinstance(default, (int, float, str)) and not isinstance(default, bool) else ""
-    example = EXAMPLES.get(name) or plain or of_type
+    by_name = EXAMPLES.get(name, "")
+    if "Mapping" in names and not by_name.startswith("{"):
+        # A name of several functions, and here a mapping.
+        by_name = ""
+    example = by_name or plain or of_type
     return f", such as {example}" if example else ""
 
 

@@ -44,7 +44,8 @@ def only_of(kind: type, update: Any, maker: MadeBy | None = None) -> Any:
     """Returns an update that refuses states of other types, and those of another maker, before it reads them."""
 
     def checked(updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, Any]:
-        if not isinstance(state, kind):
+        # No state at all is what a misuse is tried with, and the update says what is wrong.
+        if state is not None and not isinstance(state, kind):
             raise ValueError(_sentence(said_of(state), _name(kind, maker)))
         if maker is not None and not _within.get():
             refuse_other_method(state, maker)

@@ -89,7 +89,7 @@ def test_every_mask_goes_by_the_names() -> None:
     assert by_leaf(masks.at_least(0, ndim=1), tree) == [True, True, True]
     assert by_leaf(masks.stacked({"lora/": 1, "scale": 0}), tree) == [True, True, False]
     assert by_leaf(masks.stacked({"layers/": 1}), shapes("layers/a", "layers/w", shape=(LAYERS, 8, 8))) == [True, True]
-    with pytest.raises(TypeError, match="matrix must"):
+    with pytest.raises(TypeError, match=r"layers must be a mapping or a function, such as \{'blocks/': 1\}"):
         masks.stacked(3)
 
 
