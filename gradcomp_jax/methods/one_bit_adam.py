@@ -47,7 +47,6 @@ def one_bit_adam(
         eps: added to the root of the variance.
         floor: least root of the frozen variance, as a fraction of its root mean square over the tensor. One rounding error is
             divided by every entry's own variance, and one that is far too small makes training diverge. The paper has none (0).
-            Entries without a gradient in the warm-up have an estimate, see :func:`gradcomp_jax.transforms.frozen_adam`.
         block: entries that share a magnitude.
         memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.

@@ -21,7 +21,7 @@ class FrozenAdamState(NamedTuple):
     Attributes:
         taken: int32 scalar, steps taken, skipped ones not among them.
         mean: m, float32 in the parameters' shapes, equal on every worker.
-        variance: v, likewise. Of a tensor without a gradient in the whole warm-up, minus what has been estimated of it since.
+        variance: v, likewise.
         dense: state of the exchange of the first steps.
         compressed: of the other's.
     """
@@ -51,12 +51,8 @@ def frozen_adam(
 
     A code's error is alike for all entries of a block, and is divided by each one's own :math:`\sqrt v`: where that is much
     smaller than its neighbours', noise becomes the largest step of all, and training diverges. So the frozen
-    :math:`\sqrt v` counts as at least ``floor`` times the root of the tensor's mean v; with ``floor=0`` it is as it is.
-
-    An entry that had no gradient in the whole warm-up has the mean v of those of its tensor that had one. Where none had, v is
-    estimated from the momentum that arrives, one number for the tensor: from the first one, :math:`(m / (1 - \beta_1))^2`,
-    and at least :math:`\hat m^2` ever after, both as means over the entries that are not zero. So such a tensor begins to move
-    with its first gradient, and in no step by more than 1 in that mean. Nothing else crosses for it.
+    :math:`\sqrt v` counts as at least ``floor`` times the root of the tensor's mean v. With ``floor=0`` it is as it is,
+    but for entries that had no gradient in the whole warm-up: they do not move.
 
     Squares are kept, so a magnitude above 2**50 counts as not finite and the exchange is skipped. A skipped exchange leaves
     m, v and all memories as they were, its update is zero, and it is no step.
@@ -112,37 +108,15 @@ def frozen_adam(
         for_mean = 1 - jnp.float32(b1) ** jnp.maximum(taken, 1).astype(jnp.float32)
         for_variance = 1 - jnp.float32(b2) ** jnp.clip(taken, 1, steps).astype(jnp.float32)
 
-        frozen_now = branch == 1
-        # Sum and number of those that are above zero; or both below zero, where all are.
-        totals = jax.tree.map(lambda v: (jnp.sum(v), jnp.sum(jnp.sign(v))), new.variance)
-        unseen = jax.tree.map(lambda v, total: (total[0] <= 0) & (v.size > 0), new.variance, totals)
-
-        def estimated(variance: PyTree) -> PyTree:
-            def of(v: Array, mean: Array, never: Array) -> Array:
-                before = -jnp.min(v, initial=0.0) / for_variance
-                moving = mean != 0
-                square = jnp.sum(jnp.square(mean)) / jnp.maximum(jnp.sum(moving, dtype=jnp.float32), 1.0)
-                now = square / jnp.where(before > 0, for_mean, 1 - jnp.float32(b1)) ** 2
-                return jnp.where(never, -for_variance * jnp.maximum(before, now), v)
-
-            return jax.tree.map(of, variance, new.mean, unseen)
-
-        # A loop of at most one turn: where there is no such tensor, which is the rule, v is not written.
-        some = jnp.stack([jnp.array(False), *jax.tree.leaves(unseen)]).any() & frozen_now & ok
-        variance = jax.lax.while_loop(
-            lambda carry: carry[0], lambda carry: (carry[0] & False, estimated(carry[1])), (some, new.variance)
-        )[1]
-
-        def direction(mean: Array, v: Array, total: tuple[Array, Array], like: Array) -> Array:
-            whole = jnp.where(frozen_now, jnp.maximum(total[0], 0.0), 0.0)
-            least, others = jnp.float32(floor**2) * whole / max(v.size, 1), whole / jnp.maximum(total[1], 1.0)
-            spread = jnp.where(v == 0, others, jnp.maximum(jnp.abs(v), least))
+        def direction(mean: Array, variance: Array, like: Array) -> Array:
+            least = jnp.where(branch == 1, jnp.float32(floor**2), 0.0) * jnp.sum(variance) / max(variance.size, 1)
+            spread = jnp.maximum(variance, least)
             step = (mean / for_mean) / (jnp.sqrt(spread / for_variance) + jnp.float32(eps))
             # A sign has no zero: where v is, what comes of rounding would be divided by epsilon.
             return kernels.narrowed(jnp.where(ok & (spread > 0), step, 0.0), like.dtype)
 
-        result = jax.tree.map(direction, new.mean, variance, totals, updates)
-        return result, new._replace(taken=taken, variance=variance)
+        result = jax.tree.map(direction, new.mean, new.variance, updates)
+        return result, new._replace(taken=taken)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

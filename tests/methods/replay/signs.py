@@ -62,11 +62,9 @@ class OneBitAdam:
         return {name: np.where(self.spread(name) > 0, s, 0) for name, s in step.items()}
 
     def spread(self, name: str) -> np.ndarray:
-        """The variance that a step is divided by; once it is frozen, that of the others where there was no gradient."""
-        v = self.v[name]
-        if self.taken <= self.warm_up:
-            return v
-        return np.where(v > 0, np.maximum(v, self.floor**2 * v.mean()), v[v > 0].mean())
+        """The variance that a step is divided by."""
+        frozen = self.taken > self.warm_up
+        return np.maximum(self.v[name], self.floor**2 * self.v[name].mean() if frozen else 0.0)
 
     def compressed(self, moved):
         """Worker i sends C(m_i + e_i); an owner adds its residual to their mean; the downlink is C of it: the new m."""
