@@ -22,7 +22,7 @@ CODES = (
 )  # fmt: skip
 """A code of each kind, in one or two of its widths."""
 
-MOST_COMPILED = 4_700
+MOST_COMPILED = 4_900
 """Programs that the README's line may compile."""
 
 CONFORMANCE = "tests/conformance/test_"
@@ -230,6 +230,13 @@ SLOW = (
     "tests/kernels/test_low_rank.py::test_any_shape",
     "tests/methods/test_matrix_view.py::test_attention_kernels_are_split_between_inputs_and_outputs",
     "tests/methods/test_matrix_view.py::test_stacked_layers_are_matrices_of_their_own",
+    "tests/methods/test_peers.py::test_an_approximate_selection_is_not_the_authors_of_demo",
+    "tests/methods/test_peers.py::test_dgc_rounds_a_density_to_the_nearest_and_its_authors_up",
+    "tests/methods/test_peers.py::test_dion_of_a_wide_kernel_is_the_authors_of_its_transpose",
+    "tests/methods/test_peers.py::test_exact_takes_the_largest_frequencies_of_each_chunk",
+    "tests/methods/test_peers.py::test_fragments_depart_and_arrive_as_maxtexts_and_after_torchfts",
+    "tests/methods/test_peers.py::test_the_command_prints_all_comparisons",
+    "tests/methods/test_peers.py::test_the_peer_computes_the_same",
     "tests/methods/test_replay_dion.py::test_replay",
     "tests/methods/test_replay_quantizers.py::test_eden_of_few_bits_loses_nothing_in_two_phases",
     "tests/methods/test_replay_quantizers.py::test_eden_unbiased",
@@ -273,6 +280,14 @@ SLOW = (
     "tests/training/test_carried.py::test_owners_of_an_earlier_version_are_refused_with_the_way_out",
     "tests/training/test_carried.py::test_tensors_that_are_compressed_no_more_are_named",
     "tests/training/test_checkpoint.py::test_typed_keys_of_the_workers_come_back_as_such",
+    "tests/training/test_diagnoses.py::test_a_loss_that_is_no_number",
+    "tests/training/test_diagnoses.py::test_a_momentum_before_the_exchange",
+    "tests/training/test_diagnoses.py::test_aux_that_is_not_there",
+    "tests/training/test_diagnoses.py::test_complex_parameters",
+    "tests/training/test_diagnoses.py::test_freezing_midway",
+    "tests/training/test_diagnoses.py::test_parameters_that_are_no_arrays",
+    "tests/training/test_diagnoses.py::test_the_gradient_of_what_has_functions_in_it",
+    "tests/training/test_diagnoses.py::test_two_exchanges_in_one_chain",
     "tests/training/test_loops.py::test_a_loss_scale_changes_no_gradient",
     "tests/training/test_loops.py::test_micro_batches_send_what_one_batch_sends_and_train_as_it",
     "tests/training/test_refusals.py::test_a_momentum_after_accumulation_warns",
@@ -302,5 +317,9 @@ SLOW = (
     "tests/transforms/test_sharded_parameters.py::test_a_manual_axis_gives_the_same",
     "tests/transforms/test_sharded_parameters.py::test_each_shard_is_an_exchange_of_its_own",
     "tests/transforms/test_sharded_parameters.py::test_it_trains_with_the_model_axis_left_to_the_compiler",
+    "tests/transforms/test_weighted_dtypes.py::test_a_mean_that_float16_holds_is_not_skipped",
+    "tests/transforms/test_weighted_dtypes.py::test_a_model_state_in_float16_is_a_weighted_mean_too",
+    "tests/transforms/test_weighted_dtypes.py::test_every_method_takes_it_and_keeps_its_dtypes",
+    "tests/transforms/test_weighted_dtypes.py::test_what_float16_cannot_carry_of_a_weighted_mean_stays_in_the_memory",
 )
 """Whole tests: of processes, notebooks, large models, and methods that a conformance test runs on the line already."""
