@@ -4,6 +4,8 @@ import dataclasses
 import difflib
 import math
 import numbers
+import sys
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +13,16 @@ import jax
 import jax.numpy as jnp
 
 from gradcomp_jax._errors import SettingError
+
+_NOT_THE_USERS = ("gradcomp_jax", "jax", "optax", "contextlib", "functools")
+
+
+def warn(message: str) -> None:
+    """Warns a user at the line that called the library, however many functions of it are in between."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 def static_number(name: str, value: Any) -> float:

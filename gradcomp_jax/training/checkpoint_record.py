@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import pathlib
-import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from gradcomp_jax import _arguments
+from gradcomp_jax import _arguments, _checks
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.per_device import nodes_within
 from gradcomp_jax.replicas import MARKED
@@ -101,11 +100,10 @@ def compare_makers(path: pathlib.Path, record: Mapping[str, Any] | None, like: P
     wanted = _makers(like)
     if record is None:
         if wanted:
-            warnings.warn(
+            _checks.warn(
                 f"the checkpoint at {path} does not say which method made it, and has no digests: an earlier version wrote it,"
                 " or a CheckpointManager without custom_metadata=gradcomp_jax.checkpoint_metadata(state). It is restored"
-                " unchecked; save it again with gradcomp_jax.save_checkpoint",
-                stacklevel=4,
+                " unchecked; save it again with gradcomp_jax.save_checkpoint"
             )
         return
     saved = [(name, dict(options)) for name, options in record["made_by"]]
@@ -130,10 +128,9 @@ def compare_makers(path: pathlib.Path, record: Mapping[str, Any] | None, like: P
                 " they are"
             )
         if differing:
-            warnings.warn(
+            _checks.warn(
                 f"the checkpoint at {path} was saved with {_called(name, options, differing)}, and goes on with"
-                f" {_called(wanted_name, wanted_options, differing)}",
-                stacklevel=4,
+                f" {_called(wanted_name, wanted_options, differing)}"
             )
 
 

@@ -6,9 +6,9 @@ import fcntl
 import os
 import pathlib
 import stat
-import warnings
 from collections.abc import Iterator
 
+from gradcomp_jax import _checks
 from gradcomp_jax.training.plain_paths import plain_name
 
 NEW, OLD = ".gradcomp-new", ".gradcomp-old"
@@ -109,7 +109,7 @@ def _wait_for(number: int, lock: pathlib.Path) -> None:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        warnings.warn(f"{lock.parent} is on a file system without locks: save there one at a time", stacklevel=2)
+        _checks.warn(f"{lock.parent} is on a file system without locks: save there one at a time")
 
 
 def _foreign(lock: pathlib.Path) -> ValueError:

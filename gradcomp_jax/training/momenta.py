@@ -1,13 +1,12 @@
 """A warning of chains that have a momentum twice, or one that steps on zeros."""
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import optax
 
-from gradcomp_jax import per_device
+from gradcomp_jax import _checks, per_device
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.memory import Momentum
 from gradcomp_jax.methods.registry import METHODS
@@ -29,7 +28,7 @@ def warn_of_two_momenta(opt_state: PyTree) -> None:
             problem = f"{inside} has a momentum inside and goes before {after}, which is another"
             remedy = "plain optax.sgd(learning_rate) after it, or in its place a method without one, such as"
             remedy += " gradcomp_jax.block_quantized"
-        warnings.warn(f"{problem}: take {remedy}", stacklevel=3)
+        _checks.warn(f"{problem}: take {remedy}")
 
 
 def _two_momenta(state: PyTree) -> Iterator[tuple[str, str]]:

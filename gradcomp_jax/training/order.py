@@ -1,12 +1,11 @@
 """What is refused of a chain by the states in it: an order or a nesting that would not train."""
 
-import warnings
 from collections.abc import Iterator
 
 import jax
 import optax
 
-from gradcomp_jax import per_device
+from gradcomp_jax import _checks, per_device
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.replicas import MARKED, AccumulateState, DelayedState, ElasticState, GossipState, OuterState
@@ -48,10 +47,9 @@ def refuse_order(opt_state: PyTree, *, replicas: bool) -> None:
                     " averaged with here: take a method such as gradcomp_jax.block_quantized or gradcomp_jax.dgc"
                 )
     for method in dict.fromkeys(_before_others(opt_state)):
-        warnings.warn(
+        _checks.warn(
             f"{method} moves parameters to where the replicas meet, and what comes after it in the chain changes that: put it"
-            " last, after the optimizer",
-            stacklevel=3,
+            " last, after the optimizer"
         )
 
 

@@ -3,7 +3,6 @@
 import difflib
 import functools
 import math
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from gradcomp_jax import _arguments
+from gradcomp_jax import _arguments, _checks
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.memory import Momentum
 from gradcomp_jax.memory.narrow import is_narrow
@@ -138,9 +137,7 @@ def _with_units(fresh: Any, old: Any) -> Any:
     taken = {id(unit) for unit in kept.values()}
     dropped = dict.fromkeys(type(unit).__name__ for unit in before if id(unit) not in taken)
     if dropped:
-        warnings.warn(
-            f"nothing of the new chain takes {', '.join(dropped)} of the old one: it is dropped", stacklevel=4
-        )
+        _checks.warn(f"nothing of the new chain takes {', '.join(dropped)} of the old one: it is dropped")
     return jax.tree.map(lambda node: kept.get(id(node), node), fresh, is_leaf=lambda node: id(node) in kept)
 
 
@@ -200,10 +197,9 @@ def _with_memories(fresh: Any, old: Any) -> Any:
         except ValueError:
             lost = math.hypot(lost, _owed(exchange))
     if lost:
-        warnings.warn(
+        _checks.warn(
             f"the memories of {said_of(old)} do not fit {said_of(fresh)}: what they had not sent is dropped, a mean of norm"
-            f" {lost:.3g}",
-            stacklevel=4,
+            f" {lost:.3g}"
         )
     return jax.tree.map(lambda node: new.get(id(node), node), fresh, is_leaf=_is_exchange)
 

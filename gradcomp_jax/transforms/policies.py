@@ -4,7 +4,6 @@ import abc
 import dataclasses
 import math
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
@@ -284,10 +283,9 @@ def warn_of_idle_patterns(policy: Policy, paths: Sequence[str]) -> None:
     """Warns of a pattern that is found in no tensor's path: it is misspelt, or the model has changed."""
     for pattern in policy.patterns():
         if paths and not any(re.search(pattern, path) for path in paths):
-            warnings.warn(
+            _checks.warn(
                 f"the pattern {pattern!r} of by_path is found in none of the {len(paths)} tensors' paths, which read like"
-                f" {paths[0]!r}; policy.explain(params) shows what becomes of each",
-                stacklevel=2,
+                f" {paths[0]!r}; policy.explain(params) shows what becomes of each"
             )
 
 

@@ -1,7 +1,6 @@
 """Exchanges that did not take place: what follows them must know, and who looks on must hear."""
 
 import collections
-import warnings
 from typing import Any
 
 import jax
@@ -77,10 +76,9 @@ class SkipWatch:
         if self._row >= self._most and not self._told:
             self._told = True
             self._coming.clear()
-            warnings.warn(
+            _checks.warn(
                 f"{self._row} steps in a row were skipped on all workers: in each a gradient was not finite, or too large, and"
-                f" training stands still. {_remedy(scale, falls)}",
-                stacklevel=3,
+                f" training stands still. {_remedy(scale, falls)}"
             )
 
 

@@ -254,8 +254,10 @@ AFTER = {"adam": optax.adam(1e-3), "lion": optax.lion(1e-3), "sgd": optax.sgd(0.
 )
 def test_two_momenta_warn(method: str, after: str, sentence: str) -> None:
     tx = optax.chain(getattr(gc, method)(axis_name="data", block=16), optax.chain(AFTER[after]))
-    with pytest.warns(UserWarning, match=sentence):
+    with pytest.warns(UserWarning, match=sentence) as found:
         gc.init_state(params(), tx, mesh_of(N))
+    # At the line of the user's that called, whatever of the library is in between.
+    assert {warning.filename for warning in found} == {__file__}
 
 
 WRAPPED = {
