@@ -95,3 +95,5 @@ def test_updates_and_memories(lower_for: Callable[[str], None], method: str) -> 
             rtol = float(jnp.finfo(x.dtype).eps) if narrow else 1e-5
             x, y = (np.asarray(value, np.float64) for value in (x, y))
             np.testing.assert_allclose(y, x, rtol=rtol, atol=1e-5 * np.abs(x).max(initial=0), err_msg=f"step {step}")
+            if narrow:
+                assert np.mean(np.abs(y - x) > 1e-5 * (np.abs(x) + np.abs(x).max(initial=0))) < 0.01, f"step {step}"
