@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from gradcomp_jax.training.donation import OwnBuffers
 from tests.training import problem
+from tests.xla_flags import xla_flags
 
 SETTING = """
 import jax, jax.numpy as jnp, numpy as np, optax, gradcomp_jax as gc
@@ -85,9 +86,9 @@ late.wait()
     "steps", [TRAIN_STEP, pytest.param(OTHER_STEPS, marks=pytest.mark.slow)], ids=["train", "others"]
 )
 def test_a_step_that_donates_takes_a_state_whose_arrays_share_buffers(steps: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", SETTING + steps], capture_output=True, text=True, env=dict(os.environ)
-    )
+    # A command that ran in this process may have left flags for fewer devices.
+    environment = os.environ | {"XLA_FLAGS": xla_flags(8)}
+    ended = subprocess.run([sys.executable, "-c", SETTING + steps], capture_output=True, text=True, env=environment)
     assert ended.returncode == 0, ended.stderr[-2000:]
 
 
