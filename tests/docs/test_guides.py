@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import io
 import logging
 import re
@@ -128,16 +129,35 @@ def test_fsdp() -> None:
 @pytest.mark.slow
 def test_coming_from() -> None:
     names, printed = run("coming_from")
-    _, begun = printed
+    _, _, begun = printed
     steps, dense, compressed = begun.split()
     assert int(steps) == 10 and float(compressed) < float(dense)
     assert names["loss_now"] < 1.0
+    assert names["parts"](names["params"]) == {"w1": 0, "w2": 1}
+
+
+def table_of(name: str) -> str:
+    """One of the tables of *Coming from elsewhere*."""
+    return text_of("coming_from").partition(f"<!-- table: {name} -->\n")[2].partition("\n\n")[0]
+
+
+def test_diloco_has_the_arguments_and_defaults_that_its_table_says() -> None:
+    """Each argument of ours is the counterpart of something, and no other is named."""
+    cells = [row.split(" | ")[2].removesuffix(" |") for row in table_of("diloco").splitlines()[2:]]
+    said: dict[str, str] = {}
+    for cell in cells:
+        said |= {name: default for name, default in re.findall(r"`(\w+)`(?: \(([\d.]+)\))?", cell)}
+    parameters = inspect.signature(gc.diloco).parameters
+    assert set(said) == set(parameters)
+    for name, default in said.items():
+        assert default == ("" if parameters[name].default is inspect.Parameter.empty else str(parameters[name].default))
 
 
 def test_every_hook_has_a_transformation_that_is_built() -> None:
     """The code in the table, which says itself what each sends."""
-    expressions = ROW.findall(text_of("coming_from").partition("<!-- table: hooks -->")[2])
-    assert len(expressions) == text_of("coming_from").count("| `gc.") >= 17
+    table = table_of("hooks")
+    expressions = ROW.findall(table)
+    assert len(expressions) == table.count("| `gc.") >= 19
     shape = [jax.ShapeDtypeStruct((256, 256), "float32")]
     dense = gc.dense(axis_name="data")
     names = {"gc": gc, "dense": dense, "chain": optax.chain(dense, optax.sgd(0.1))}
