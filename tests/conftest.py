@@ -9,6 +9,7 @@ import os
 import pathlib
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -87,6 +88,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     """Prints how many programs were compiled."""
     limit = f", the budget is {quick.MOST_COMPILED:,} (tests/quick.py)" if _is_readme_line(config) else ""
     terminalreporter.write_line(f"{_compiled:,} programs compiled{limit}")
+    late = sum(_TOO_LATE in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
+    if late:
+        terminalreporter.write_line(f"{late:,} tests not begun: {_TOO_LATE}")
 
 
 def _is_readme_line(config: pytest.Config) -> bool:
@@ -126,9 +130,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
+_TOO_LATE = "no time was left to begin it"
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Chooses what is traced, before any fixture traces."""
+    """Chooses what is traced, before any fixture traces. Begins nothing after the time that ``GRADCOMP_TEST_UNTIL`` gives."""
+    if time.time() > float(os.environ.get("GRADCOMP_TEST_UNTIL", "inf")):
+        pytest.skip(_TOO_LATE)
     platforms.trace_for(every_platform=platforms.needs_every(item))
 
 

@@ -15,10 +15,10 @@ from gradcomp_jax.methods import METHODS as REGISTERED
 
 from .environments import AXIS, WORKERS, environment, exchange_state, mesh_of, vmapped_init
 from .methods import METHODS
-from .test_conformance import gradients, is_variant, parameters
+from .test_conformance import WHOLE, gradients, is_variant, parameters
 
 each_method = pytest.mark.parametrize(
-    "method", [pytest.param(m, marks=[pytest.mark.slow] if is_variant(m) else []) for m in METHODS]
+    "method", [pytest.param(m, marks=[pytest.mark.slow] if is_variant(m) else []) for m in WHOLE]
 )
 P = PartitionSpec
 

@@ -12,9 +12,9 @@ import pytest
 import gradcomp_jax as gc
 from tests.quick import FEW
 
-from .environments import AXIS, ENVIRONMENTS, WORKERS, Environment, environment, exchange_state
+from .environments import AXIS, ENVIRONMENTS, FEWER, WORKERS, Environment, environment, exchange_state
 from .methods import METHODS, Case
-from .test_conformance import built, check_law, gradients, parameters
+from .test_conformance import EVERYWHERE, WHOLE, built, check_law, gradients, parameters
 
 WEIGHTS = np.asarray([3, 0, 1, 2, 5, 0, 1, 4], np.float32)
 """Of sum 16, so that N times a weight over the sum is exact."""
@@ -85,13 +85,13 @@ def given_to_absent(old: Any, new: Any, env: Environment) -> tuple[Any, Any]:
 
 
 def where(method: str) -> list[Any]:
-    """One device in the README's line, of one method; in CI of all, and all environments of a few."""
-    every = ENVIRONMENTS if method in FEW else ("vmap",)
+    """One device in the README's line, of one method; in CI of all, several devices of a few, all environments of one."""
+    every = ENVIRONMENTS if method in EVERYWHERE else FEWER if method in FEW else ("vmap",)
     marks = {env: [] if (method, env) == ("dgc", "vmap") else [pytest.mark.slow] for env in every}
     return [pytest.param(method, env, marks=marks[env], id=f"{method}-{env}") for env in every]
 
 
-each_method = pytest.mark.parametrize(("method", "env"), [p for method in METHODS for p in where(method)])
+each_method = pytest.mark.parametrize(("method", "env"), [p for method in WHOLE for p in where(method)])
 
 
 @each_method
