@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import os
 import pathlib
 import re
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import gradcomp_jax as gc
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "bring_your_own_loop.md").read_text()
-LOOPS = ("shard-map", "plain-jit", "flax-nnx", "linen", "equinox", "pmap")
+LOOPS = ("shard-map", "plain-jit", "flax-nnx", "linen", "equinox", "keras", "pmap")
 EXCHANGES = {
     "dgc": None,
     "terngrad": lambda: gc.terngrad(axis_name="data", bucket_size=64),
@@ -29,6 +30,15 @@ def section(anchor: str) -> dict[str, str]:
         if text.partition("\n")[0].lower().replace(" ", "-") == anchor:
             return dict(BLOCK.findall(text))
     raise AssertionError(f"the page has no section {anchor!r}")
+
+
+def need(loop: str) -> None:
+    """Skips a loop whose package is not there; no extra has Keras."""
+    if loop == "equinox":
+        pytest.importorskip("equinox", reason="equinox is not installed: pip install -e '.[test]'")
+    if loop == "keras":
+        os.environ["KERAS_BACKEND"] = "jax"
+        pytest.importorskip("keras", reason="keras is not installed: pip install keras")
 
 
 def setup(exchange: str) -> dict[str, Any]:
@@ -58,8 +68,7 @@ def expected(exchange: str) -> list[float]:
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_all_loops_train_alike(loop: str, exchange: str) -> None:
-    if loop == "equinox":
-        pytest.importorskip("equinox", reason="equinox is not installed: pip install -e '.[test]'")
+    need(loop)
     losses = run(section(loop)["after"], exchange)
     np.testing.assert_allclose(losses, expected(exchange), rtol=1e-4)
     assert losses[-1] < losses[0]
@@ -109,7 +118,7 @@ def test_a_checkpoint_of_an_nnx_optimizer(tmp_path) -> None:
 
 def test_a_model_of_eqx_nn() -> None:
     """Its activation is a function among its leaves: the page takes the arrays out, and the error says how."""
-    pytest.importorskip("equinox", reason="equinox is not installed: pip install -e '.[test]'")
+    need("equinox")
     space = setup("dgc")
     exec(section("equinox")["after"], space)
     exec(section("equinox")["partition"], space)
@@ -120,10 +129,27 @@ def test_a_model_of_eqx_nn() -> None:
         gc.init_state(space["model"], space["chain"], space["mesh"])
 
 
+def test_statistics_and_seeds_of_a_keras_model() -> None:
+    """The page's step takes a model with both: statistics are the workers' mean, and the seed goes on by one a step."""
+    need("keras")
+    space = setup("dgc")
+    block = section("keras")["after"].replace("model.set_weights([w1, w2])\n", "")
+    layers = "first, keras.layers.BatchNormalization(), keras.layers.Dropout(0.1, seed=7), second])"
+    exec(block.replace("first, second])", layers), space)
+    assert space["losses"][-1] < space["losses"][0]
+    # Keras's own variables have kept what the loop began with.
+    begun = [np.asarray(variable.value) for variable in space["model"].non_trainable_variables]
+    assert space["others"][2].tolist() == [7, 5] and begun[2].tolist() == [7, 0]
+    params = [variable.value for variable in space["model"].trainable_variables]
+    (_, (mean, _, seed)), _ = space["value_and_grad"](params, space["placed"], others=begun)
+    hidden = np.tanh(space["batch"][0] @ np.asarray(params[0]))
+    np.testing.assert_allclose(mean, 0.01 * hidden.mean(axis=0), rtol=1e-4, atol=1e-6)
+    assert seed.tolist() == [7, 1]
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 def test_all_of_them_trained_alike_before(loop: str) -> None:
-    if loop == "equinox":
-        pytest.importorskip("equinox", reason="equinox is not installed: pip install -e '.[test]'")
+    need(loop)
     np.testing.assert_allclose(run(section(loop)["before"], "dgc"), expected("dense"), rtol=1e-4)
 
 
@@ -149,6 +175,26 @@ def test_the_train_steps_options(name: str) -> None:
     space = setup("dgc")
     exec(section("the-train-step")[name], space)
     assert float(space["metrics"]["skipped"]) == 0 and np.isfinite(float(space["metrics"]["loss"]))
+
+
+@pytest.mark.slow
+def test_batch_normalisation_over_all_workers() -> None:
+    """With the axis's name the step is that of one worker that has the whole batch; without it is another."""
+    block = section("the-train-step")["batch-norm"]
+
+    def trained(block: str, workers: int) -> list[np.ndarray]:
+        space = setup("dgc")
+        jax = space["jax"]
+        space["mesh"] = jax.make_mesh((workers,), ("data",), devices=jax.devices()[:workers])
+        space["chain"] = optax.chain(gc.dense(axis_name="data"), space["optimizer"])
+        space["placed"] = jax.device_put(space["batch"], gc.data_sharding(space["mesh"]))
+        exec(block, space)
+        return [np.asarray(leaf) for leaf in jax.tree.leaves((space["state"].params, space["state"].model_state))]
+
+    one, together, apart = trained(block, 1), trained(block, 8), trained(block.replace(', axis_name="data"', ""), 8)
+    for a, b in zip(one, together, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    assert max(np.abs(a - b).max() for a, b in zip(one, apart, strict=True)) > 1e-3
 
 
 @pytest.mark.parametrize("loop", LOOPS)
