@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import gradcomp_jax as gc
 from gradcomp_jax._errors import SettingError
 from tests.distributed.test_verifier import copies
-from tests.network.processes import environment, free_port, started, wait
+from tests.network.processes import PATIENCE_S, environment, free_port, started, wait
 
 FLAT, RAMP = np.ones(16, np.float32), np.linspace(0, 1, 16, dtype=np.float32)
 
@@ -122,6 +122,6 @@ def test_processes_start_equal(second: tuple[str, str], said: str, tmp_path: pat
     commands = [[sys.executable, "-c", PROGRAM, address, str(i), *words] for i, words in enumerate(told)]
     env = environment(2, PYTHONPATH=os.pathsep.join(sys.path))
     with started(tmp_path, commands, [env] * 2) as running:
-        assert wait(running, within_s=120) == [0, 0], running[0].stderr + running[1].stderr
+        assert wait(running, within_s=PATIENCE_S) == [0, 0], running[0].stderr + running[1].stderr
     for process in running:
         assert re.search(said, process.stdout, re.MULTILINE), process.stdout

@@ -59,6 +59,10 @@ class Process:
             time.sleep(0.05)
 
 
+PATIENCE_S = 300
+"""For what is not measured: processes that start, compile and train on a busy machine."""
+
+
 @contextlib.contextmanager
 def started(
     folder: pathlib.Path, commands: Sequence[Sequence[str]], environments, popen=None

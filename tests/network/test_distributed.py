@@ -17,12 +17,10 @@ import pytest
 import gradcomp_jax as gc
 from gradcomp_jax.experiments import Trainer, load, task, train_with_checkpoints
 from tests.conformance.environments import means_kept
-from tests.network.processes import environment, free_port, record, started, training, wait
+from tests.network.processes import PATIENCE_S, environment, free_port, record, started, training, wait
 
 pytest.importorskip("typer")
 pytestmark = pytest.mark.xdist_group("processes")
-
-LIMIT_S = 120
 
 
 @functools.cache
@@ -37,7 +35,7 @@ def test_two_processes_are_one_process_with_two_devices(method: str, tmp_path: p
     words = ("--method", method, "--batch", "128", "--epochs", "2", "--seed", "3")
     words = (*words, "--checkpoint", str(tmp_path / "saved"))
     with training(tmp_path, 2, *words) as running:
-        assert wait(running, within_s=LIMIT_S) == [0, 0], running[0].stderr + running[1].stderr
+        assert wait(running, within_s=PATIENCE_S) == [0, 0], running[0].stderr + running[1].stderr
     three = trainer(method, workers=2, batch=128, epochs=3)
     two = trainer(method, workers=2, batch=128, epochs=2)
     expected, found = two.run(3), record(tmp_path / "saved")
@@ -64,7 +62,7 @@ def test_processes_of_several_devices_go_on_from_one_process(tmp_path: pathlib.P
     train_with_checkpoints(trainer("topk-sgd", workers=4, batch=128, epochs=1), 0, tmp_path / "saved")
     words = ("--method", "topk-sgd", "--batch", "128", "--epochs", "2", "--checkpoint", str(tmp_path / "saved"))
     with training(tmp_path, 2, *words, devices=2) as running:
-        assert wait(running, within_s=LIMIT_S) == [0, 0], running[0].stderr + running[1].stderr
+        assert wait(running, within_s=PATIENCE_S) == [0, 0], running[0].stderr + running[1].stderr
     found = record(tmp_path / "saved")
     assert found["loss"][:11] == list(whole.loss[:11])
     # Sums of four, in another order; a tie in a selection may fall the other way.
@@ -88,7 +86,7 @@ def test_two_processes_restore_what_four_workers_kept(workers: int, tmp_path: pa
     commands = [[sys.executable, script, address, str(index), "2", *words] for index in range(2)]
     env = environment(workers // 2, PYTHONPATH=os.pathsep.join(sys.path))
     with started(tmp_path, commands, [env] * 2) as running:
-        assert wait(running, within_s=LIMIT_S) == [0, 0], running[0].stderr + running[1].stderr
+        assert wait(running, within_s=PATIENCE_S) == [0, 0], running[0].stderr + running[1].stderr
     after = trainer("topk-sgd", workers=workers, batch=128, epochs=1)
     # As one process would have resized it, bit for bit; and the mean is what it was.
     alone = gc.restore_checkpoint(tmp_path / "saved" / "epoch-1", after.initial_state(0))
@@ -139,7 +137,7 @@ def test_processes_find_each_other_without_options(variables: dict[str, str], tm
         return lambda argv, **options: subprocess.Popen(argv, cwd=tmp_path, **options)
 
     with started(tmp_path, [command] * 2, environments, popen) as running:
-        assert wait(running, within_s=LIMIT_S) == [0, 0], running[0].stderr + running[1].stderr
+        assert wait(running, within_s=PATIENCE_S) == [0, 0], running[0].stderr + running[1].stderr
     fields = json.loads((tmp_path / "train-dense-digits.json").read_text())
     assert fields["machine"]["processes"] == fields["settings"]["workers"] == 2
 
@@ -160,7 +158,7 @@ def test_a_folder_that_only_one_process_sees_is_refused(tmp_path: pathlib.Path) 
         for i in range(2)
     ]
     with started(tmp_path, commands, [environment()] * 2) as running:
-        assert wait(running, within_s=LIMIT_S) == [2, 2]
+        assert wait(running, within_s=PATIENCE_S) == [2, 2]
     for process in running:
         (sentence,) = process.sentences()
         assert f"process {process.index}: cannot save in" in sentence
@@ -170,7 +168,7 @@ def test_a_folder_that_only_one_process_sees_is_refused(tmp_path: pathlib.Path) 
 def test_without_a_cluster_the_options_are_named(tmp_path: pathlib.Path) -> None:
     command = [sys.executable, "-m", "gradcomp_jax.cli", "train", "--distributed", "--processes", "2"]
     with started(tmp_path, [command], [environment()]) as running:
-        assert wait(running, within_s=LIMIT_S) == [2]
+        assert wait(running, within_s=PATIENCE_S) == [2]
     (sentence,) = running[0].sentences()
     assert "finds no cluster" in sentence
     assert "--coordinator HOST:PORT (or JAX_COORDINATOR_ADDRESS), --process-id (or JAX_PROCESS_ID)" in sentence

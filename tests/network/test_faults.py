@@ -13,12 +13,21 @@ import pytest
 
 from benchmarks import lab
 from gradcomp_jax.experiments import Trainer, load, task, train_with_checkpoints
-from tests.network.processes import environment, free_port, record, started, steps_shown, training, wait, wait_for_epoch
+from tests.network.processes import (
+    PATIENCE_S,
+    environment,
+    free_port,
+    record,
+    started,
+    steps_shown,
+    training,
+    wait,
+    wait_for_epoch,
+)
 
 pytest.importorskip("typer")
 pytestmark = pytest.mark.xdist_group("processes")
 
-LIMIT_S = 120
 # A process that has detected the loss still has to end; the machine of the tests may be busy.
 MARGIN_S = 10
 NEEDS = lab.available()
@@ -45,7 +54,7 @@ def lost(
     """Sends a signal to one process in mid-training; returns the record they leave, and how long the others took to end."""
     many = 10_000  # More epochs than there is time for: the run ends by the signal or not at all.
     with training(folder, count, *words(folder / "saved", epochs=many, heartbeat=heartbeat, method=method)) as running:
-        wait_for_epoch(folder / "saved", 2, running, within_s=LIMIT_S)
+        wait_for_epoch(folder / "saved", 2, running, within_s=PATIENCE_S)
         running[victim].child.send_signal(number)
         start = time.monotonic()
         others = [process for process in running if process.index != victim]
@@ -69,7 +78,7 @@ def test_a_killed_worker_ends_all_and_a_restart_loses_nothing(victim: int, numbe
     before, _ = lost(tmp_path, 2, victim, number, heartbeat=20)
     epochs = before["epoch"] + 2
     with training(tmp_path, 2, *words(tmp_path / "saved", epochs=epochs, heartbeat=20)) as running:
-        assert wait(running, within_s=LIMIT_S) == [0, 0], running[0].stderr + running[1].stderr
+        assert wait(running, within_s=PATIENCE_S) == [0, 0], running[0].stderr + running[1].stderr
     after = record(tmp_path / "saved")
     assert after["loss"][: len(before["loss"])] == before["loss"]
     # It went on from the last epoch saved, and not from the start.
@@ -88,7 +97,7 @@ def test_a_restart_with_another_number_of_workers(old: int, new: int, tmp_path: 
     before, _ = lost(tmp_path, old, 0, signal.SIGKILL, heartbeat=20, method=method)
     epochs = before["epoch"] + 3
     with training(tmp_path, new, *words(tmp_path / "saved", epochs=epochs, heartbeat=20, method=method)) as running:
-        assert wait(running, within_s=LIMIT_S) == [0] * new, "".join(process.stderr for process in running)
+        assert wait(running, within_s=PATIENCE_S) == [0] * new, "".join(process.stderr for process in running)
     after = record(tmp_path / "saved")
     assert after["loss"][: len(before["loss"])] == before["loss"]
     whole = trainer(method, workers=old, epochs=epochs).run(0)
@@ -110,7 +119,7 @@ def test_a_damaged_checkpoint_is_one_sentence_from_every_process(tmp_path: pathl
     files = [path for path in (tmp_path / "saved" / "epoch-2").rglob("*") if path.is_file()]
     max(files, key=lambda path: path.stat().st_size).unlink()
     with training(tmp_path, 2, *words(tmp_path / "saved", epochs=3, heartbeat=20)) as running:
-        assert wait(running, within_s=LIMIT_S) == [2, 2], running[0].stderr + running[1].stderr
+        assert wait(running, within_s=PATIENCE_S) == [2, 2], running[0].stderr + running[1].stderr
     for process in running:
         (sentence,) = process.sentences()
         assert f"process {process.index}: the checkpoint at {tmp_path}/saved/epoch-2 is damaged" in sentence
@@ -154,7 +163,7 @@ def test_a_process_that_ends_while_an_error_is_on_its_way_says_it(
     program = ENDED.replace("{error}", error)
     commands = [[sys.executable, "-c", program, *line, str(index), *rest] for index in range(2)]
     with started(tmp_path, commands, [environment()] * 2) as running:
-        assert wait(running, within_s=LIMIT_S) == [code] * 2, running[0].stderr + running[1].stderr
+        assert wait(running, within_s=PATIENCE_S) == [code] * 2, running[0].stderr + running[1].stderr
     for process in running:
         (sentence,) = process.sentences()
         assert said.format(process.index) in sentence
@@ -242,7 +251,7 @@ def cut_off(tmp_path: pathlib.Path, *, heartbeat: int, epochs: int, seconds: flo
         # Small batches: the epoch has seconds of steps, and its save is short beside them.
         line = (*line, "--batch", "24")
         with training(tmp_path, 3, *line, coordinator=net.coordinator, popen=popen) as running:
-            wait_for_epoch(tmp_path / "saved", 1, running, within_s=LIMIT_S)
+            wait_for_epoch(tmp_path / "saved", 1, running, within_s=PATIENCE_S)
             time.sleep(after)
             net.cut(1)
             start = time.monotonic()
@@ -252,7 +261,7 @@ def cut_off(tmp_path: pathlib.Path, *, heartbeat: int, epochs: int, seconds: flo
             time.sleep(seconds)
             assert [process.child.poll() for process in running] == [None] * 3
             net.restore(1)
-            return running, wait(running, within_s=LIMIT_S), time.monotonic() - start
+            return running, wait(running, within_s=PATIENCE_S), time.monotonic() - start
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import gradcomp_jax as gc
-from tests.network.processes import environment, free_port, started, wait
+from tests.network.processes import PATIENCE_S, environment, free_port, started, wait
 from tests.replicas.problem import AXIS, batch, loss, mesh_of, params
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -166,7 +166,7 @@ def test_processes_that_are_late_at_random_exchange_the_same_parts(tmp_path: pat
         commands = [[sys.executable, "-c", WORKER, address, str(index), str(seed)] for index in range(3)]
         env = environment(PYTHONPATH=str(ROOT))
         with started(tmp_path / str(seed), commands, [env] * 3) as running:
-            assert wait(running, within_s=120) == [0, 0, 0], running[0].stderr
+            assert wait(running, within_s=PATIENCE_S) == [0, 0, 0], running[0].stderr
             found += [process.stdout.split()[-1] for process in running]
     assert len(set(found)) == 1
 
