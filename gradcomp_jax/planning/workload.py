@@ -16,6 +16,7 @@ from gradcomp_jax import _arguments, _checks
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.planning.task import check, task_of
+from gradcomp_jax.transforms.overwritten import trained
 
 COPIES: dict[str, float] = {
     "dense": 2.489,
@@ -85,7 +86,7 @@ class Workload:
     @classmethod
     def of(cls, params: PyTree, compute: float, *, overlap: float = 0.0, memory: int | None = None) -> "Workload":
         """Makes a workload from a tree of arrays or ``ShapeDtypeStruct``."""
-        shapes = tuple(tuple(leaf.shape) for leaf in jax.tree.leaves(params))
+        shapes = tuple(tuple(leaf.shape) for leaf in jax.tree.leaves(trained(params)))
         return cls(compute, shapes, overlap, memory, task_of(params))
 
     @functools.cached_property

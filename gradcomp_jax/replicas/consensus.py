@@ -11,6 +11,7 @@ from gradcomp_jax.audit import wire_bytes
 from gradcomp_jax.per_device import is_lifted, is_per_device, nodes_of
 from gradcomp_jax.replicas.elastic import ElasticState
 from gradcomp_jax.replicas.outer import OuterState, is_masked
+from gradcomp_jax.transforms.overwritten import is_overwritten, joined, trained
 
 Of = Literal["mean", "centre"]
 
@@ -25,13 +26,16 @@ def consolidate(state: Any, *, of: Of = "mean") -> PyTree:
         of: ``mean``, of the replicas; ``centre``, that of :func:`elastic_average`, :func:`local_sgd`, :func:`diloco` and
             their kin, from the optimizer's state.
 
+    Returns:
+        The parameters. Of Flax's collection ``_overwrite_with_gradient``, which no method averages, the replicas' maximum.
+
     Raises:
         ValueError: if there is no centre, or not just one.
     """
     _checks.one_of("of", of, get_args(Of))
     params = getattr(state, "params", state)
     if of == "mean":
-        return jax.tree.map(_mean, params, is_leaf=is_per_device)
+        return jax.tree_util.tree_map_with_path(_one, params, is_leaf=is_per_device)
 
     found = nodes_of(state, lambda node: isinstance(node, (ElasticState, OuterState)))
     if len(found) != 1:
@@ -44,7 +48,8 @@ def consolidate(state: Any, *, of: Of = "mean") -> PyTree:
         # What another optimizer has, of a partition, has no centre.
         return _mean(own) if is_masked(centre) else centre.astype((own.value if is_lifted(own) else own).dtype)
 
-    return jax.tree.map(at, found[0].centre, params, is_leaf=is_masked)
+    overwritten = jax.tree_util.tree_map_with_path(_one, params, is_leaf=is_per_device)
+    return joined(overwritten, jax.tree.map(at, found[0].centre, trained(params), is_leaf=is_masked), overwritten)
 
 
 @_arguments.checked
@@ -83,6 +88,10 @@ def mean_wire_bytes(compiled: Any, *, every: int) -> float:
     return least + (most - least) / every
 
 
+def _one(path: tuple, leaf: Any) -> Any:
+    return jnp.max(leaf.value, axis=0) if is_lifted(leaf) and is_overwritten(path) else _mean(leaf)
+
+
 def _mean(leaf: Any) -> Any:
     if not is_lifted(leaf):
         return leaf
@@ -100,7 +109,7 @@ def replica_spread(state: Any) -> Array:
     Returns:
         float32 scalar; 0 for parameters of which there is only one set, and where the mean is zero.
     """
-    params = getattr(state, "params", state)
+    params = trained(getattr(state, "params", state))
     apart = norm = jnp.zeros((), jnp.float32)
     for mark in nodes_of(params, is_per_device):
         value = mark.value.astype(jnp.float32)

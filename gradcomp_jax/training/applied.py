@@ -11,6 +11,7 @@ from gradcomp_jax import _compat
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.training.state import with_parts
 from gradcomp_jax.transforms.counters import count_on
+from gradcomp_jax.transforms.overwritten import joined, refuse_overwritten, trained
 from gradcomp_jax.transforms.policies import path_name
 
 Update = Callable[..., tuple[PyTree, PyTree]]
@@ -32,7 +33,7 @@ def applied(
 
     Args:
         state: a train state, what one worker has of it.
-        gradient: this worker's own, of the structure of the parameters.
+        gradient: this worker's own, of the structure of the parameters; with the new values of what is overwritten.
         update: the step's, instead of that of the state's ``tx``.
         whole: whether the parameters are the same on all workers, and whole.
         given: what a state's own ``apply_gradients`` may take besides, by name: functions that return it.
@@ -42,8 +43,9 @@ def applied(
             of another structure, or parameters are not whole.
     """
     if not is_overridden(state):
-        updates, opt_state = update(gradient, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        own = trained(state.params)
+        updates, opt_state = update(trained(gradient), state.opt_state, own)
+        params = joined(state.params, optax.apply_updates(own, updates), gradient)
         return with_parts(state, step=count_on(state.step), params=params, opt_state=opt_state)
     name = f"apply_gradients of {type(state).__name__}"
     if not whole():
@@ -55,7 +57,8 @@ def applied(
 
     def own_update(updates: PyTree, opt_state: PyTree, params: PyTree | None = None, **extra: Any) -> Any:
         calls.append(True)
-        return update(updates, opt_state, state.params if params is None else params, **extra)
+        refuse_overwritten(updates)
+        return update(updates, opt_state, trained(state.params) if params is None else params, **extra)
 
     try:
         tx = state.tx

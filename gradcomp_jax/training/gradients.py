@@ -10,9 +10,10 @@ from jax.sharding import Mesh, PartitionSpec
 
 from gradcomp_jax import _arguments, _checks, _compat, _specs, _tracking, per_device
 from gradcomp_jax._typing import Array, AxisName, PyTree
-from gradcomp_jax.training import refusals, seen
+from gradcomp_jax.training import overwriting, refusals, seen
 from gradcomp_jax.training.state import check_axis
 from gradcomp_jax.transforms import participation
+from gradcomp_jax.transforms.overwritten import is_overwritten
 from gradcomp_jax.transforms.step_keys import is_typed_key
 
 
@@ -57,6 +58,9 @@ def local_value_and_grad(
         mesh: the mesh of the workers, for use outside of the axis. Arrays in ``args``, the batch, are split over the workers;
             scalars, typed keys and ``kwargs`` go to all of them. The value is the workers' mean.
 
+    Of Flax's collection ``_overwrite_with_gradient``, the scales and histories of fp8, the gradient is the new values: the
+    maximum over micro-batches and workers, equal on all of them, and the old value of a leaf where that is not finite.
+
     Returns:
         A function with the arguments of ``loss`` that returns ``(value, gradient)``. Typed keys among its arguments are folded
         with the number of the micro-batch, and with ``mesh`` with the worker's, so that each draws numbers of its own. Means of
@@ -75,7 +79,8 @@ def local_value_and_grad(
 
         def value_and_grad(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
             own = found(params, *args, **kwargs)
-            return ((own.value, own.aux) if has_aux else own.value), own.gradient
+            gradient = overwriting.heard(own.gradient, params, axis_name, weight=own.weight)
+            return ((own.value, own.aux) if has_aux else own.value), gradient
 
         return value_and_grad
     if axis_name is None:
@@ -199,7 +204,7 @@ def _over(
     first = part_of(jnp.zeros((), jnp.int32), [b[0] for b in batches])
     found_kinds = kinds_in(zeros[1], *first)
     flat, structure = jax.tree.flatten(zeros)
-    kinds = ["mean", *found_kinds, *[seen.STATE] * (len(flat) - 1 - len(found_kinds))]
+    kinds = ["mean", *found_kinds, *overwriting.kinds_of(zeros[2])]
     summed = [number for number, kind in enumerate(kinds) if kind != "examples"]
 
     def add(totals: list[Array], part: Any) -> tuple[list[Array], Any]:
@@ -260,6 +265,12 @@ def _outside(
     check_axis(mesh, axis_name)
     everywhere, by_worker = PartitionSpec(), PartitionSpec(axis_name)
 
+    def spec(path: Any, _: Any) -> PartitionSpec:
+        return everywhere if is_overwritten(path) else by_worker
+
+    def own_of_each(path: Any, gradient: Any) -> Any:
+        return gradient if is_overwritten(path) else per_device.lift(gradient)
+
     def mapped(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         refusals.refuse_no_arrays(params)
         batch_specs = jax.tree.map(lambda leaf: by_worker if _is_batch(leaf) else everywhere, args)
@@ -278,14 +289,15 @@ def _outside(
             share = None if found.weight is None else participation.share_of(found.weight, axis_name)
             value, other = seen.over_workers(["mean", *kinds], (found.value, found.aux), axis_name, share=share)
             numbers, examples = seen.parted(kinds, other)
-            return (value, numbers), examples, per_device.lift(found.gradient)
+            gradient = overwriting.heard(found.gradient, params, axis_name, weight=found.weight)
+            return (value, numbers), examples, jax.tree_util.tree_map_with_path(own_of_each, gradient)
 
         (value, numbers), examples, gradient = jax.shard_map(
             one_worker,
             mesh=mesh,
             axis_names=set(_specs.names_of(axis_name)),
             in_specs=(everywhere, batch_specs, everywhere),
-            out_specs=(everywhere, by_worker, by_worker),
+            out_specs=(everywhere, by_worker, jax.tree_util.tree_map_with_path(spec, params)),
         )(params, args, kwargs)
         return ((value, seen.together(numbers, examples)) if has_aux else value), gradient
 

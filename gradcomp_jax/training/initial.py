@@ -27,6 +27,7 @@ from gradcomp_jax.training.state import (
     state_shardings,
     state_specs,
 )
+from gradcomp_jax.transforms.overwritten import refuse_misplaced, trained
 
 
 @_arguments.checked
@@ -49,6 +50,7 @@ def init_state(
             sharded. Or a state with ``replace``, ``step``, ``params`` and ``opt_state``, such as flax's ``TrainState``: a state
             of the same type is returned, with ``opt_state`` made anew, and ``model_state`` (or ``batch_stats``) if it has that.
             What else it has, such as an average of the parameters, is replicated, as a copy, unless it is on the mesh already.
+            With Flax's collection ``_overwrite_with_gradient`` beside ``"params"``, ``opt_state`` is of the latter alone.
         tx: an optax transformation, with or without an exchange in it.
         mesh: with the axis among its names, of Auto or Explicit axis type. Further axes are left to the compiler.
         axis_name: the axis of the workers.
@@ -91,6 +93,7 @@ def init_state(
     if replicas and param_specs is not None:
         raise ValueError("replicas=True gives every worker whole parameters: leave param_specs out")
     refusals.refuse_no_arrays(params)
+    refuse_misplaced(params)
     every = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
     if every and all(0 in shape for shape in every):
         raise ValueError(
@@ -114,7 +117,7 @@ def init_state(
             params = _compat.varying(params, axis_name)
         if replicas or own_model_state:
             model_state = per_device.lift(_compat.varying(model_state, axis_name))
-        parts = (jnp.zeros((), jnp.int32), params, tx.init(params), model_state)
+        parts = (jnp.zeros((), jnp.int32), params, tx.init(trained(params)), model_state)
         state = TrainState(*parts) if copies is None else CopiedTrainState(*parts, copies)
         return lift_replicas(state) if replicas else state
 

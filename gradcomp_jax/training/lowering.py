@@ -12,6 +12,7 @@ from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.training import refusals
 from gradcomp_jax.training.initial import init_state
 from gradcomp_jax.training.state import TrainState, check_axis, state_shardings, state_specs
+from gradcomp_jax.transforms.overwritten import trained
 
 
 @_arguments.checked
@@ -42,7 +43,8 @@ def lower_update(
     by_worker, everywhere = PartitionSpec(axis_name), PartitionSpec()
     state = state_shapes(params, tx, mesh, axis_name)
     place = NamedSharding(mesh, by_worker)
-    gradients = jax.tree.map(lambda p: jax.ShapeDtypeStruct((workers, *p.shape), p.dtype, sharding=place), state.params)
+    own = trained(state.params)
+    gradients = jax.tree.map(lambda p: jax.ShapeDtypeStruct((workers, *p.shape), p.dtype, sharding=place), own)
     specs = state_specs(state.opt_state, axis_name=axis_name)
 
     def update(stacked: PyTree, state: PyTree, params: PyTree) -> Any:
@@ -59,7 +61,7 @@ def lower_update(
         in_specs=(by_worker, specs, everywhere),
         out_specs=(specs, everywhere),
     )
-    return jax.jit(mapped, donate_argnums=1).lower(gradients, state.opt_state, state.params)
+    return jax.jit(mapped, donate_argnums=1).lower(gradients, state.opt_state, own)
 
 
 def state_shapes(

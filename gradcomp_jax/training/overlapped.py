@@ -19,51 +19,17 @@ from gradcomp_jax.replicas import MARKED, delayed_average
 from gradcomp_jax.replicas.delayed import mean_of
 from gradcomp_jax.replicas.nonfinite import dropped, restored
 from gradcomp_jax.replicas.outer import is_masked
-from gradcomp_jax.training import refusals, seen
+from gradcomp_jax.training import overwriting, refusals, seen
 from gradcomp_jax.training.donation import OwnBuffers
 from gradcomp_jax.training.gradients import worker_value_and_grad
 from gradcomp_jax.training.observed import as_metric
+from gradcomp_jax.training.overlapped_link import Link
 from gradcomp_jax.training.state import TrainState, check_axis, has_replicas, lift_replicas, state_specs
 from gradcomp_jax.transforms import ExchangeState, skipped
 from gradcomp_jax.transforms.counters import NEAR_THE_END, count_on
+from gradcomp_jax.transforms.overwritten import joined, trained
 
 _ARRIVED = "gradcomp_arrived"
-
-
-@dataclasses.dataclass(frozen=True)
-class Link:
-    """The link of a chain whose exchanges are late: when they depart, and where they are in its state.
-
-    Attributes:
-        place: of the link in the chain.
-        delay: steps from the one at whose end an exchange departs to the one in which it lands, at least 1.
-        every: steps from one exchange to the next that begins from the state which it leaves.
-        departs: of the number of a step and of parts: which part of the tree has its turn at the end of the step, or ``None``.
-        pick: of the link's state, the number of the step and the part: a copy of what is sent.
-        methods: of the link's state: the exchange's states, by part.
-        with_methods: the link's state with other ones.
-    """
-
-    place: int
-    delay: int
-    every: int
-    departs: Callable[[int, int], int | None]
-    pick: Callable[[Any, int, int], PyTree]
-    methods: Callable[[Any], tuple]
-    with_methods: Callable[[Any, tuple], Any]
-
-    def check(self, chain: Any) -> None:
-        """Refuses the state of a chain that has not this link, or one of another delay or period.
-
-        Raises:
-            ValueError: if it does not fit.
-        """
-        late = chain[self.place] if type(chain) is tuple and len(chain) > self.place else None
-        if (getattr(late, "delay", None), getattr(late, "every", None)) != (self.delay, self.every):
-            raise ValueError(
-                f"the state is not of these steps, whose delay is {self.delay} and whose period is {self.every}: make it with"
-                " init_state(params, step.tx, mesh, replicas=True)"
-            )
 
 
 class OverlappedStep:
@@ -106,7 +72,7 @@ class OverlappedStep:
         gradient, seen = self._gradient(state.params, batch)
         departure = self._number - link.delay
         # The exchange's own state stays out of the step, which takes over the memory of all that it is given.
-        arrived, methods = self._nothing(state.params), list(link.methods(state.opt_state[link.place]))
+        arrived, methods = self._nothing(trained(state.params)), list(link.methods(state.opt_state[link.place]))
         if (part := link.departs(departure, len(methods))) is not None:
             means, methods[part] = self._flying[departure].result()
             arrived = jax.tree.map(lambda m, none: none if is_masked(m) else m, means, arrived, is_leaf=is_masked)
@@ -283,12 +249,13 @@ def beside(
         return jax.tree.map(lambda x: _compat.varying(as_metric(x), axis_name)[None], observed)
 
     def local_gradient(params: PyTree, batch: PyTree) -> tuple[PyTree, dict[str, Any]]:
-        found = value_and_grad(per_device.lower(params), batch)
+        mine = per_device.lower(params)
+        found = value_and_grad(mine, batch)
         metrics = own({"loss": found.value})
         if has_aux:
             numbers, examples = seen.parted(found.kinds(), found.aux)
             metrics["aux"] = seen.together(own(numbers), _compat.varying(examples, axis_name))
-        return per_device.lift(found.gradient), metrics
+        return per_device.lift(overwriting.heard(found.gradient, mine, None)), metrics
 
     def gradient(params: PyTree, batch: PyTree) -> Any:
         refusals.refuse_unplaced(batch, mesh, axis_name)
@@ -299,13 +266,15 @@ def beside(
         state: TrainState, gradient: PyTree, arrived: PyTree, skips: list[Array]
     ) -> tuple[TrainState, dict[str, Any]]:
         state, gradient = per_device.lower((state, gradient))
+        before = trained(state.params)
         with _tracking.explained(axis_name):
-            updates, opt_state = with_arrived(gradient, state.opt_state, state.params, **{_ARRIVED: arrived})
+            updates, opt_state = with_arrived(trained(gradient), state.opt_state, before, **{_ARRIVED: arrived})
         opt_state = restored(opt_state, state.opt_state, (ExchangeState, *MARKED))
-        params = optax.apply_updates(state.params, updates)
+        params = joined(state.params, optax.apply_updates(before, updates), gradient)
         counted = {"skipped": sum(skips, skipped(opt_state)), "dropped": dropped(opt_state)}
         counted = own({name: jnp.asarray(count, jnp.float32) for name, count in counted.items()})
-        return lift_replicas(TrainState(count_on(state.step), params, opt_state)), counted
+        new = TrainState(count_on(state.step), params, opt_state)
+        return lift_replicas(overwriting.kept_if_skipped(new, state, dropped)), counted
 
     def step(state: TrainState, gradient: PyTree, arrived: PyTree, skips: list[Array]) -> Any:
         specs = state_specs(state, axis_name=axis_name)

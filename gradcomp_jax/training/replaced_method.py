@@ -25,6 +25,7 @@ from gradcomp_jax.training.restored import placed
 from gradcomp_jax.training.state import has_replicas, with_parts
 from gradcomp_jax.transforms import ExchangeState, LossScaleState, MasterWeightsState, RateWeightedState
 from gradcomp_jax.transforms.changed import said_of
+from gradcomp_jax.transforms.overwritten import trained
 
 _WRAPPERS = (LossScaleState, MasterWeightsState, RateWeightedState)
 """What of ours is around an exchange, and has numbers of its own that go on."""
@@ -83,7 +84,7 @@ def replace_method(
     if params is None:
         raise ValueError("an optimizer's state alone does not say which parameters it is of: pass params=")
     if isinstance(tx.init, MappedInit):
-        fresh = tx.init(params)
+        fresh = tx.init(trained(params))
     else:
         fresh, _ = init_opt_state(params, tx, mesh, axis_name=axis_name, param_specs=param_specs)
     return _counted(_with_wrappers(_with_units(_with_memories(fresh, state), state), state), state)

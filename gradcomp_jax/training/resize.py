@@ -13,9 +13,10 @@ from gradcomp_jax import _arguments, _checks, kernels
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.memory import Momentum
 from gradcomp_jax.memory.narrow import Narrow, is_narrow, values_of
-from gradcomp_jax.per_device import PerDevice, Return, is_per_device, nodes_of
+from gradcomp_jax.per_device import PerDevice, Return, is_lifted, is_per_device, nodes_of
 from gradcomp_jax.training.refusals import refuse_donated, refuse_unmarked
 from gradcomp_jax.transforms import ExchangeState
+from gradcomp_jax.transforms.overwritten import is_overwritten
 from gradcomp_jax.transforms.step_keys import is_typed_key
 
 
@@ -28,6 +29,8 @@ def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
     left over, so that what is off in the sum is one rounding of the first worker's rows. Owners' shards are cut anew; where so
     few workers are left that there are no owners, what those held goes back to every worker. PRNG keys have no mean: worker i
     has that of worker i mod ``old``. Everything else is passed through.
+
+    Of what replicas have of Flax's collection ``_overwrite_with_gradient`` everyone gets the maximum where others get the mean.
 
     Memories that are narrower than float32 are widened, resized and rounded to the nearest values of their dtype, once: what is
     off in the sum is then one such rounding. Rows that are repeated, and owners' shards, keep their bits.
@@ -52,6 +55,8 @@ def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
     if old == new:
         return state
     resized = jax.tree.map(_bare, state, is_leaf=is_per_device)
+    if new % old:
+        resized = jax.tree_util.tree_map_with_path(_largest, resized, is_leaf=is_per_device)
     if stacked := _is_stacked(resized, old):
         resized = jax.tree.map(_joined, resized, is_leaf=is_per_device)
     resized = _resized(resized, old, new)
@@ -63,6 +68,14 @@ def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
 def _bare(leaf: Any) -> Any:
     """A mark with the array alone, which Flax NNX keeps within a variable."""
     return dataclasses.replace(leaf, value=jax.tree.leaves(leaf.value)[0]) if is_per_device(leaf) else leaf
+
+
+def _largest(path: tuple, leaf: Any) -> Any:
+    """What replicas have of what is overwritten has a maximum in common, and no mean."""
+    if not is_lifted(leaf) or not is_overwritten(path):
+        return leaf
+    value = _host(leaf.value)
+    return dataclasses.replace(leaf, value=cast(Any, np.broadcast_to(value.max(axis=0), value.shape)))
 
 
 def _dressed(leaf: Any, before: Any) -> Any:

@@ -13,6 +13,7 @@ from gradcomp_jax._typing import PyTree
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.training.state import TrainState, lift_replicas, state_axes
 from gradcomp_jax.training.step import TrainStep, make_train_step, worker_step
+from gradcomp_jax.transforms.overwritten import trained
 
 
 def simulated_state(
@@ -36,7 +37,7 @@ def simulated_state(
     """
 
     def start(params: PyTree) -> TrainState:
-        state = TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
+        state = TrainState(jnp.zeros((), jnp.int32), params, tx.init(trained(params)))
         return lift_replicas(state) if replicas else state
 
     def every(params: PyTree) -> TrainState:

@@ -11,6 +11,7 @@ from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.replicas import MARKED
 from gradcomp_jax.transforms import ExchangeState
+from gradcomp_jax.transforms.overwritten import COLLECTION, has_overwritten, trained
 
 
 class TrainState(NamedTuple):
@@ -76,10 +77,11 @@ def state_specs(state: PyTree, *, axis_name: AxisName = "data", param_specs: PyT
     specs = per_device.state_specs(state, axis_name=axis_name)
     if param_specs is None:
         return specs
+    own, own_specs = trained(state.params), trained(_specs.like(param_specs, state.params))
     by_path = {
         path: (leaf.shape, spec)
         for (path, leaf), spec in zip(
-            jax.tree_util.tree_leaves_with_path(state.params), _specs.by_leaf(param_specs, state.params), strict=True
+            jax.tree_util.tree_leaves_with_path(own), _specs.by_leaf(own_specs, own), strict=True
         )
     }
 
@@ -154,7 +156,13 @@ def has_replicas(state: Any) -> bool:
 def manual_specs(param_specs: PyTree | None, params: PyTree, axis_name: AxisName) -> PyTree:
     """Returns the part of the parameters' specs over the mapped axes, for ``in_specs`` of a ``shard_map`` over them."""
     names = _specs.names_of(axis_name)
-    return jax.tree.map(lambda s: _specs.only(s, names), _specs.like(param_specs, params))
+    specs = jax.tree.map(lambda s: _specs.only(s, names), _specs.like(param_specs, params))
+    if has_overwritten(params) and any(any(s) for s in jax.tree.leaves(specs[COLLECTION])):
+        raise ValueError(
+            f"all workers have the collection {COLLECTION!r} alike, and param_specs lay a part of it along {axis_name!r}: give"
+            f" {{'params': ..., '{COLLECTION}': jax.P()}}"
+        )
+    return specs
 
 
 def along_axis(param_specs: PyTree | None, params: PyTree, axis_name: AxisName) -> bool:

@@ -15,7 +15,7 @@ from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.replicas import MARKED
 from gradcomp_jax.replicas.nonfinite import dropped, restored
-from gradcomp_jax.training import applied, refusals, seen
+from gradcomp_jax.training import applied, overwriting, refusals, seen
 from gradcomp_jax.training.diagnostics import diagnostics as diagnose
 from gradcomp_jax.training.donation import OwnBuffers
 from gradcomp_jax.training.gathered import whole_params
@@ -34,6 +34,7 @@ from gradcomp_jax.training.state import (
 from gradcomp_jax.transforms import ExchangeState, loss_scale, participation, skipped
 from gradcomp_jax.transforms.bucketed import forward_order
 from gradcomp_jax.transforms.context import with_context
+from gradcomp_jax.transforms.overwritten import refuse_misplaced, trained_order
 from gradcomp_jax.transforms.skipping import SkipWatch
 from gradcomp_jax.transforms.step_keys import typed_key
 
@@ -60,6 +61,11 @@ def make_train_step(
     """Compiles ``step(state, batch) -> (state, metrics)``: local gradients, exchange, update.
 
     What the state has decides further: replicas, a model state, a loss scale (:func:`gradcomp_jax.dynamic_loss_scale`).
+
+    Parameters may have Flax's collection ``_overwrite_with_gradient`` beside them, the scales and histories of fp8:
+    ``{"params": ..., "_overwrite_with_gradient": ...}``. ``tx`` is then of what is in ``"params"`` alone, and the collection
+    takes the largest of the new values that micro-batches and workers have, for an all-reduce of its size. A leaf stays as it
+    was where that is not finite, and all of it in a step that is skipped. Replicas each keep their own.
 
     Args:
         loss: ``loss(params, batch) -> scalar``, the mean over the batch it sees; ``(scalar, aux)`` with ``has_aux``. It is
@@ -139,6 +145,7 @@ def make_train_step(
 
     def step(state: Any, batch: PyTree) -> tuple[Any, dict[str, Any]]:
         refusals.refuse_unmapped(state.opt_state, mesh, axis_name)
+        refuse_misplaced(state.params)
         refusals.refuse_unplaced(batch, mesh, axis_name)
         manual = None if has_replicas(state) else manual_specs(param_specs, state.params, axis_name)
         specs = state_specs(state, axis_name=axis_name, param_specs=manual)
@@ -213,7 +220,9 @@ def worker_step(
         # Read only if the exchange asks for it: it costs another trace of the loss.
         extra = with_context(
             extra,
-            forward_order=lambda: forward_order(_tracking.unless_refused(loss, axis_name), params, batch, **given),
+            forward_order=lambda: trained_order(
+                forward_order(_tracking.unless_refused(loss, axis_name), params, batch, **given), params
+            ),
             weight_read=lambda: reads.append(True),
         )
 
@@ -235,13 +244,15 @@ def worker_step(
         def next_field() -> PyTree:
             return next_model_state(model_state, model_seen, axis_name, share=share)
 
+        over = None if replicas else axis_name
         new = applied.applied(
             state,
-            found.gradient,
+            overwriting.heard(found.gradient, state.params, over, weight=found.weight),
             update,
             whole=lambda: not replicas and not along_axis(param_specs, state.params, axis_name),
             given={field: next_field} if field else {},
         )
+        new = overwriting.kept_if_skipped(new, state, dropped if replicas else skipped)
         opt_state = new.opt_state
         if replicas:
             metrics["dropped"] = jnp.asarray(dropped(opt_state), jnp.float32)

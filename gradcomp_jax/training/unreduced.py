@@ -15,6 +15,7 @@ from gradcomp_jax.training import refusals
 from gradcomp_jax.training.initial import MappedInit, init_opt_state
 from gradcomp_jax.training.state import check_axis
 from gradcomp_jax.transforms.context import with_context
+from gradcomp_jax.transforms.overwritten import refuse_overwritten
 from gradcomp_jax.transforms.placeholders import is_placeholder
 from gradcomp_jax.transforms.policies import path_name
 
@@ -61,10 +62,12 @@ def unreduced(
         if is_placeholder(params):
             return tx.init(params)
         _refuse_inside(axis_name)
+        refuse_overwritten(params)
         return init_opt_state(params, tx, mesh, axis_name=axis_name)[0]
 
     def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, PyTree]:
         _refuse_inside(axis_name)
+        refuse_overwritten(updates)
         refusals.refuse_unmapped(state, mesh, axis_name)
         # Split over the workers; all else that is given goes to each of them.
         weight, reads = extra.pop("weight", None), list[bool]()
