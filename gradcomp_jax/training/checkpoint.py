@@ -27,7 +27,7 @@ from gradcomp_jax.training.checkpoint_record import (
 from gradcomp_jax.training.plain_paths import reached
 from gradcomp_jax.training.refusals import refuse_donated
 from gradcomp_jax.training.resize import lies_stacked, resize_workers
-from gradcomp_jax.training.restored import as_they_were, placed, targets, typed
+from gradcomp_jax.training.restored import as_they_were, has_plain_numbers, placed, targets, typed
 from gradcomp_jax.transforms.policies import path_name
 from gradcomp_jax.transforms.step_keys import is_typed_key
 
@@ -142,7 +142,8 @@ def _restored(path: pathlib.Path, like: PyTree, check_method: bool) -> PyTree:
             return _with_empty(jax.tree.map(placed, moved, like), wanted)
         saved = _saved_shapes(metadata, path, like)
         old, new = _workers(saved), _workers(like)
-        if old is None or new is None or old == new:
+        stays = old is None or new is None or old == new
+        if stays and not has_plain_numbers(saved, like):
             _same_shapes(saved, like)
             with damage(path):
                 restored = checkpointer.restore(plain, targets(like))
@@ -152,7 +153,8 @@ def _restored(path: pathlib.Path, like: PyTree, check_method: bool) -> PyTree:
         with damage(path):
             host = checkpointer.restore(plain, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), saved))
             refuse_damaged(host, record)
-    resized = resize_workers(jax.tree.map(typed, host, like), old=old, new=new)
+    host = jax.tree.map(typed, host, like)
+    resized = host if stays else resize_workers(host, old=old, new=new)
     _same_shapes(resized, like)
     return _with_empty(jax.tree.map(placed, resized, like), wanted)
 

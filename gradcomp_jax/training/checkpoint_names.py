@@ -1,4 +1,4 @@
-"""Names of arrays in a checkpoint: no two of a state may be one."""
+"""What a checkpoint can hold: arrays and numbers, no two of them under one name."""
 
 import collections
 import re
@@ -9,17 +9,25 @@ from gradcomp_jax._typing import PyTree
 
 
 def refuse_meeting(state: PyTree) -> None:
-    """Refuses a state of which two arrays would be saved under one name, or whose names cannot be written.
+    """Refuses a state of which two arrays would be saved under one name, and what cannot be written at all.
 
     Orbax joins the keys of a path with dots and takes the result for the path of a file, the record of a checkpoint joins them
     with slashes: keys that have dots or slashes in them may meet.
 
     Raises:
-        ValueError: naming two such arrays.
+        ValueError: naming two such arrays, or what is no array; if there is none.
     """
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    if not jax.tree.leaves(state, is_leaf=lambda x: x is None):
+        raise ValueError("the state has no arrays: there is nothing to save or restore")
     meeting = collections.defaultdict[tuple[str, str], list[str]](list)
-    for path, _ in jax.tree_util.tree_leaves_with_path(state):
+    for path, leaf in leaves:
         keys, shown = [jax.tree_util.keystr((key,), simple=True) for key in path], jax.tree_util.keystr(path)
+        if not (hasattr(leaf, "dtype") or isinstance(leaf, (bool, int, float, complex))):
+            raise ValueError(
+                f"{shown or 'the state'} is a {type(leaf).__name__}: a checkpoint holds arrays and numbers; take it out of the"
+                " state, and keep it in a file of its own"
+            )
         try:
             "".join(keys).encode()
         except UnicodeEncodeError as error:

@@ -29,9 +29,21 @@ def as_they_were(restored: PyTree, like: PyTree) -> PyTree:
     return jax.tree.map(_as_it_was, restored, like)
 
 
+def has_plain_numbers(saved: PyTree, like: PyTree) -> bool:
+    """Returns whether a number of Python's was saved that ``like`` has as an array of 32 bits or fewer."""
+    return any(map(_is_plain_number, jax.tree.leaves(saved), jax.tree.leaves(like)))
+
+
 def typed(value: Any, target: Any) -> Any:
-    """Returns saved data as what it is: keys, where the target is of typed ones."""
+    """Returns saved data as what it is: keys, where the target is of typed ones, and a number of Python's in an array's dtype.
+
+    A whole number that the dtype does not hold is returned as it is.
+    """
     if not is_typed_key(target):
+        if _is_plain_number(value, target):
+            with np.errstate(over="ignore"):
+                narrow = np.asarray(value).astype(target.dtype)
+            return value if narrow.dtype.kind in "iu" and narrow != value else narrow
         return value
     return jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(target))
 
@@ -62,6 +74,13 @@ def _as_it_was(value: Any, target: Any) -> Any:
             # What was a Python number, as of jnp.asarray(1.0), widens no other array.
             return weak
         return jnp.asarray(host)
+
+
+def _is_plain_number(saved: Any, target: Any) -> bool:
+    if is_typed_key(target) or not hasattr(target, "dtype") or saved.shape != () or target.shape != ():
+        return False
+    kind = {np.dtype(np.int64): jnp.integer, np.dtype(np.float64): jnp.floating}.get(np.dtype(saved.dtype))
+    return kind is not None and saved.dtype != target.dtype and jnp.issubdtype(target.dtype, kind)
 
 
 def _plain(value: Any, target: Any) -> Any:

@@ -247,6 +247,29 @@ def test_damage_is_found_with_another_number_of_workers(tmp_path) -> None:
             gc.restore_checkpoint(tmp_path / "saved", fresh("dgc", workers))
 
 
+def test_a_python_number_is_restored_into_an_array_that_holds_it(tmp_path) -> None:
+    numbers = {"step": 7, "rate": 0.1, "on": True}
+    gc.save_checkpoint(tmp_path / "saved", numbers)
+    arrays = jax.tree.map(jax.numpy.asarray, {"step": 0, "rate": 0.0, "on": False})
+    again = gc.restore_checkpoint(tmp_path / "saved", arrays)
+    assert jax.tree.map(lambda x: x.dtype, again) == jax.tree.map(lambda x: x.dtype, arrays)
+    assert (int(again["step"]), float(again["rate"]), bool(again["on"])) == (7, np.float32(0.1), True)
+    assert gc.restore_checkpoint(tmp_path / "saved", {"step": 0, "rate": 0.0, "on": False}) == numbers
+    gc.save_checkpoint(tmp_path / "large", {"step": 2**40})
+    with pytest.raises(ValueError, match=r"checkpoint's step is int64\[\], the state's int32\[\]"):
+        gc.restore_checkpoint(tmp_path / "large", {"step": jax.numpy.int32(0)})
+
+
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [({"name": "a"}, r"\['name'\] is a str: a checkpoint holds arrays and numbers"), ({}, "the state has no arrays")],
+)
+def test_what_cannot_be_saved_is_named(state, sentence: str, tmp_path) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        gc.save_checkpoint(tmp_path / "saved", state)
+    assert not any(tmp_path.iterdir())
+
+
 def test_another_dtype(tmp_path) -> None:
     saved = jax.device_put({"x": np.ones(3, np.float32)}, jax.devices()[0])
     gc.save_checkpoint(tmp_path / "saved", saved)
