@@ -125,6 +125,19 @@ def is_traced(x: Any) -> bool:
     return isinstance(x, jax.core.Tracer)
 
 
+def pinned_to(x: Any) -> Any:
+    """Returns the sharding that a traced value was given by the operation that made it, ``None`` where none was."""
+    made: Any = getattr(x, "parent", None)
+    kind, params = getattr(getattr(made, "primitive", None), "name", ""), getattr(made, "params", {})
+    if kind == "sharding_constraint":
+        return None if 0 in params.get("unconstrained_dims", ()) else params["sharding"]
+    if kind == "device_put":
+        # One operation for all arrays of a tree.
+        found = [place for var, place in zip(made.outvars, params["devices"], strict=True) if var is x.val]
+        return found[0] if found and isinstance(found[0], jax.sharding.Sharding) else None
+    return None
+
+
 def varying(tree: PyTree, axis_name: AxisName | None) -> PyTree:
     """Marks every leaf as differing along the axis, where that is tracked; otherwise a no-op."""
     if not tracks_varying(axis_name):

@@ -21,6 +21,7 @@ from gradcomp_jax.training.donation import OwnBuffers
 from gradcomp_jax.training.gathered import whole_params
 from gradcomp_jax.training.gradients import worker_value_and_grad
 from gradcomp_jax.training.observed import as_metric, next_model_state, observed
+from gradcomp_jax.training.pinned import PinWatch, refuse_whole
 from gradcomp_jax.training.state import (
     along_axis,
     check_axis,
@@ -146,6 +147,7 @@ def make_train_step(
     def step(state: Any, batch: PyTree) -> tuple[Any, dict[str, Any]]:
         refusals.refuse_unmapped(state.opt_state, mesh, axis_name)
         refuse_misplaced(state.params)
+        refuse_whole(state, mesh, axis_name)
         refusals.refuse_unplaced(batch, mesh, axis_name)
         manual = None if has_replicas(state) else manual_specs(param_specs, state.params, axis_name)
         specs = state_specs(state, axis_name=axis_name, param_specs=manual)
@@ -161,7 +163,8 @@ def make_train_step(
         metrics = seen.together(metrics, dict.fromkeys(metrics) | examples)
         return new, metrics | (diagnose(new) if diagnostics else {})
 
-    return TrainStep(jax.jit(step, donate_argnums=(0,) if donate else ()), mesh, donates=donate)
+    jitted = jax.jit(step, donate_argnums=(0,) if donate else ())
+    return TrainStep(jitted, mesh, donates=donate, pins=PinWatch(mesh, axis_name))
 
 
 def worker_step(
@@ -289,14 +292,16 @@ class TrainStep:
     runs while the next is prepared, and more would be no faster. On other platforms nothing is waited for.
     """
 
-    def __init__(self, jitted: jax.stages.Wrapped, mesh: Mesh, *, donates: bool = False) -> None:
+    def __init__(
+        self, jitted: jax.stages.Wrapped, mesh: Mesh, *, donates: bool = False, pins: PinWatch | None = None
+    ) -> None:
         """Wraps a function of a state and a batch that returns a state and metrics."""
         self._jitted, self._mesh = jitted, mesh
         # An abstract mesh has no devices: its program is lowered and not run.
         has_devices = not isinstance(mesh, AbstractMesh)
         self._waits = has_devices and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
         self._last: Any = ()
-        self._watch = SkipWatch()
+        self._watch, self._pins = SkipWatch(), pins
         self._buffers = OwnBuffers() if donates else None
 
     def __call__(self, state: Any, *args: Any) -> Any:
@@ -309,6 +314,8 @@ class TrainStep:
             refusals.refuse_donated(state)
         else:
             state = self._buffers.of(state, args)
+        if self._pins is not None:
+            self._pins(state)
         with refusals.devices_explained(self._mesh):
             new, metrics = self._jitted(state, *args)
         if not _compat.is_traced(metrics["loss"]):

@@ -13,6 +13,7 @@ from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.training import refusals
 from gradcomp_jax.training.initial import MappedInit, init_opt_state
+from gradcomp_jax.training.pinned import PinWatch, refuse_whole
 from gradcomp_jax.training.state import check_axis
 from gradcomp_jax.transforms.context import with_context
 from gradcomp_jax.transforms.overwritten import refuse_overwritten
@@ -57,6 +58,7 @@ def unreduced(
     workers = _specs.devices_along(mesh, axis_name)
     update_with_extra = optax.with_extra_args_support(tx).update
     everywhere = PartitionSpec()
+    pins = PinWatch(mesh, axis_name)
 
     def init(params: PyTree) -> PyTree:
         if is_placeholder(params):
@@ -69,6 +71,8 @@ def unreduced(
         _refuse_inside(axis_name)
         refuse_overwritten(updates)
         refusals.refuse_unmapped(state, mesh, axis_name)
+        refuse_whole(state, mesh, axis_name)
+        pins(state)
         # Split over the workers; all else that is given goes to each of them.
         weight, reads = extra.pop("weight", None), list[bool]()
         if weight is not None and jnp.shape(weight) != (workers,):
