@@ -170,11 +170,40 @@ def test_typed_gradients() -> None:
     np.testing.assert_allclose(run(section("plain-jit")["typed"], "dgc"), expected("dgc"), rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ("options", "narrow"))
+@pytest.mark.parametrize("name", ("options", "aux", "fp8", "narrow"))
 def test_the_train_steps_options(name: str) -> None:
     space = setup("dgc")
     exec(section("the-train-step")[name], space)
     assert float(space["metrics"]["skipped"]) == 0 and np.isfinite(float(space["metrics"]["loss"]))
+
+
+@pytest.mark.slow
+def test_aux_is_that_of_the_whole_batch() -> None:
+    space = setup("dgc")
+    exec(section("the-train-step")["aux"], space)
+    state, (x, y) = space["state"], space["batch"]
+    w1, w2 = (np.asarray(state.params[name]) for name in ("w1", "w2"))
+    _, metrics = space["step"](state, space["placed"])
+    predicted = np.tanh(x @ w1) @ w2
+    for name, expected in {
+        "error": np.abs(predicted - y).mean(),
+        "largest": np.abs(predicted).max(),
+        "predicted": predicted,
+    }.items():
+        np.testing.assert_allclose(metrics["aux"][name], expected, rtol=1e-4, atol=1e-5)
+    assert metrics["aux"]["right"] == np.sum(predicted * y > 0)
+
+
+@pytest.mark.slow
+def test_layers_in_fp8_train() -> None:
+    """A history has the largest entry of the whole batch, once for each step."""
+    space = setup("dgc")
+    exec(section("the-train-step")["fp8"], space)
+    layer = space["state"].params["_overwrite_with_gradient"]["Dense_0"]["Fp8DirectDotGeneralOp_0"]
+    largest = np.abs(space["batch"][0]).max()
+    np.testing.assert_allclose(np.sort(layer["input_amax_history"]), [0] * 11 + [largest] * 5, rtol=1e-6)
+    first = space["narrow_loss"](space["variables"], space["batch"])
+    assert float(space["metrics"]["loss"]) < float(first)
 
 
 @pytest.mark.slow
