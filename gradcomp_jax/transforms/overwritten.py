@@ -46,7 +46,11 @@ def joined(like: PyTree, moved: PyTree, overwritten: PyTree) -> PyTree:
         return moved
     found, treedef = jax.tree_util.tree_flatten_with_path(like, is_leaf=lambda node: node is not like)
     values = {_PARAMS: moved, COLLECTION: overwritten[COLLECTION]}
-    return jax.tree.unflatten(treedef, [values[path_name(path)] for path, _ in found])
+    # What a mapping such as flax's FrozenDict returns for a key is of another type than what lies in it.
+    parts = [
+        jax.tree.unflatten(jax.tree.structure(part), jax.tree.leaves(values[path_name(path)])) for path, part in found
+    ]
+    return jax.tree.unflatten(treedef, parts)
 
 
 def trained_order(names: Sequence[str], params: PyTree) -> tuple[str, ...]:

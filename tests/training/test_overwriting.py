@@ -3,6 +3,7 @@
 import functools
 from typing import Any
 
+import flax.core
 import flax.linen as nn
 import flax.training.train_state
 import jax
@@ -179,6 +180,17 @@ def test_flax_s_loop_in_plain_jit() -> None:
     state = step(state, data)
     np.testing.assert_array_equal(amax(state), [15, 0])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), state.params, ours.params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("explicit", (False, True))
+def test_any_mapping_and_any_mesh(explicit: bool) -> None:
+    """What a frozen mapping returns for a key is of another type than what lies in it."""
+    mesh, given = mesh_of(2, explicit=explicit), flax.core.freeze(params())
+    state = gc.init_state(Flax.create(apply_fn=loss, params=given, tx=chain()), chain(), mesh)
+    state, _ = gc.make_train_step(loss, chain(), mesh)(state, on(mesh, batch(7, 3, 2, 15)))
+    np.testing.assert_array_equal(amax(state), [15, 0])
+    assert jax.tree.structure(state.params) == jax.tree.structure(given)
 
 
 @pytest.mark.slow
