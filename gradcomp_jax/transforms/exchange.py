@@ -26,7 +26,6 @@ from gradcomp_jax.transforms.made_by import MadeBy, made_by
 from gradcomp_jax.transforms.masks import Mask
 from gradcomp_jax.transforms.memory_ratio import ratio_of
 from gradcomp_jax.transforms.outbound import all_finite, outbound
-from gradcomp_jax.transforms.overwritten import refuse_overwritten
 from gradcomp_jax.transforms.policies import Policy
 from gradcomp_jax.transforms.refusals import refuse_around, refuse_other_layout, refuse_shared, refuse_unbound
 from gradcomp_jax.transforms.step_keys import StepKeys
@@ -130,7 +129,6 @@ def exchange(
     )
 
     def init(params: PyTree) -> ExchangeState:
-        refuse_overwritten(params)
         if isinstance(rules.collective, co.ReduceScatter):
             refuse_unbound(axis_name)
         workers = _compat.axis_size(axis_name) or 1
@@ -151,7 +149,6 @@ def exchange(
         updates: PyTree, state: ExchangeState, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, ExchangeState]:
         refuse_unbound(axis_name)
-        refuse_overwritten(updates)
         context, workers = context_of(extra), co.Workers.along(axis_name)
         layout = rules.layout(updates, axis_name, workers.count)
         refuse_around(rules, layout, extra, axis_name)

@@ -13,6 +13,7 @@ from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.compressors import Compressor, dense
 from gradcomp_jax.transforms.layout import Group, Layout, Segment, View
 from gradcomp_jax.transforms.masks import Mask, by_leaf, gains
+from gradcomp_jax.transforms.overwritten import refuse_overwritten
 from gradcomp_jax.transforms.policies import ByPath, Policy, path_name, warn_of_idle_patterns
 from gradcomp_jax.transforms.shards import Shards
 
@@ -74,8 +75,9 @@ class LayoutRules:
         Raises:
             TypeError: for a leaf that is not a real floating-point array.
             ValueError: for a leaf that the policy has no rule for, whose sharded dimension does not divide, or that has
-                2**31 entries or more; for a mask of another structure.
+                2**31 entries or more; for a mask of another structure, and what Flax overwrites with its gradient.
         """
+        refuse_overwritten(tree)
         tree = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), tree)
         masked = by_leaf(self.mask, tree)
         shards = self._shards(tree, axis_name, workers)
