@@ -13,7 +13,7 @@ from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.training import overwriting, refusals, seen
 from gradcomp_jax.training.state import check_axis
 from gradcomp_jax.transforms import participation
-from gradcomp_jax.transforms.overwritten import is_overwritten
+from gradcomp_jax.transforms.overwritten import is_overwritten, refuse_own_dtype
 from gradcomp_jax.transforms.step_keys import is_typed_key
 
 
@@ -59,7 +59,8 @@ def local_value_and_grad(
             scalars, typed keys and ``kwargs`` go to all of them. The value is the workers' mean.
 
     Of Flax's collection ``_overwrite_with_gradient``, the scales and histories of fp8, the gradient is the new values: the
-    maximum over micro-batches and workers, equal on all of them, and the old value of a leaf where that is not finite.
+    maximum over micro-batches and workers, equal on all of them, and the old value of a leaf where that is not finite. Of
+    several gradients that are added up take its maximum too.
 
     Returns:
         A function with the arguments of ``loss`` that returns ``(value, gradient)``. Typed keys among its arguments are folded
@@ -134,6 +135,7 @@ def worker_value_and_grad(
 
     def found(params: Any, *args: Any, **kwargs: Any) -> Found:
         refusals.refuse_no_arrays(params)
+        refuse_own_dtype(params)
         local = _compat.varying(params, axis_name)
 
         def of_batch(args: Any, kwargs: Any) -> tuple[Any, Any, Any]:

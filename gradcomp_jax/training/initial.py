@@ -27,7 +27,7 @@ from gradcomp_jax.training.state import (
     state_shardings,
     state_specs,
 )
-from gradcomp_jax.transforms.overwritten import refuse_misplaced, trained
+from gradcomp_jax.transforms.overwritten import refuse_misplaced, refuse_own_dtype, trained
 
 
 @_arguments.checked
@@ -94,6 +94,7 @@ def init_state(
         raise ValueError("replicas=True gives every worker whole parameters: leave param_specs out")
     refusals.refuse_no_arrays(params)
     refuse_misplaced(params)
+    refuse_own_dtype(params)
     every = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
     if every and all(0 in shape for shape in every):
         raise ValueError(

@@ -66,7 +66,6 @@ def refuse_misplaced(params: PyTree) -> None:
 
     Raises:
         ValueError: if the collection lies within something else, or beside other things than ``"params"``.
-        TypeError: for a leaf of it that is of one of Flax's own dtypes.
     """
     named = jax.tree_util.tree_leaves_with_path(params)
     has = has_overwritten(params)
@@ -78,10 +77,22 @@ def refuse_misplaced(params: PyTree) -> None:
             f" {{'{_PARAMS}': ..., '{COLLECTION}': ...}}, both at the top and nothing beside them; what else a model changes,"
             " such as batch_stats, is model_state="
         )
-    for path, leaf in named:
-        if is_overwritten(path) and jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.extended):
+
+
+def refuse_own_dtype(params: PyTree) -> None:
+    """Refuses parameters of the collection that are of one of Flax's own dtypes.
+
+    Raises:
+        TypeError: naming the first such leaf.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not is_overwritten(path):
+            continue
+        kind = jnp.result_type(leaf)
+        # Keys have an extended dtype too, and are left alone.
+        if jnp.issubdtype(kind, jax.dtypes.extended) and not jnp.issubdtype(kind, jax.dtypes.prng_key):
             raise TypeError(
-                f"{path_name(path)!r} is {jnp.result_type(leaf)}, which no program returns: keep it as float32, and in the loss"
+                f"{path_name(path)!r} is {kind}, which no program returns: keep it as float32, and in the loss"
                 " take jax.lax.convert_element_type(x, flax.linen.fp8_ops.fm32)"
             )
 

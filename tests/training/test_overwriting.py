@@ -324,7 +324,7 @@ def test_an_apply_gradients_that_would_train_it_is_refused() -> None:
 def test_an_array_of_flax_s_own_dtype_is_refused() -> None:
     own = jax.jit(lambda x: lax.convert_element_type(x, fp8_ops.fm32))(np.zeros(2, np.float32))
     given = {**params(), OWG: {"layer": {"amax": own}}}
-    with pytest.raises(
-        TypeError, match=r"is fp8_meta32, which no program returns: keep it as float32, and in the loss"
-    ):
-        gc.init_state(given, chain(), mesh_of(2))
+    value_and_grad = gc.local_value_and_grad(loss, axis_name=None)
+    for door in (lambda: gc.init_state(given, chain(), mesh_of(2)), lambda: value_and_grad(given, batch(1, 2))):
+        with pytest.raises(TypeError, match=r"is fp8_meta32, which no program returns: keep it as float32, and in the"):
+            door()
