@@ -16,7 +16,7 @@ from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.training import refusals
 from gradcomp_jax.training.applied import placed
 from gradcomp_jax.training.momenta import warn_of_two_momenta
-from gradcomp_jax.training.order import refuse_order
+from gradcomp_jax.training.order import refuse_lookahead, refuse_order
 from gradcomp_jax.training.state import (
     CopiedTrainState,
     TrainState,
@@ -144,6 +144,7 @@ def init_state(
     state = jax.jit(place)(*args)
     warn_of_two_momenta(state.opt_state)
     refuse_order(state.opt_state, replicas=replicas)
+    refuse_lookahead(state.opt_state, params)
     return state
 
 

@@ -24,9 +24,17 @@ def refuse_order(opt_state: PyTree, *, replicas: bool) -> None:
     """Refuses a choice around an exchange, and averages of what is no mean; warns of replicas that meet before the optimizer.
 
     Raises:
-        ValueError: for ``optax.apply_if_finite`` around an exchange or a method of replicas, for ``gradcomp_jax.accumulate``
-            around replicas, and for signs or an optimizer's directions in the place of a mean.
+        ValueError: for ``optax.apply_if_finite`` around an exchange or a method of replicas, ``optax.MultiSteps`` around an
+            exchange, ``gradcomp_jax.accumulate`` around replicas, and for signs or an optimizer's directions in the place of a
+            mean.
     """
+    for steps in per_device.nodes_within(opt_state, lambda node: isinstance(node, optax.MultiStepsState)):
+        if not replicas and per_device.nodes_within(steps.inner_opt_state, lambda n: isinstance(n, ExchangeState)):
+            raise ValueError(
+                "optax.MultiSteps around an exchange adds up each worker's own gradients, and its state counts as the same on"
+                " all workers: put gradcomp_jax.accumulate(method, axis_name=..., every=...) in its place, or give"
+                " make_train_step(..., accumulate=...) the number of micro-batches"
+            )
     for choice in per_device.nodes_within(opt_state, lambda node: isinstance(node, optax.ApplyIfFiniteState)):
         if per_device.nodes_within(choice.inner_state, lambda node: isinstance(node, (ExchangeState, *MARKED))):
             raise ValueError(refusals.CHOICE)
@@ -50,6 +58,31 @@ def refuse_order(opt_state: PyTree, *, replicas: bool) -> None:
         _checks.warn(
             f"{method} moves parameters to where the replicas meet, and what comes after it in the chain changes that: put it"
             " last, after the optimizer"
+        )
+
+
+def refuse_lookahead(
+    opt_state: PyTree, params: PyTree | None = None, gradient: PyTree = (), *, in_a_step: bool = False
+) -> None:
+    """Refuses ``optax.lookahead`` where it is not given its two sets of parameters, and the gradient of one.
+
+    Raises:
+        ValueError: in a train step, which differentiates all parameters; for parameters without ``fast``, a gradient of both
+            sets, and an exchange beside it in a chain, which would be made for both.
+    """
+    around = per_device.nodes_within(opt_state, lambda node: isinstance(node, optax.LookaheadState))
+    if not around:
+        return
+    every, inside = (
+        per_device.nodes_within(tree, lambda n: isinstance(n, ExchangeState)) for tree in (opt_state, around)
+    )
+    if in_a_step or not hasattr(params, "fast") or hasattr(gradient, "fast") or len(every) > len(inside):
+        raise ValueError(
+            "optax.lookahead moves two sets of parameters by the gradient at params.fast, and a train step, which"
+            " differentiates all parameters, has no place for it: make them with optax.LookaheadParams.init_synced(params), put"
+            " the exchange inside, optax.lookahead(optax.chain(exchange, optimizer), ...), and in a loop of your own (of"
+            " gradcomp_jax.init_opt_state, or gradcomp_jax.unreduced) call tx.update with the gradient of"
+            " gradcomp_jax.local_value_and_grad(loss, ...)(params.fast, batch) and with params"
         )
 
 

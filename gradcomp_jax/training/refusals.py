@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -215,7 +216,8 @@ def refuse_updates(updates: PyTree, params: PyTree, axis_name: AxisName) -> None
                 f"the update of {path_name(path)!r} differs by worker over {names}, because no exchange averages its"
                 " gradient: put an exchange such as gradcomp_jax.dgc(axis_name=...) into the optax chain, outside"
                 " optax.masked or with that leaf in its mask; or freeze the leaf with gradcomp_jax.set_to_zero() (zeros of"
-                " optax.set_to_zero() count as each worker's own)"
+                " optax.set_to_zero() count as each worker's own). What reads the gradient around an exchange, such as"
+                " optax.contrib.sam or mechanize, goes after it: optax.chain(exchange, sam(...))"
             )
 
 
@@ -310,12 +312,25 @@ def branches_explained() -> Iterator[None]:
         ) from error
 
 
+_GIVE = (
+    "a transformation of the chain reads it. Give it to update, as in tx.update(gradient, state, params, value=loss), the same"
+    " on all workers; make_train_step gives value=, the mean loss"
+)
+
+_EVALUATES = (
+    "a line search, as in optax.lbfgs, evaluates the loss itself, which a step does not give it, and each worker would do so on"
+    " a batch of its own. Take an optimizer without one, such as optax.lbfgs(learning_rate, linesearch=None) or optax.adam"
+)
+
+
 @contextlib.contextmanager
 def extras_explained(extra: Iterable[str]) -> Iterator[None]:
-    """Adds a remedy where an optimizer of the chain takes extra arguments, and not those of a step."""
+    """Adds a remedy where an optimizer of the chain takes extra arguments, and not those of a step, or needs others."""
     try:
         yield
     except TypeError as error:
+        if needs := re.search(r"missing \d+ required keyword-only arguments?: (.*)", str(error)):
+            raise TypeError(f"{error}: {_EVALUATES if 'value_fn' in needs[1] else _GIVE}") from error
         if not any(f"unexpected keyword argument '{name}'" in str(error) for name in extra):
             raise
         raise TypeError(

@@ -21,6 +21,8 @@ from gradcomp_jax.training.donation import OwnBuffers
 from gradcomp_jax.training.gathered import whole_params
 from gradcomp_jax.training.gradients import worker_value_and_grad
 from gradcomp_jax.training.observed import as_metric, next_model_state, observed
+from gradcomp_jax.training.order import refuse_lookahead
+from gradcomp_jax.training.other_chain import chain_explained
 from gradcomp_jax.training.pinned import PinWatch, refuse_whole
 from gradcomp_jax.training.state import (
     along_axis,
@@ -230,11 +232,13 @@ def worker_step(
         )
 
         def update(gradient: PyTree, before: PyTree, params: PyTree, **more: Any) -> tuple[PyTree, PyTree]:
+            refuse_lookahead(before, in_a_step=True)
             with (
                 refusals.axis_explained(axis_name),
                 refusals.branches_explained(),
                 refusals.extras_explained(extra),
                 _tracking.explained(axis_name),
+                chain_explained(tx, before, params),
             ):
                 updates, after = update_with_extra(gradient, before, params, **{**extra, **more})
             refusals.refuse_unread(weight, reads)

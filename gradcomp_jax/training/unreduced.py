@@ -13,6 +13,8 @@ from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.training import refusals
 from gradcomp_jax.training.initial import MappedInit, init_opt_state
+from gradcomp_jax.training.order import refuse_lookahead
+from gradcomp_jax.training.other_chain import chain_explained
 from gradcomp_jax.training.pinned import PinWatch, refuse_whole
 from gradcomp_jax.training.state import check_axis
 from gradcomp_jax.transforms.context import with_context
@@ -73,6 +75,7 @@ def unreduced(
         refusals.refuse_unmapped(state, mesh, axis_name)
         refuse_whole(state, mesh, axis_name)
         pins(state)
+        refuse_lookahead(state, params, updates)
         # Split over the workers; all else that is given goes to each of them.
         weight, reads = extra.pop("weight", None), list[bool]()
         if weight is not None and jnp.shape(weight) != (workers,):
@@ -92,7 +95,12 @@ def unreduced(
         def one_worker(updates: PyTree, state: PyTree, params: PyTree | None, weights: Any) -> tuple[PyTree, PyTree]:
             own_gradients = jax.tree.map(own, updates, is_leaf=is_per_device)
             given = with_context({**weights, **extra}, weight_read=lambda: reads.append(True))
-            with refusals.branches_explained(), _tracking.explained(axis_name):
+            with (
+                refusals.branches_explained(),
+                refusals.extras_explained(given),
+                _tracking.explained(axis_name),
+                chain_explained(tx, state, params),
+            ):
                 moved, new = update_with_extra(own_gradients, state, params, **given)
             refusals.refuse_unread(weight, reads)
             refusals.refuse_updates(moved, own_gradients if params is None else params, axis_name)

@@ -46,7 +46,7 @@ def only_of(kind: type, update: Any, maker: MadeBy | None = None) -> Any:
     def checked(updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, Any]:
         # No state at all is what a misuse is tried with, and the update says what is wrong.
         if state is not None and not isinstance(state, kind):
-            raise ValueError(_sentence(said_of(state), _name(kind, maker)))
+            raise ValueError(_inside(state, kind, maker) or _sentence(said_of(state), _name(kind, maker)))
         if maker is not None and not _within.get():
             refuse_other_method(state, maker)
         return update(updates, state, params, **extra)
@@ -90,6 +90,49 @@ def is_within() -> bool:
     return _within.get()
 
 
+REMEDY = (
+    "To go on, call gradcomp_jax.replace_method(state, tx, mesh), which keeps parameters, counts and the optimizer's moments"
+    " where they have a place in the new chain; or build the step with what made the state"
+)
+"""What to do with the state of another chain."""
+
+
+class NoWrapper:
+    """A state that says so where a wrapper of optax, such as ``optax.masked``, takes it for one of its own."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Names the remedy where a wrapper reads the state inside its own."""
+        if name in _INSIDE:
+            raise AttributeError(
+                f"you changed a mask, labels or what else is around the exchange: this state was made by {said_of(self)} alone,"
+                f" and is given to what has it inside, such as {_INSIDE[name]}. {REMEDY}"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+_INSIDE = {
+    "inner_state": "optax.masked",
+    "inner_states": "optax.multi_transform",
+    "inner_opt_state": "optax.MultiSteps",
+    "fast_state": "optax.lookahead",
+    "hyperparams": "optax.inject_hyperparams",
+}
+"""Where wrappers of optax keep the state inside, by the field's name."""
+
+
+def _inside(state: Any, kind: type, maker: MadeBy | None) -> str:
+    """The sentence for a state of the right kind that lies inside another; empty for other states."""
+    made: Any = next(iter(nodes_within(state, lambda n: isinstance(n, kind) or type(n).__name__ in _MADE_BY)), None)
+    named = maker is None or getattr(made, "made_by", maker).name == maker.name
+    if not isinstance(made, kind) or not (_within.get() or named):
+        return ""
+    within = "a chain" if type(state) is tuple else type(state).__name__
+    return (
+        f"you changed a mask, labels or the chain: the state of {said_of(made)} lies inside {within} here, and is given to what"
+        f" has nothing around it. {REMEDY}"
+    )
+
+
 def said_of(state: Any) -> str:
     """Returns what made a state, as a user calls it."""
     for node in nodes_within(state, lambda node: _is_exchange(node) or type(node).__name__ in _MADE_BY):
@@ -100,11 +143,7 @@ def said_of(state: Any) -> str:
 
 
 def _sentence(before: str, now: str) -> str:
-    return (
-        f"you changed the method: this state was made by {before}, and is given to {now}. To go on, call"
-        " gradcomp_jax.replace_method(state, tx, mesh), which keeps parameters, counts and the optimizer's moments; or build"
-        " the step with what made the state"
-    )
+    return f"you changed the method: this state was made by {before}, and is given to {now}. {REMEDY}"
 
 
 def _name(kind: type, maker: MadeBy | None) -> str:

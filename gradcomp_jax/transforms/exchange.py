@@ -13,7 +13,7 @@ from gradcomp_jax import memory as mem
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.per_device import PerDevice
-from gradcomp_jax.transforms.changed import of_state
+from gradcomp_jax.transforms.changed import NoWrapper, of_state
 from gradcomp_jax.transforms.context import Context, context_of
 from gradcomp_jax.transforms.counters import count_on
 from gradcomp_jax.transforms.description import describe
@@ -34,7 +34,7 @@ from gradcomp_jax.transforms.transport import Transported, transport
 
 @_registered.node
 @dataclasses.dataclass(frozen=True)
-class ExchangeState:
+class ExchangeState(NoWrapper):
     """State of :func:`exchange`.
 
     Attributes:
