@@ -29,7 +29,7 @@ _REMEDY = "build the state with what wrote it, or start this method's memories w
 def owners_of(state: PyTree) -> dict[str, Any]:
     """Returns for each array of owners how its rows are to go back to the memories, for a checkpoint to keep."""
     found = {}
-    for prefix, exchange in _exchanges(state):
+    for prefix, exchange in exchanges_of(state):
         for number, server in enumerate(exchange.server):
             mark = values_of(server)
             if is_per_device(mark) and mark.returns:
@@ -39,7 +39,7 @@ def owners_of(state: PyTree) -> dict[str, Any]:
 
 def lies_otherwise(saved: Saved, like: PyTree) -> bool:
     """Returns whether a checkpoint has all that ``like`` has, but for memories and owners that lie otherwise."""
-    ours = [prefix + field for prefix, _ in _exchanges(like) for field in _FIELDS]
+    ours = [prefix + field for prefix, _ in exchanges_of(like) for field in _FIELDS]
 
     def others(names: Any) -> set[str]:
         return {name for name in names if not any(name == o or name.startswith(f"{o}/") for o in ours)}
@@ -51,12 +51,12 @@ def lies_otherwise(saved: Saved, like: PyTree) -> bool:
     if any(saved[name].shape != np.shape(leaf) for name, leaf in params.items()):
         return False
     workers = _workers(saved, like)
-    for prefix, exchange in _exchanges(like):
-        marks = [(f"{prefix}{name}", mark) for name, mark in _marks(exchange)]
+    for prefix, exchange in exchanges_of(like):
+        marks = [(f"{prefix}{name}", mark) for name, mark in marks_of(exchange)]
         names = {name for name in named if name.startswith((f"{prefix}memory/", f"{prefix}server/"))}
         if names != {name for name in saved if name.startswith((f"{prefix}memory/", f"{prefix}server/"))}:
             return True
-        if any(workers is not None and not _fits(saved[name].shape, mark, workers) for name, mark in marks):
+        if any(workers is not None and not fits(saved[name].shape, mark, workers) for name, mark in marks):
             return True
     return False
 
@@ -78,7 +78,7 @@ def carried(saved: Saved, owners: Mapping[str, Any] | None, like: PyTree) -> PyT
             "the checkpoint has memories where this state has none, or none where it has some: pass the same mask, or"
             f" {_REMEDY}"
         )
-    prefixes = iter([prefix for prefix, _ in _exchanges(like)])
+    prefixes = iter([prefix for prefix, _ in exchanges_of(like)])
     names = iter(names_of(like))
 
     def read(node: Any) -> Any:
@@ -97,8 +97,8 @@ def _is_exchange(node: object) -> bool:
     return isinstance(node, ExchangeState)
 
 
-def _exchanges(state: PyTree) -> Iterator[tuple[str, ExchangeState]]:
-    """All exchanges with how the names of their arrays begin."""
+def exchanges_of(state: PyTree) -> Iterator[tuple[str, ExchangeState]]:
+    """Yields all exchanges with how the names of their arrays begin."""
     for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=_is_exchange):
         if _is_exchange(node):
             yield f"{path_name(path)}/" if path else "", node
@@ -109,8 +109,8 @@ def names_of(tree: PyTree) -> dict[str, Any]:
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _marks(exchange: ExchangeState) -> Iterator[tuple[str, PerDevice]]:
-    """Memories and owners' rows, with the names of their arrays."""
+def marks_of(exchange: ExchangeState) -> Iterator[tuple[str, PerDevice]]:
+    """Yields memories and owners' rows, with the names of their arrays."""
     for field in ("memory", "server"):
         for path, mark in jax.tree_util.tree_leaves_with_path(getattr(exchange, field), is_leaf=is_per_device):
             if is_per_device(mark):
@@ -120,7 +120,7 @@ def _marks(exchange: ExchangeState) -> Iterator[tuple[str, PerDevice]]:
 
 def _workers(saved: Saved, like: PyTree) -> int | None:
     """The workers of a checkpoint, of which each has one number; ``None`` where it has no memories."""
-    for prefix, exchange in _exchanges(like):
+    for prefix, exchange in exchanges_of(like):
         mark = exchange.memory_ratio
         found = [value for name, value in saved.items() if name.startswith(f"{prefix}memory_ratio/")]
         if found and is_per_device(mark):
@@ -128,13 +128,14 @@ def _workers(saved: Saved, like: PyTree) -> int | None:
     return None
 
 
-def _fits(shape: tuple[int, ...], mark: PerDevice, workers: int) -> bool:
-    joined = (workers * mark.shards * mark.held(workers), *_array(mark).shape[1:])
+def fits(shape: tuple[int, ...], mark: PerDevice, workers: int) -> bool:
+    """Returns whether an array may be what so many workers have of a memory or of owners' rows, joined or stacked."""
+    joined = (workers * mark.shards * mark.held(workers), *array_of(mark).shape[1:])
     return tuple(shape) == joined or tuple(shape[:2]) == (workers, mark.held(workers))
 
 
-def _array(mark: PerDevice) -> Any:
-    """The array, which Flax NNX keeps within a variable."""
+def array_of(mark: PerDevice) -> Any:
+    """Returns the array, which Flax NNX keeps within a variable."""
     return jax.tree.leaves(mark.value)[0]
 
 
@@ -179,7 +180,7 @@ def _memories(prefix: str, saved: Saved, like: ExchangeState, workers: int) -> l
     Raises:
         ValueError: if there are others.
     """
-    marks = {name: mark for name, mark in _marks(like) if name.startswith("memory/")}
+    marks = {name: mark for name, mark in marks_of(like) if name.startswith("memory/")}
     found = {name.removeprefix(prefix) for name in saved if name.startswith(f"{prefix}memory/")}
     if found != set(marks):
         raise ValueError(
@@ -215,10 +216,10 @@ def _same_owners(start: str, number: int, saved: Saved, like: ExchangeState, sai
         return None
     marks = [
         (f"{start}/{name.removeprefix('server/')}", m)
-        for name, m in _marks(like)
+        for name, m in marks_of(like)
         if name.startswith(f"server/{number}/")
     ]
-    if any(name not in saved or not _fits(saved[name].shape, m, workers) for name, m in marks):
+    if any(name not in saved or not fits(saved[name].shape, m, workers) for name, m in marks):
         return None
     values = iter([_put(m, np.asarray(saved[name])) for name, m in marks])
     return jax.tree.map(lambda m: next(values), wanted, is_leaf=is_per_device)
@@ -286,9 +287,9 @@ def _laid(node: Any, wanted: Any, workers: int) -> Any:
 def _reblocked(have: Any, want: Any, workers: int) -> Any:
     """Rows of another block with the same entries: the last one is filled up with zeros."""
     mark = values_of(want)
-    before, shape = _array(values_of(have)), _array(mark).shape
+    before, shape = array_of(values_of(have)), array_of(mark).shape
     if before.shape == shape:
-        return jax.tree.map(lambda m, old: _put(m, _array(old)), want, have, is_leaf=is_per_device)
+        return jax.tree.map(lambda m, old: _put(m, array_of(old)), want, have, is_leaf=is_per_device)
     (rows, block), (old_rows, old_block) = ((of[0] // (workers * mark.shards), of[1]) for of in (shape, before.shape))
     # Both hold a tensor of more entries than all rows but one.
     least, most = max((rows - 1) * block, (old_rows - 1) * old_block), min(rows * block, old_rows * old_block)
@@ -297,7 +298,7 @@ def _reblocked(have: Any, want: Any, workers: int) -> Any:
             f"a memory of the checkpoint has {old_rows} rows of {old_block}, and this state's {rows} of {block}: it is of"
             f" another model, or the options divide its tensors otherwise; {_REMEDY}"
         )
-    flat = _array(wide(have)).reshape(workers * mark.shards, -1)
+    flat = array_of(wide(have)).reshape(workers * mark.shards, -1)
     laid = np.zeros((len(flat), rows * block), flat.dtype)
     laid[:, :most] = flat[:, :most]
     return narrowed(_put(mark, laid.reshape(shape)), want, workers)

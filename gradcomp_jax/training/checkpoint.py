@@ -28,6 +28,7 @@ from gradcomp_jax.training.plain_paths import reached
 from gradcomp_jax.training.refusals import refuse_donated
 from gradcomp_jax.training.resize import lies_stacked, resize_workers
 from gradcomp_jax.training.restored import as_they_were, has_plain_numbers, placed, targets, typed
+from gradcomp_jax.training.unreplicated import refuse_other_stacking
 from gradcomp_jax.transforms.policies import path_name
 from gradcomp_jax.transforms.step_keys import is_typed_key
 
@@ -55,7 +56,8 @@ def save_checkpoint(directory: str | os.PathLike[str], state: PyTree, *, overwri
     Raises:
         ValueError: if the directory exists and ``overwrite`` is not set, or it is not a checkpoint, holds other files, or is a
             URL; if per-device state has another value on every device and a sharding that says they are one; if a step has
-            taken the state's memory, or an exchange's state has lost its marks; if two arrays would have one name; if what was
+            taken the state's memory, or an exchange's state has lost its marks; if two arrays would have one name; if one
+            worker's memories are all that is there of several, as ``flax.jax_utils.unreplicate`` leaves them; if what was
             written cannot be read back.
     """
     import orbax.checkpoint as ocp
@@ -132,6 +134,7 @@ def _restored(path: pathlib.Path, like: PyTree, check_method: bool) -> PyTree:
         if check_method:
             compare_makers(path, record, like)
         named = {path_name(p): leaf for p, leaf in tree_leaves_with_path(metadata)}
+        refuse_other_stacking(named, like)
         if lies_otherwise(named, like):
             with damage(path):
                 host = checkpointer.restore(plain, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), metadata))

@@ -19,6 +19,7 @@ from gradcomp_jax.replicas import MARKED
 from gradcomp_jax.training.carried import owners_of
 from gradcomp_jax.training.checkpoint_names import refuse_meeting
 from gradcomp_jax.training.refusals import refuse_donated, refuse_unmarked
+from gradcomp_jax.training.unreplicated import refuse_unreplicated
 from gradcomp_jax.transforms import ExchangeState, SwitchedState
 from gradcomp_jax.transforms.made_by import MadeBy, made_by
 from gradcomp_jax.transforms.policies import path_name
@@ -52,9 +53,14 @@ def checkpoint_metadata(state: PyTree) -> dict[str, Any]:
 
     Returns:
         A dictionary for JSON.
+
+    Raises:
+        ValueError: if a step has taken the state's memory, an exchange's state has lost its marks, two arrays would have one
+            name, or of several workers one's memories are all that is there.
     """
     refuse_donated(state)
     refuse_meeting(state)
+    refuse_unreplicated(state)
     makers = [list(maker) for maker in _makers(state)]
     record = {"made_by": makers, "arrays": _arrays(state), "owners": owners_of(state)}
     return {_KEY: {"record": record, "crc32": _crc_of(record)}}

@@ -5,19 +5,21 @@ import pathlib
 import jax
 import numpy as np
 import pytest
+from flax import jax_utils
 
 import gradcomp_jax as gc
 from tests.docs.test_method_pages import check_names_and_links, python_blocks
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "checkpoints.md"
 TEXT = PAGE.read_text(encoding="utf-8")
+PMAP = TEXT.partition("## Under pmap")[2].partition("## ")[0]
 
 
 @pytest.fixture(scope="module")
 def page() -> dict:
     """The names that the page's code leaves."""
     names: dict = {"__name__": "page"}
-    for block in python_blocks(TEXT):
+    for block in python_blocks(TEXT.replace(PMAP, "")):
         exec(compile(block, str(PAGE), "exec"), names)
     return names
 
@@ -71,3 +73,36 @@ def test_flax_s_state_comes_back_whole(page) -> None:
     equal(own.params, page["own"].params)
     resized = gc.resize_workers(page["own"].opt_state, old=8, new=5)
     equal(own.opt_state, resized)
+
+
+@pytest.mark.slow
+def test_under_pmap_unreplicate_loses_what_the_page_s_way_keeps(page) -> None:
+    """The mean of what workers hold back is kept, on other numbers of workers too; the first one's alone is another."""
+    names = dict(page)
+    for block in python_blocks(PMAP):
+        exec(compile(block, str(PAGE), "exec"), names)
+    replicated, folder, tx = names["replicated"], names["folder"], names["tx"]
+    equal(names["same"], replicated)
+    batch = (names["split"], np.sin(names["split"][..., :1]))
+    equal(names["pmapped"](*names["same"], batch), names["pmapped"](*replicated, batch))
+
+    def held(state) -> np.ndarray:
+        """The sum over the workers of what they hold back of both tensors."""
+        memories = [leaf for leaf in per_device(state) if leaf.value.shape[-1] > 1]
+        rows = [np.asarray(leaf.value, np.float64).reshape(-1, leaf.rows, leaf.value.shape[-1]) for leaf in memories]
+        return np.concatenate([each.sum(axis=0).ravel() for each in rows])
+
+    params = jax.tree.map(lambda x: x[0], replicated[0])
+    want = held(replicated)
+    for workers in (8, 4):
+        lanes = {"axis_name": "data", "axis_size": workers, "in_axes": None}
+        axes = gc.state_axes(jax.eval_shape(jax.vmap(tx.init, **lanes), params))
+        like = (params, jax.vmap(tx.init, out_axes=axes, **lanes)(params))
+        restored = gc.restore_checkpoint(folder / "pmap", like)
+        np.testing.assert_allclose(held(restored) / workers, want / 8, rtol=1e-6, atol=1e-9)
+    # The other way: nothing shows it to the save, and seven eighths of what was not sent are gone.
+    one = jax_utils.unreplicate(replicated)
+    gc.save_checkpoint(folder / "unreplicated", one)
+    lost = gc.restore_checkpoint(folder / "unreplicated", one)
+    equal(lost, one)
+    assert np.abs(held(lost) - want / 8).max() > 0.1 * np.abs(want / 8).max()
