@@ -145,8 +145,9 @@ def _restored(path: pathlib.Path, like: PyTree, check_method: bool) -> PyTree:
             return _with_empty(jax.tree.map(placed, moved, like), wanted)
         saved = _saved_shapes(metadata, path, like)
         old, new = _workers(saved), _workers(like)
-        stays = old is None or new is None or old == new
-        if stays and not has_plain_numbers(saved, like):
+        if old is None or new is None:
+            old = new = 1
+        if old == new and not has_plain_numbers(saved, like):
             _same_shapes(saved, like)
             with damage(path):
                 restored = checkpointer.restore(plain, targets(like))
@@ -157,7 +158,7 @@ def _restored(path: pathlib.Path, like: PyTree, check_method: bool) -> PyTree:
             host = checkpointer.restore(plain, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), saved))
             refuse_damaged(host, record)
     host = jax.tree.map(typed, host, like)
-    resized = host if stays else resize_workers(host, old=old, new=new)
+    resized = host if old == new else resize_workers(host, old=old, new=new)
     _same_shapes(resized, like)
     return _with_empty(jax.tree.map(placed, resized, like), wanted)
 
