@@ -39,6 +39,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     CONFORMANCE + "composition.py::test_extra_arguments_and_scan": ("dgc",),
     CONFORMANCE + "composition.py::test_masked_and_partition": ("dgc", "powersgd"),
     CONFORMANCE + "composition.py::test_one_worker_needs_no_axis": FEW,
+    CONFORMANCE + "composition.py::test_what_the_workers_of_a_vmap_share_is_taken_as_if_each_had_its_own": ("dgc",),
     CONFORMANCE + "large_numbers.py::test_what_a_sum_could_not_hold_is_skipped_on_every_worker": FEW,
     CONFORMANCE + "large_numbers.py::test_whatever_is_kept_stays_finite": FEW,
     CONFORMANCE + "large_numbers.py::test_training_goes_on_after_the_largest_that_is_taken": (*FEW, "dgc-whole-tree"),

@@ -27,7 +27,8 @@ MOST_BYTES = 2**30
 
 def all_to_all(buffer: Array, axis_name: AxisName) -> Array:
     """Sends slice j of ``[N, ...]`` to worker j; slice i of the result came from worker i."""
-    return lax.all_to_all(_compat.varying(buffer, axis_name), axis_name, 0, 0, tiled=True)
+    each = _compat.mapped(_compat.varying(buffer, axis_name), axis_name)
+    return lax.all_to_all(each, axis_name, 0, 0, tiled=True)
 
 
 def pay(arrays: Sequence[Array]) -> bool:

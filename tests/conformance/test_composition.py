@@ -85,6 +85,32 @@ def test_masked_and_partition(method: str) -> None:
     np.testing.assert_allclose(np.asarray(both["bias"])[0], np.mean(gradient["bias"], axis=0), atol=1e-5)
 
 
+@each_method
+def test_what_the_workers_of_a_vmap_share_is_taken_as_if_each_had_its_own(method: str) -> None:
+    """A gradient and a state that ``vmap`` does not map, in a program of their own and not."""
+    tx = METHODS[method].make(AXIS)
+    params = {k: v for k, v in parameters().items() if k in ("bias", "matrix")}
+    gradient = jax.tree.map(lambda g: g[0], {k: g for k, g in gradients("normal").items() if k in params})
+
+    def update(gradient, state):
+        return tx.update(gradient, state, params)[0]
+
+    def three(gradient):
+        # Where devices differ in their state, an owner's rows and a key's part, those of the first.
+        started = jax.vmap(lambda _: tx.init(params), axis_name=AXIS)(jnp.arange(WORKERS))
+        state = jax.tree.map(lambda a: a[0], started)
+        many = jax.tree.map(lambda a: jnp.stack([a] * WORKERS), (gradient, state))
+        over = {"axis_name": AXIS, "axis_size": WORKERS}
+        shared = [jax.vmap(f, in_axes=None, **over)(gradient, state) for f in (update, jax.jit(update))]
+        return [*shared, jax.vmap(update, **over)(*many)]
+
+    shared, in_a_program, each = jax.tree.map(np.asarray, jax.jit(three)(gradient))
+    for name in params:
+        assert shared[name].shape == (WORKERS, *params[name].shape)
+        for found in (shared, in_a_program):
+            np.testing.assert_allclose(found[name], each[name], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.standard_promotion
 def test_inject_hyperparams() -> None:
     """In float32 from end to end: a hyper-parameter that is traced rounds otherwise than one that is folded in.
