@@ -304,6 +304,26 @@ def is_one_manual_axis(axis_name: AxisName) -> bool:
     return len(names) == 1 and names[0] in jax.sharding.get_abstract_mesh().manual_axes
 
 
+def is_mapped(x: Any, axis_name: AxisName) -> bool | None:
+    """Returns whether ``x`` has a value for each worker, in ``jax.vmap`` over the axis.
+
+    ``None`` without such a ``vmap``, and for a value of a program in it.
+    """
+    names, trace, inside = set(names_of(axis_name)), core.trace_ctx.trace, list[Any]()
+    while trace is not None and getattr(getattr(trace, "axis_data", None), "name", None) not in names:
+        inside.append(trace)
+        trace = getattr(trace, "parent_trace", None)
+    if trace is None:
+        return None
+    while hasattr(x, "batch_dim"):
+        if x.batch_dim is not None and getattr(x._trace.axis_data, "name", None) in names:
+            return True
+        x = x.val
+    # What else wraps a value, such as a derivative, does not show what it wraps.
+    hidden = is_traced(x) and (not hasattr(x, "parent") or any(x._trace is of for of in inside))
+    return None if hidden else False
+
+
 def is_literal(operand: Any) -> bool:
     """Returns whether an operand of a traced program is a constant rather than a variable."""
     return isinstance(operand, Literal)

@@ -30,6 +30,7 @@ LAYERS = {
     "_process": 0,
     "_costs": 0,
     "_markdown": 0,
+    "_origins": 0,
     "_specs": 0,
     "_registered": 0,
     "_tracking": 0,

@@ -88,7 +88,8 @@ def frozen_adam(
         # An infinity in the place of what has squares that overflow, alone or summed over a tensor.
         gradient = jax.tree.map(lambda g: jnp.where(jnp.abs(g) > _LARGEST, jnp.inf, g), gradient)
 
-        def warming(gradient: PyTree, state: FrozenAdamState) -> tuple[Array, FrozenAdamState]:
+        # The gradient is closed over, so that an exchange sees where it comes from.
+        def warming(state: FrozenAdamState) -> tuple[Array, FrozenAdamState]:
             mean, inner = dense.update(gradient, state.dense, params, **extra)
             ok = took_place(state.dense, inner)
             moved = _towards(state.mean, mean, b1)
@@ -96,14 +97,14 @@ def frozen_adam(
             kept = (keep_if(ok, moved, state.mean), keep_if(ok, spread, state.variance))
             return ok, state._replace(mean=kept[0], variance=kept[1], dense=inner)
 
-        def frozen(gradient: PyTree, state: FrozenAdamState) -> tuple[Array, FrozenAdamState]:
+        def frozen(state: FrozenAdamState) -> tuple[Array, FrozenAdamState]:
             moved = _towards(state.mean, gradient, b1)
             mean, inner = compressed.update(moved, state.compressed, params, **extra)
             ok = took_place(state.compressed, inner)
             return ok, state._replace(mean=keep_if(ok, mean, state.mean), compressed=inner)
 
         branch = jnp.where(state.taken < steps, 0, 1)
-        ok, new = jax.lax.switch(branch, (warming, frozen), gradient, state)
+        ok, new = jax.lax.switch(branch, (warming, frozen), state)
         taken = jnp.where(ok, optax.safe_increment(state.taken), state.taken)
         for_mean = 1 - jnp.float32(b1) ** jnp.maximum(taken, 1).astype(jnp.float32)
         for_variance = 1 - jnp.float32(b2) ** jnp.clip(taken, 1, steps).astype(jnp.float32)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _arguments, _checks, _compat
+from gradcomp_jax import _arguments, _checks, _compat, _origins
 from gradcomp_jax import collectives as co
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.transforms.context import context_of
@@ -151,18 +151,24 @@ def refuse_beyond_float32(tree: PyTree, but: Iterable[int] = ()) -> None:
 def refuse_reduced(updates: PyTree, axis_name: AxisName | None, averaged: Iterable[int] = ()) -> None:
     """Refuses a gradient that does not vary over the axis: somebody summed it, and nothing is left to compress.
 
-    Leaves whose numbers are in ``averaged`` are their mean on purpose.
+    Where nothing is tracked, it is one that equations show to come from a collective (``gradcomp_jax._origins``). Leaves whose
+    numbers are in ``averaged`` are their mean on purpose.
 
     Raises:
         ValueError: naming the first such leaf.
     """
-    if not _compat.tracks_varying(axis_name):
-        return
     expected = set(averaged)
-    for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(updates)):
-        # Without entries there is nothing to reduce, and a choice among none is a constant; integers have no gradient.
-        real = jnp.size(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
-        if i not in expected and real and not _compat.is_varying(leaf, axis_name):
+    # Without entries there is nothing to reduce, and a choice among none is a constant; integers have no gradient.
+    named = [
+        (path, leaf)
+        for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(updates))
+        if i not in expected and jnp.size(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+    ]
+    if not _compat.tracks_varying(axis_name):
+        _refuse_summed(named, axis_name)
+        return
+    for path, leaf in named:
+        if not _compat.is_varying(leaf, axis_name):
             raise ValueError(
                 f"the gradient {path_name(path)!r} is already reduced over {axis_name!r}. After another exchange in the chain"
                 " it is the mean, and one exchange is enough: leave one out, or give each its own leaves with optax.masked."
@@ -171,3 +177,21 @@ def refuse_reduced(updates: PyTree, axis_name: AxisName | None, averaged: Iterab
                 f" axis_name={axis_name!r}), or cast the parameters first with jax.lax.pcast(params, {axis_name!r},"
                 " to='varying'). optax.MultiSteps around an exchange reduces too: accumulate with gradcomp_jax.accumulate"
             )
+
+
+def _refuse_summed(named: list[tuple[Any, Any]], axis_name: AxisName | None) -> None:
+    """Refuses gradients that a collective has reduced before, as far as equations show it."""
+    if axis_name is None or (_compat.axis_size(axis_name) or 1) == 1:
+        return
+    reduced = _origins.is_reduced([leaf for _, leaf in named], axis_name)
+    # A vector among others goes densely anyway, and may be no gradient: a count or a statistic of all workers.
+    found = [
+        path for (path, x), is_so in zip(named, reduced, strict=True) if is_so and (all(reduced) or jnp.ndim(x) > 1)
+    ]
+    if found:
+        raise ValueError(
+            f"the gradient {path_name(found[0])!r} is already reduced over {axis_name!r}: a pmean, psum or all_gather before"
+            " the exchange has sent it densely, and nothing is left to compress. Leave that out: the exchange takes each"
+            " worker's own gradient and returns the mean. A function that reduces by itself, such as one that takes"
+            " pmap_axis_name, is given None for the name; after another exchange, one is enough"
+        )

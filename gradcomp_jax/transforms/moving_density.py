@@ -170,8 +170,9 @@ class _Levels:
         return DensityState(top, jnp.full((), jnp.nan, jnp.float32), self._exchanges[0].init(params))
 
     def step(self, level: Array, updates: PyTree, state: ExchangeState, params: PyTree | None, **extra: Any) -> Any:
-        branches = [lambda u, s, tx=tx: tx.update(u, s, params, **extra) for tx in self._exchanges]
-        return jax.lax.switch(level, branches, updates, state)
+        # Closed over, so that an exchange sees where its gradient comes from.
+        branches = [lambda s, tx=tx: tx.update(updates, s, params, **extra) for tx in self._exchanges]
+        return jax.lax.switch(level, branches, state)
 
 
 def selection_error(

@@ -80,13 +80,14 @@ def switched(
     def update(
         updates: PyTree, state: SwitchedState, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, SwitchedState]:
-        def run(number: int, updates: PyTree, inner: tuple) -> tuple[PyTree, tuple]:
+        # Updates are closed over, so that an exchange sees where they come from.
+        def run(number: int, inner: tuple) -> tuple[PyTree, tuple]:
             moved, own = inside[number].update(updates, inner[number], params, **extra)
             return moved, (*inner[:number], own, *inner[number + 1 :])
 
-        branches = [lambda u, s, number=number: run(number, u, s) for number in range(len(inside))]
+        branches = [lambda s, number=number: run(number, s) for number in range(len(inside))]
         try:
-            moved, inner = jax.lax.switch(state.choice, branches, updates, state.inner)
+            moved, inner = jax.lax.switch(state.choice, branches, state.inner)
         except TypeError as error:
             if "branches must have equal output types" not in str(error):
                 raise

@@ -77,7 +77,8 @@ def staged(
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any) -> Any:
         stage = jnp.sum(step_of(state) >= jnp.asarray(ends, jnp.int32), dtype=jnp.int32)
-        branches = [lambda u, s, tx=tx: tx.update(u, s, params, **extra) for tx in made]
-        return jax.lax.switch(stage, branches, updates, state)
+        # Closed over, so that an exchange sees where its gradient comes from.
+        branches = [lambda s, tx=tx: tx.update(updates, s, params, **extra) for tx in made]
+        return jax.lax.switch(stage, branches, state)
 
     return made[-1] if not stages else optax.GradientTransformationExtraArgs(made[-1].init, update)
