@@ -79,6 +79,15 @@ def test_debugging() -> None:
     assert max(row.operand_bytes for row in report.rows if row.kind == "all-reduce") >= names["model_bytes"] // 2
 
 
+def test_every_sentence_that_debugging_explains_is_one_of_ours() -> None:
+    table = text_of("debugging").partition("<!-- table: sentences -->\n")[2].partition("\n\n")[0]
+    quoted = [re.match(r"\| `(.*?)` \|", row).group(1) for row in table.splitlines()[2:]]
+    # A message may be cut into several literals.
+    sources = (path.read_text() for path in Path(gc.__file__).parent.rglob("*.py"))
+    said = "\n".join(re.sub(r'"\n\s*f?"', "", source) for source in sources)
+    assert len(quoted) > 15 and [words for words in quoted if words not in said] == []
+
+
 @pytest.mark.slow
 def test_a_step_that_was_taken_before_compiles_nothing(caplog) -> None:
     names, _ = run("debugging")
