@@ -40,7 +40,8 @@ def cases(topology: str, *, some_quick: bool) -> list:
 
 
 def operands(report: gc.WireReport, axis: tuple[str, ...] | None = None) -> dict[tuple[str, str], int]:
-    """Bytes put in by kind and element type, of the collectives along these axes."""
+    """Bytes put in by kind and element type, of the collectives along these axes, none of which carries residuals."""
+    assert not any(row.residuals for row in report.rows), str(report)
     sums: dict[tuple[str, str], int] = {}
     for row in report.rows:
         if axis is None or row.axis == axis:

@@ -28,6 +28,8 @@ class CollectiveRow:
         name: name of the HLO instruction.
         op_name: where it comes from in the user's program.
         groups: the groups, sorted; device numbers, or hardware ids across TPU slices.
+        residuals: whether it gathers what each worker keeps for itself, because the program pins a state replicated; never
+            known from text.
     """
 
     kind: str
@@ -41,6 +43,7 @@ class CollectiveRow:
     name: str
     op_name: str
     groups: tuple[tuple[int, ...], ...]
+    residuals: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +151,11 @@ class WireReport:
         for choice in self.conditionals:
             branches = ", ".join(f"{sent:,}" for sent in choice.sent)
             lines.append(f"{choice.name}: branches send {branches}; counted: {choice.chosen}")
+        if crossing := self.by("residuals").get(True):
+            lines.append(
+                f"residuals cross: {crossing.sent:,} of these bytes gather what each worker keeps for itself, because the"
+                " program pins a state replicated; pin it by gradcomp_jax.state_shardings(state, mesh)"
+            )
         return "\n".join(lines)
 
 

@@ -36,15 +36,24 @@ class Found(WireReport):
 
 
 class Walker:
-    """Adds up what a program moves, starting at its entry; ``loop_trips`` is how often a loop runs that does not tell."""
+    """Adds up what a program moves, starting at its entry.
+
+    ``loop_trips`` is how often a loop runs that does not tell, ``residuals`` names what carries per-device state.
+    """
 
     def __init__(
-        self, module: Module, branch: Literal["max", "min"] | int, loop_trips: int | None, axes: MeshAxes | None
+        self,
+        module: Module,
+        branch: Literal["max", "min"] | int,
+        loop_trips: int | None,
+        axes: MeshAxes | None,
+        residuals: frozenset[str] = frozenset(),
     ):
         self._module = module
         self._branch = branch
         self._loop_trips = loop_trips
         self._axes = axes
+        self._residuals = residuals
         self._found: dict[str, Found] = {}
 
     def report(self) -> WireReport:
@@ -104,6 +113,7 @@ class Walker:
                     name=instruction.name,
                     op_name=instruction.op_name,
                     groups=transfer.groups,
+                    residuals=instruction.name in self._residuals,
                 )
             )
         return tuple(rows)

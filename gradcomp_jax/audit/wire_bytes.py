@@ -8,6 +8,7 @@ from gradcomp_jax import _arguments
 from gradcomp_jax.audit.axes import MeshAxes
 from gradcomp_jax.audit.hlo import parse_module
 from gradcomp_jax.audit.report import WireReport
+from gradcomp_jax.audit.residuals import residual_gathers
 from gradcomp_jax.audit.walk import Walker
 
 
@@ -44,7 +45,8 @@ def wire_bytes(
         mesh: the mesh that the program was compiled for; with it every row names its axes.
 
     Returns:
-        A :class:`~gradcomp_jax.audit.WireReport`; ``print`` shows it as a table.
+        A :class:`~gradcomp_jax.audit.WireReport`; ``print`` shows it as a table. It says that residuals cross where a program
+        gathers per-device state outside of every ``jax.shard_map``, as one does that pins a state replicated.
 
     Raises:
         ValueError: if an argument is out of range, if the text is not a compiled program, if an instruction looks like
@@ -56,7 +58,10 @@ def wire_bytes(
         raise ValueError(f"trip_count must be an int of at least 0, got {trip_count!r}")
     module = parse_module(_text_of(compiled))
     axes = None if mesh is None else MeshAxes(mesh, module.device_count)
-    return Walker(module, branch, trip_count, axes).report()
+    # Of text nobody knows which arrays are state.
+    trees = getattr(compiled, "in_tree", None), getattr(compiled, "out_tree", None)
+    residuals = frozenset[str]() if trees[0] is None or trees[1] is None else residual_gathers(module, *trees)
+    return Walker(module, branch, trip_count, axes, residuals).report()
 
 
 def _text_of(compiled: jax.stages.Compiled | str) -> str:

@@ -102,6 +102,7 @@ def test_no_dense_collective_of_a_compressed_leaf(method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_one_collective_for_all_leaves(method: str) -> None:
     report = gc.wire_bytes(compiled(method), branch=-1)
+    assert not any(row.residuals for row in report.rows)
     for kind, row in report.by("kind").items():
         # What is data crosses in one buffer; sums keep their types. A doubling has its rounds.
         if kind != "all-reduce":
