@@ -56,7 +56,8 @@ def test_when_not_to_compress() -> None:
 def test_debugging() -> None:
     """Each check finds what it is there to find, and finds nothing where nothing is."""
     names, printed = run("debugging")
-    first, finite, ratio, worse, wire, explained, reduced, disagree, _, refused, unrolled, memory, again = printed
+    first, finite, ratio, worse, wire, explained, reduced, *rest = printed
+    pinned, disagree, _, refused, unrolled, memory, again = rest
     assert "exchange/memory_ratio" in first
     assert "skipped: 1\nparameters unchanged: True" in finite and "bad input: [0]" in finite
     assert ratio == "rises less and less: True\n"
@@ -64,6 +65,9 @@ def test_debugging() -> None:
     assert "all-to-all" in wire and "a dense all-reduce in the program: False" in wire
     assert "| w2 | 64 x 8 | dense |" in explained
     assert "already reduced over 'data'" in reduced and "local_value_and_grad" in reduced
+    # The first of two reports, and not that with the state's own shardings.
+    assert (pinned.count("residuals cross"), pinned.count("total")) == (1, 2)
+    assert pinned.splitlines()[-1].startswith("total")
     assert disagree == "parameters differ by 0.0\n"
     donated, outside = refused.splitlines()
     assert "donated to an earlier step" in donated and "gradcomp_jax.init_state" in outside
