@@ -64,7 +64,8 @@ def _kept(tree: Any, skip: int = 0) -> Iterable[tuple[str, int]]:
     numbered = jax.tree.unflatten(tree, range(tree.num_leaves))
     for path, node in jax.tree_util.tree_leaves_with_path(numbered, is_leaf=is_per_device):
         if is_per_device(node) and not node.lifted:
-            yield jax.tree_util.keystr(path[skip:]) + ".value", node.value
+            for rest, place in jax.tree_util.tree_leaves_with_path(node):
+                yield jax.tree_util.keystr((*path, *rest)[skip:]), place
 
 
 class _Follower:
