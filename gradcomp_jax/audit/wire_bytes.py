@@ -67,7 +67,8 @@ def wire_bytes(
 def _text_of(compiled: jax.stages.Compiled | str) -> str:
     if isinstance(compiled, str):
         return compiled
-    if not hasattr(compiled, "as_text"):
+    if not hasattr(compiled, "as_text") or hasattr(compiled, "compile"):
+        # What is only lowered has no collectives of the compiler yet.
         raise ValueError(
             f"wire_bytes takes a compiled program, got {type(compiled).__name__}: pass "
             "jax.jit(f).lower(...).compile(), or HLO text"

@@ -241,7 +241,8 @@ def _saved_shapes(metadata: PyTree, path: pathlib.Path, like: PyTree) -> PyTree:
         ]
         raise ValueError(
             f"the checkpoint at {path} is of another model or optimizer: it {', and '.join(differences)}; build"
-            " the state with the chain that wrote the checkpoint"
+            " the state with the chain that wrote the checkpoint; from that gradcomp_jax.replace_method goes on with another"
+            " method, mask, labels or chain"
         )
     shapes = [jax.ShapeDtypeStruct(found[name].shape, found[name].dtype) for name in wanted]
     return jax.tree.unflatten(jax.tree.structure(like), shapes)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from gradcomp_jax._typing import PyTree
+from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.transforms import ExchangeState
 from gradcomp_jax.transforms.changed import REMEDY
@@ -35,6 +36,11 @@ def chain_explained(tx: optax.GradientTransformation, state: PyTree, params: PyT
     try:
         yield
     except Exception as error:
+        if isinstance(error, AttributeError) and isinstance(error.obj, Compressor):
+            raise TypeError(
+                f"{type(error.obj).__name__} is a compressor, and a chain is of transformations: put"
+                " gradcomp_jax.exchange(compressor, axis_name=...) in its place"
+            ) from error
         if params is None or _is_a_sentence(error):
             raise
         try:

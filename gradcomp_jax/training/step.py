@@ -15,7 +15,7 @@ from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.replicas import MARKED
 from gradcomp_jax.replicas.nonfinite import dropped, restored
-from gradcomp_jax.training import applied, overwriting, refusals, seen
+from gradcomp_jax.training import applied, calls, overwriting, refusals, seen
 from gradcomp_jax.training.diagnostics import diagnostics as diagnose
 from gradcomp_jax.training.donation import OwnBuffers
 from gradcomp_jax.training.gathered import whole_params
@@ -147,6 +147,7 @@ def make_train_step(
     )
 
     def step(state: Any, batch: PyTree) -> tuple[Any, dict[str, Any]]:
+        calls.refuse_no_state(state)
         refusals.refuse_unmapped(state.opt_state, mesh, axis_name)
         refuse_misplaced(state.params)
         refuse_whole(state, mesh, axis_name)
@@ -320,7 +321,7 @@ class TrainStep:
             state = self._buffers.of(state, args)
         if self._pins is not None:
             self._pins(state)
-        with refusals.devices_explained(self._mesh):
+        with refusals.devices_explained(self._mesh), calls.call_explained():
             new, metrics = self._jitted(state, *args)
         if not _compat.is_traced(metrics["loss"]):
             if self._buffers is not None:

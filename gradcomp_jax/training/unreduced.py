@@ -12,6 +12,7 @@ from gradcomp_jax import _arguments, _compat, _specs, _tracking, per_device
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.training import refusals
+from gradcomp_jax.training.calls import refuse_other_gradient
 from gradcomp_jax.training.initial import MappedInit, init_opt_state
 from gradcomp_jax.training.order import refuse_lookahead
 from gradcomp_jax.training.other_chain import chain_explained
@@ -76,6 +77,7 @@ def unreduced(
         refuse_whole(state, mesh, axis_name)
         pins(state)
         refuse_lookahead(state, params, updates)
+        refuse_other_gradient(updates, params)
         # Split over the workers; all else that is given goes to each of them.
         weight, reads = extra.pop("weight", None), list[bool]()
         if weight is not None and jnp.shape(weight) != (workers,):

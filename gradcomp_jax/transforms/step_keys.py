@@ -67,6 +67,9 @@ def typed_key(name: str, given: Any) -> Array:
     Raises:
         TypeError: for anything else.
     """
+    wrong = f"{name} must be a seed or a key, such as jax.random.key(0), got {given!r}"
+    if isinstance(given, str):
+        raise TypeError(wrong)
     dtype = jnp.result_type(given)
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return given
@@ -74,4 +77,4 @@ def typed_key(name: str, given: Any) -> Array:
         return jax.random.key(given)
     if jnp.ndim(given) == 1 and dtype == jnp.uint32:
         return jax.random.wrap_key_data(jnp.asarray(given))
-    raise TypeError(f"{name} must be a seed or a key, such as jax.random.key(0), got {given!r}")
+    raise TypeError(wrong)

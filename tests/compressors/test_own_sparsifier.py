@@ -28,7 +28,9 @@ def trace(collective: Any) -> Any:
     own = Largest(**{field.name: getattr(base, field.name) for field in dataclasses.fields(base)})
     tx = optax.chain(gc.exchange(own, axis_name="data", collective=collective), optax.sgd(0.1))
     state = jax.eval_shape(lambda: gc.init_state(PARAMS, tx, mesh_of(2)))
-    return gc.make_train_step(lambda p, x: (x @ p["w"]).mean(), tx, mesh_of(2)).lower(state, np.ones((2, 8), np.float32))
+    return gc.make_train_step(lambda p, x: (x @ p["w"]).mean(), tx, mesh_of(2)).lower(
+        state, np.ones((2, 8), np.float32)
+    )
 
 
 def test_a_sparsifier_without_rounding_names_what_to_define() -> None:

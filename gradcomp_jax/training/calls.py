@@ -1,0 +1,71 @@
+"""What a step is called with in the place of a state and a batch."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from gradcomp_jax._typing import PyTree
+from gradcomp_jax.per_device import is_per_device
+
+
+def refuse_no_state(state: Any) -> None:
+    """Refuses what is no train state: parameters, an optimizer's state, or what a step returned as a whole.
+
+    Raises:
+        TypeError: with where a state comes from.
+    """
+    if hasattr(state, "params") and hasattr(state, "opt_state"):
+        return
+    if type(state) is tuple and state and hasattr(state[0], "opt_state"):
+        raise TypeError(
+            "a step returns (state, metrics), and is given that pair as its state: write state, metrics = step(state, batch)"
+        )
+    raise TypeError(
+        f"a step is called as step(state, batch), and its state is a {type(state).__name__} without params and opt_state: make"
+        " one with state = gradcomp_jax.init_state(params, tx, mesh), and go on with the one that each step returns"
+    )
+
+
+@contextlib.contextmanager
+def call_explained() -> Iterator[None]:
+    """Says of a call that JAX does not take what a step is called with.
+
+    Raises:
+        TypeError: in the place of JAX's own.
+    """
+    try:
+        yield
+    except TypeError as error:
+        said = str(error)
+        if found := re.search(
+            r"problematic value is of type <class '([\w.]+)'> and was passed.* at path (\S+)\.\n", said
+        ):
+            raise TypeError(
+                f"{found[2]} is of type {found[1].rpartition('.')[2]} and no array, and a step is called with arrays: take it"
+                " out of the batch, close over it in the loss, or give next(...) of an iterator of batches"
+            ) from error
+        if re.search(r"make_\w+step\.<locals>\.step\(\) (takes|missing)", said):
+            raise TypeError(
+                "a step takes a state and one batch, a tree of arrays: step(state, batch), or step(state, (x, y)) for several"
+                " arrays"
+            ) from error
+        raise
+
+
+def refuse_other_gradient(gradient: PyTree, params: PyTree) -> None:
+    """Refuses as a gradient what has another number of arrays than the parameters.
+
+    Raises:
+        ValueError: with what to pass.
+    """
+    # Of optax.lookahead's parameters one set has gradients.
+    wanted = len(jax.tree.leaves(getattr(params, "fast", params)))
+    found = len(jax.tree.leaves(gradient, is_leaf=is_per_device))
+    if params is not None and found != wanted:
+        raise ValueError(
+            f"update is given a gradient of {found} arrays and parameters of {wanted}: call tx.update(gradient, state, params),"
+            " with the gradient alone of value, gradient = gradcomp_jax.local_value_and_grad(loss, ...)(params, batch)"
+        )
