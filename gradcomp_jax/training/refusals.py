@@ -177,8 +177,8 @@ def refuse_no_arrays(params: PyTree) -> None:
         ):
             raise TypeError(
                 f"the parameter {path_name(path) or '(all)'!r} is no array but a {type(leaf).__name__}: take the arrays out"
-                " first, by params, static = eqx.partition(model, eqx.is_inexact_array), and put the model together in the loss, by"
-                " model = eqx.combine(params, static); of a Flax NNX model, by nnx.split and nnx.merge"
+                " first, by params, static = eqx.partition(model, eqx.is_inexact_array), and put the model together in the"
+                " loss, by model = eqx.combine(params, static); of a Flax NNX model, by nnx.split and nnx.merge"
             )
 
 
