@@ -241,6 +241,8 @@ def _hint(value: Any, wanted: list[Any]) -> str:
     names = [getattr(kind, "__name__", "") for kind in wanted]
     if "Compressor" in names:
         return meant(value)
+    if {"Memory", "Collective"} & set(names) and callable(value):
+        return ": call it, for what it returns"
     if any(name.startswith("GradientTransformation") for name in names):
         if hasattr(value, "encode"):
             return ": gradcomp_jax.exchange(compressor, axis_name=...) makes one of a compressor"

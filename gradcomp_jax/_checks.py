@@ -27,6 +27,8 @@ def warn(message: str) -> None:
 
 def static_number(name: str, value: Any) -> float:
     """Returns ``value`` as given, refusing arrays: it decides a shape or a program."""
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"{name} must be a number, got {value!r}: write it without quotes")
     if isinstance(value, jax.Array) or not isinstance(value, (int, float)):
         raise TypeError(
             f"{name} must be a Python number, because shapes depend on it, got {type(value).__name__}; "

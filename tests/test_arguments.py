@@ -36,6 +36,15 @@ SENTENCES = {
         lambda: gc.make_train_step(len, DGC, mesh(), axis_name=["data"]),
         r"write axis_name='data'",
     ),
+    "a bound in quotes": (
+        lambda: gc.by_size({"0": "dense"}),
+        r"bound of a rule must be a number, got '0': .*without quotes",
+    ),
+    "a class for a collective": (
+        lambda: gc.exchange(TOPK, **OVER, collective=gc.collectives.TwoPhase),
+        r"collective must be .*call it",
+    ),
+    "a function for a memory": (lambda: gc.exchange(TOPK, **OVER, memory=gc.memory.residual), r"residual\(\).*call it"),
     "a mesh for an axis": (lambda: gc.dense(axis_name=mesh()), r"write axis_name='data'"),
     "bits in quotes": (lambda: gc.block_quantized(**OVER, bits="4"), r"bits must be a whole number.*without quotes, 4"),
     "bits of a compressor": (lambda: gc.compressors.rotated("4"), r"bits must be a whole number.*without quotes, 4"),

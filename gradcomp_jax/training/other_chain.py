@@ -13,7 +13,8 @@ import optax
 
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.compressors import Compressor
-from gradcomp_jax.per_device import is_per_device
+from gradcomp_jax.per_device import is_per_device, nodes_within
+from gradcomp_jax.replicas import DelayedState, ElasticState, OuterState
 from gradcomp_jax.transforms import ExchangeState
 from gradcomp_jax.transforms.changed import REMEDY
 from gradcomp_jax.transforms.policies import path_name
@@ -40,6 +41,13 @@ def chain_explained(tx: optax.GradientTransformation, state: PyTree, params: PyT
             raise TypeError(
                 f"{type(error.obj).__name__} is a compressor, and a chain is of transformations: put"
                 " gradcomp_jax.exchange(compressor, axis_name=...) in its place"
+            ) from error
+        meetings = nodes_within(state, lambda node: isinstance(node, (DelayedState, ElasticState, OuterState)))
+        if any(not nodes_within(node.method, lambda inner: isinstance(inner, ExchangeState)) for node in meetings):
+            raise ValueError(
+                "a method of gradcomp_jax.replicas averages by the exchange inside of it, and has none: give it a method such"
+                " as gradcomp_jax.dense(axis_name=...), and put the optimizer before it in the chain, as in"
+                " optax.chain(optax.sgd(0.1), gradcomp_jax.local_sgd(gradcomp_jax.dense(axis_name=...), ...))"
             ) from error
         if params is None or _is_a_sentence(error):
             raise

@@ -105,3 +105,10 @@ def test_a_checkpoint_of_another_chain_names_what_goes_on(wrapper: str, tmp_path
     gc.save_checkpoint(tmp_path / "saved", gc.init_state(PARAMS, chain(), mesh))
     with pytest.raises(ValueError, match=r"build the state with the chain that wrote.*gradcomp_jax\.replace_method"):
         gc.restore_checkpoint(tmp_path / "saved", gc.init_state(PARAMS, other[wrapper](), mesh))
+
+
+def test_replicas_that_meet_by_an_optimizer() -> None:
+    tx = gc.local_sgd(optax.sgd(0.1), axis_name="data", every=2)
+    state = jax.eval_shape(lambda: gc.init_state(PARAMS, tx, mesh_of(N), replicas=True))
+    with pytest.raises(ValueError, match=r"has none: give it a method such as gradcomp_jax\.dense"):
+        gc.make_train_step(loss, tx, mesh_of(N)).lower(state, X)
