@@ -27,7 +27,7 @@ def warn(message: str) -> None:
 
 def static_number(name: str, value: Any) -> float:
     """Returns ``value`` as given, refusing arrays: it decides a shape or a program."""
-    if isinstance(value, (str, bytes)):
+    if isinstance(value, str) and value.strip().lstrip("+-").replace(".", "", 1).isdecimal():
         raise TypeError(f"{name} must be a number, got {value!r}: write it without quotes")
     if isinstance(value, jax.Array) or not isinstance(value, (int, float)):
         raise TypeError(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gradcomp_jax as gc
-from tests.docs.test_bring_your_own_loop import LOOPS, section, setup
+from tests.docs.test_bring_your_own_loop import section, setup
 
 pytestmark = pytest.mark.standard_promotion
 
@@ -85,7 +85,7 @@ def bits(tree: Any) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    "loop", [loop if loop in QUICK else pytest.param(loop, marks=pytest.mark.slow) for loop in LOOPS]
+    "loop", [loop if loop in QUICK else pytest.param(loop, marks=pytest.mark.slow) for loop in STEPS]
 )
 def test_every_loop_goes_on_as_if_never_broken_off(loop: str, tmp_path) -> None:
     if loop == "equinox":
