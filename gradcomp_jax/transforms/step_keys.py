@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradcomp_jax import _compat
 from gradcomp_jax._typing import Array, AxisName
@@ -67,14 +68,12 @@ def typed_key(name: str, given: Any) -> Array:
     Raises:
         TypeError: for anything else.
     """
-    wrong = f"{name} must be a seed or a key, such as jax.random.key(0), got {given!r}"
-    if isinstance(given, str):
-        raise TypeError(wrong)
-    dtype = jnp.result_type(given)
+    # A string's would be an error without the remedy.
+    dtype = np.dtype(object) if isinstance(given, str) else jnp.result_type(given)
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return given
     if jnp.ndim(given) == 0 and jnp.issubdtype(dtype, jnp.integer):
         return jax.random.key(given)
     if jnp.ndim(given) == 1 and dtype == jnp.uint32:
         return jax.random.wrap_key_data(jnp.asarray(given))
-    raise TypeError(wrong)
+    raise TypeError(f"{name} must be a seed or a key, such as jax.random.key(0), got {given!r}")
