@@ -59,12 +59,15 @@ class OneBitAdam:
             self.m |= self.compressed(moved)
         first, second = 1 - self.b1**self.taken, 1 - self.b2 ** min(self.taken, self.warm_up)
         step = {name: self.m[name] / first / (np.sqrt(self.spread(name) / second) + self.eps) for name in self.shapes}
-        return {name: np.where(self.spread(name) > 0, s, 0) for name, s in step.items()}
+        step = {name: np.where(self.spread(name) > 0, s, 0) for name, s in step.items()}
+        return {name: np.where(self.v[name] > 0, s, np.clip(s, -1, 1)) for name, s in step.items()}
 
     def spread(self, name: str) -> np.ndarray:
         """The variance that a step is divided by."""
-        frozen = self.taken > self.warm_up
-        return np.maximum(self.v[name], self.floor**2 * self.v[name].mean() if frozen else 0.0)
+        v = self.v[name]
+        if self.taken <= self.warm_up:
+            return v
+        return np.where(v > 0, np.maximum(v, self.floor**2 * v.mean()), v[v > 0].mean())
 
     def compressed(self, moved):
         """Worker i sends C(m_i + e_i); an owner adds its residual to their mean; the downlink is C of it: the new m."""
