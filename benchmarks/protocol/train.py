@@ -1,0 +1,141 @@
+"""One run: all workers on one device, a hundred steps a program, what is left of it when it is stopped."""
+
+import dataclasses
+import functools
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import gradcomp_jax as gc
+from benchmarks.protocol.rows import AXIS, Row
+from benchmarks.protocol.task import MODELS, WORKERS, Task, batch_of, judge, parts, vocabulary
+
+CHUNK = 100
+WARM_UP = 0.05
+"""Share of the steps over which the learning rate rises; then it falls to zero as a cosine."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """What tells one run from another.
+
+    Attributes:
+      row: a name of ``rows.ROWS``.
+      rate: the peak of the learning rate.
+      steps: of the whole run.
+      seed: of the parameters and the batches.
+    """
+
+    row: str
+    rate: float
+    steps: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Returns the name of the file of its result."""
+        return f"{self.row}, {self.rate:g}, {self.steps} steps, seed {self.seed}"
+
+
+def schedule(rate: float, steps: int) -> optax.Schedule:
+    """Returns the learning rate by step."""
+    return optax.warmup_cosine_decay_schedule(0.0, rate, round(WARM_UP * steps), steps)
+
+
+def train(task: Task, run: Run, row: Row, saved: pathlib.Path, *, until: float, every_s: float = 120.0) -> dict[str, Any] | None:
+    """Trains a run to its end and returns its result; ``None`` if ``until``, a time, comes first: then it goes on from there.
+
+    Args:
+      task: what is trained.
+      run: which run.
+      row: what its name stands for.
+      saved: the folder of what is left of it.
+      until: a ``time.time()``.
+      every_s: seconds from one save to the next.
+    """
+    tx = row.make(schedule(run.rate, run.steps), run.steps)
+    model = MODELS[task.model]
+    params = model.init(jax.random.key(run.seed), vocabulary())
+    state = _started(params, tx, replicas=row.replicas)
+    losses = np.zeros(run.steps // CHUNK, np.float32)
+    at = {"step": np.int32(0), "seconds": np.float64(0), "losses": losses, "state": state}
+    if saved.exists():
+        at = gc.restore_checkpoint(saved, at)
+    chunk = _chunk(task, tx, row.replicas, jax.random.key(1000 + run.seed))
+    text = jnp.asarray(parts()["train"])
+    began = last = time.time()
+    before = float(at["seconds"])
+    while at["step"] < run.steps:
+        state, loss = chunk(at["state"], text, jnp.int32(at["step"]))
+        losses = np.array(at["losses"])
+        losses[at["step"] // CHUNK] = loss
+        now = time.time()
+        step = np.int32(at["step"] + CHUNK)
+        at = {"step": step, "seconds": np.float64(before + now - began), "losses": losses, "state": state}
+        if not np.isfinite(loss):
+            break
+        if step < run.steps and (now > until or now > last + every_s):
+            gc.save_checkpoint(saved, at, overwrite=True)
+            last = now
+            if now > until:
+                return None
+    trained, _ = at["state"]
+    trained = gc.consolidate(gc.TrainState(np.int32(0), trained, ())).params if row.replicas else trained
+    bits = judge(task)
+    return {
+        "run": dataclasses.asdict(run),
+        "task": task.name,
+        "validation": bits(trained, "validation"),
+        "test": bits(trained, "test"),
+        "train": [round(float(x), 4) for x in losses],
+        "seconds": round(float(at["seconds"])),
+        "versions": {"jax": jax.__version__, "optax": optax.__version__},
+    }
+
+
+def _started(params: Any, tx: Any, *, replicas: bool) -> Any:
+    """Parameters and optimizer state of all workers on one device."""
+    if replicas:
+        params = jax.tree.map(lambda p: jnp.broadcast_to(p, (WORKERS, *p.shape)), params)
+        state = jax.jit(jax.vmap(tx.init, axis_name=AXIS))(params)
+        return params, state
+    axes = gc.state_axes(jax.eval_shape(tx.init, params))
+    return params, jax.jit(
+        jax.vmap(tx.init, in_axes=None, out_axes=axes, axis_name=AXIS, axis_size=WORKERS)
+    )(params)
+
+
+def _chunk(task: Task, tx: Any, replicas: bool, key: jax.Array) -> Callable[..., tuple[Any, float]]:
+    loss = MODELS[task.model].loss
+
+    def step(text: jax.Array, carry: Any, number: jax.Array) -> tuple[Any, jax.Array]:
+        params, state = carry
+        batch = batch_of(task, text, key, number)
+        axes = 0 if replicas else gc.state_axes(state)
+        of_params = 0 if replicas else None
+
+        def worker(params: Any, state: Any, tokens: jax.Array) -> Any:
+            value, gradients = jax.value_and_grad(loss)(params, tokens)
+            updates, state = tx.update(gradients, state, params)
+            return optax.apply_updates(params, updates), state, value
+
+        mapped = jax.vmap(worker, (of_params, axes, 0), (of_params, axes, 0), axis_name=AXIS)
+        params, state, values = mapped(params, state, batch)
+        return (params, state), jnp.mean(values)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def chunk(carry: Any, text: jax.Array, first: jax.Array) -> Any:
+        carry, values = jax.lax.scan(functools.partial(step, text), carry, first + jnp.arange(CHUNK))
+        return carry, jnp.mean(values)
+
+    def call(carry: Any, text: jax.Array, first: jax.Array) -> tuple[Any, float]:
+        carry, value = chunk(carry, text, first)
+        return carry, float(value)
+
+    return call
