@@ -18,6 +18,7 @@ from gradcomp_jax import replicas as replicas
 from gradcomp_jax.audit import WireReport as WireReport
 from gradcomp_jax.audit import wire_bytes as wire_bytes
 from gradcomp_jax.distributed import check_equal_start as check_equal_start
+from gradcomp_jax.methods import adamw as adamw
 from gradcomp_jax.methods import factored_dot as factored_dot
 from gradcomp_jax.methods.every_method import *  # noqa: F403
 from gradcomp_jax.per_device import PerDevice as PerDevice

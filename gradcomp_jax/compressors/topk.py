@@ -27,7 +27,7 @@ class TopKPayload:
     Attributes:
         positions: uint8, uint16 or uint32 ``[rows, k]``, distinct within a row; or uint8, those of a ``packed`` block.
         value: float32, bfloat16 or int8 ``[rows, k]``; of two bits, uint8 ``[rows, ceil(k / 4)]``.
-        scale: float32: ``[rows, 1]``, the unit of int8 values; ``[rows, 2]``, the magnitudes of two bits; or ``None``.
+        scale: float32 ``[rows, 1]``, the unit of int8 values; bfloat16 ``[rows, 2]``, the magnitudes of two bits; or ``None``.
     """
 
     positions: Array
@@ -43,7 +43,7 @@ class TopKPayload:
     def numbers(self) -> Array:
         """Returns the entries' values, float32 ``[rows, k]``."""
         if self.scale is not None and self.scale.shape[-1] == 2:
-            return kernels.from_two_levels(self.value, self.scale, self.index.shape[-1])
+            return kernels.from_two_levels(self.value, self.scale.astype(jnp.float32), self.index.shape[-1])
         value = self.value.astype(jnp.float32)
         return value if self.scale is None else value * self.scale
 
@@ -88,7 +88,8 @@ class TopK(Compressor):
         packed = self.block if self.pack_positions else 0
         index = kernels.pack_positions(index, packed) if packed else index.astype(index_dtype(self.block))
         if self.bits == 2:
-            return TopKPayload(index, *kernels.to_two_levels(value.astype(jnp.float32)), packed)
+            words, levels = kernels.to_two_levels(value.astype(jnp.float32))
+            return TopKPayload(index, words, levels.astype(jnp.bfloat16), packed)
         if self.dtype == jnp.int8:
             return TopKPayload(index, *kernels.quantize(value), packed)
         return TopKPayload(index, value.astype(self.dtype), None, packed)
@@ -193,7 +194,7 @@ def topk(
         dtype: of the values on the wire: float32, bfloat16, or int8 with a float32 scale for each block, which pays from
             four entries of a block on. What rounding takes stays in the memory.
         bits: 2 for values of two bits in place of ``dtype``: a sign, and which of two magnitudes of the block, the means of the
-            smaller and the larger of the chosen ones.
+            smaller and the larger of the chosen ones, in bfloat16.
         exact: sorts every block, many times slower, where otherwise an entry may be missed for larger ones close to it. With a
             block as long as the tensor this is the papers' selection; ``gc.topk_sgd(exact=True)`` makes such blocks.
         pack_positions: sends positions in 8, 9, 10, 12 or 16 bits, whichever the block needs; 65,536 entries are its most.

@@ -19,6 +19,7 @@ from gradcomp_jax.transforms.masks import gains
     collectives=SELECTS,
     paper="1712.01887",
     caution="give it a `warm_up` and a `clip_norm` where training starts with large, fast-changing gradients",
+    adam_b1=0.0,
 )
 def dgc(
     *,

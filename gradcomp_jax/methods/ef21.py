@@ -16,6 +16,7 @@ from gradcomp_jax.transforms import Mask, running_sum
     collectives=SELECTS,
     paper="2106.05203",
     caution="it wants shorter steps than SGD",
+    adam_b1=0.0,
 )
 def ef21(
     *,

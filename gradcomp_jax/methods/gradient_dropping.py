@@ -16,6 +16,7 @@ from gradcomp_jax.transforms import Mask
     collectives=SELECTS,
     paper="1704.05021",
     caution="a layer with small gradients waits long",
+    adam_b1=0.0,
 )
 def gradient_dropping(
     *,

@@ -11,7 +11,7 @@ from gradcomp_jax.methods.registry import register
 from gradcomp_jax.transforms import Mask, Matrix, by_matrix, exchange, plus_trace
 
 
-@register(kept="residual", momentum="after", collectives=("all_reduce",), paper="1905.13727")
+@register(kept="residual", momentum="after", collectives=("all_reduce",), paper="1905.13727", adam_b1=0.0)
 def powersgd(
     *,
     axis_name: AxisName | None,

@@ -16,6 +16,7 @@ from gradcomp_jax.transforms import Mask
     collectives=SELECTS,
     paper="1809.07599",
     caution="the learning rate must be smaller than SGD's, or training may diverge",
+    adam_b1=0.0,
 )
 def random_k(
     *,

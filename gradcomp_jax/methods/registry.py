@@ -3,19 +3,21 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _arguments, _checks, _markdown, memory
+from gradcomp_jax import _arguments, _checks, _markdown, memory, per_device
+from gradcomp_jax._typing import PyTree
 from gradcomp_jax.collectives import AllGather, AllReduce, Collective, RecursiveDoubling, as_collective
 from gradcomp_jax.compressors import Compressor
+from gradcomp_jax.compressors.low_rank import LowRank
 from gradcomp_jax.methods.traffic import traffic_of
 from gradcomp_jax.transforms import ExchangeState, Policy, changed, exchange
-from gradcomp_jax.transforms.made_by import made_by
+from gradcomp_jax.transforms.made_by import MadeBy, made_by
 
 Kept = Literal["nothing", "residual", "momentum", "estimate"]
 Make = TypeVar("Make", bound=Callable[..., optax.GradientTransformationExtraArgs])
@@ -38,6 +40,7 @@ class Method:
         update: ``mean``: an average of gradients. ``sign``: numbers in {-1, 0, 1}. ``direction``: an optimizer's.
         biased: whether the update's expectation is not the mean gradient, clipping, saturation and the rounding of a cast to
             bfloat16 aside.
+        adam_b1: the decay of the first moment of an Adam after it; ``None`` where it is that of dense gradients.
         options: what it must be given, or is best seen with.
         caution: of a method that does not train as SGD does with everything as it was, what its page says of that; empty for
             the others. Whatever ranks methods by speed has to show it.
@@ -50,6 +53,7 @@ class Method:
     paper: str
     update: Update = "mean"
     biased: bool = True
+    adam_b1: float | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     caution: str = ""
 
@@ -73,6 +77,7 @@ def register(
     paper: str,
     update: Update = "mean",
     biased: bool = True,
+    adam_b1: float | None = None,
     name: str | None = None,
     caution: str = "",
     **options: Any,
@@ -86,7 +91,7 @@ def register(
     def registered(function: Make) -> Make:
         make = _signed(function)
         METHODS[name or make.__name__] = Method(
-            make, kept, momentum, collectives, paper, update, biased, options, caution
+            make, kept, momentum, collectives, paper, update, biased, adam_b1, options, caution
         )
         return make
 
@@ -121,6 +126,31 @@ def _signed(make: Make) -> Make:
         return isinstance(node, ExchangeState)
 
     return cast(Make, signed)
+
+
+def adam_b1(state: PyTree) -> float | None:
+    """Returns the decay of the first moment that an Adam after exchanges should have, ``None`` for Adam's own.
+
+    Args:
+        state: of exchanges, in whatever wrappers; the least counts.
+    """
+    wanted = [_adam_b1(node.made_by) for node in per_device.nodes_of(state, lambda n: isinstance(n, ExchangeState))]
+    return min((b1 for b1 in wanted if b1 is not None), default=None)
+
+
+def _adam_b1(maker: MadeBy) -> float | None:
+    options = dict(maker.options)
+    if maker.name in METHODS or options.get("memory") == "NoMemory":
+        return METHODS[maker.name].adam_b1 if maker.name in METHODS else None
+    coarse = {kind.__name__ for kind in _subclasses(Compressor) if kind.is_sparsifier or issubclass(kind, LowRank)}
+    named = (value for option, value in maker.options if option.partition(".")[0] == "compressor")
+    return 0.0 if any(value in coarse for value in named) else None
+
+
+def _subclasses(kind: type[Compressor]) -> Iterator[type[Compressor]]:
+    for below in kind.__subclasses__():
+        yield below
+        yield from _subclasses(below)
 
 
 def averaged(

@@ -12,7 +12,9 @@ from gradcomp_jax.transforms import Mask, exchange
 _BITS = {"int8": 8, "int4": 4, "int2": 2}
 
 
-@register(kept="residual", momentum="after", collectives=("two_phase", "recursive_doubling"), paper="1802.08021")
+@register(
+    kept="residual", momentum="after", collectives=("two_phase", "recursive_doubling"), paper="1802.08021", adam_b1=0.0
+)
 def sparcml(
     *,
     axis_name: AxisName | None,

@@ -16,6 +16,7 @@ from gradcomp_jax.transforms import Mask, Policy, by_tensor
     collectives=SELECTS,
     paper="1809.07599",
     caution="the first steps send little of the gradient: start denser",
+    adam_b1=0.0,
 )
 def topk_sgd(
     *,

@@ -142,7 +142,7 @@ def init_state(
 
     # Through the same shard_map as a train step's state, so that the first step and the second are one program.
     state = jax.jit(place)(*args)
-    warn_of_two_momenta(state.opt_state)
+    warn_of_two_momenta(state.opt_state, tx)
     refuse_order(state.opt_state, replicas=replicas)
     refuse_lookahead(state.opt_state, params)
     return state

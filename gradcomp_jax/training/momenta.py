@@ -9,18 +9,23 @@ import optax
 from gradcomp_jax import _checks, per_device
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.memory import Momentum
-from gradcomp_jax.methods.registry import METHODS
+from gradcomp_jax.methods.registry import METHODS, adam_b1
 from gradcomp_jax.replicas.accumulate import AccumulateState
+from gradcomp_jax.training import first_moments
 from gradcomp_jax.transforms import ExchangeState
 from gradcomp_jax.transforms.switched import SwitchedState
 
 
-def warn_of_two_momenta(opt_state: PyTree) -> None:
+def warn_of_two_momenta(opt_state: PyTree, tx: optax.GradientTransformation) -> None:
     """Warns of a chain, also one within wrappers, in which a method with a momentum inside goes before another momentum.
 
-    And of one in which :func:`gradcomp_jax.accumulate` does: a momentum after it goes on between the exchanges.
+    Of one in which :func:`gradcomp_jax.accumulate` does: a momentum after it goes on between the exchanges. And of one in which
+    an Adam with a first moment follows a residual that is one already.
     """
+    decays = first_moments.decays(tx)
     for inside, after in dict.fromkeys(_two_momenta(opt_state)):
+        if after == "Adam" and decays and not any(decays):
+            continue
         if inside == _ACCUMULATE:
             problem = f"{inside} goes around the whole chain, and {after} after it steps on zeros between the exchanges"
             remedy = "gradcomp_jax.accumulate(optax.chain(exchange, optimizer), ...)"
@@ -29,6 +34,36 @@ def warn_of_two_momenta(opt_state: PyTree) -> None:
             remedy = "plain optax.sgd(learning_rate) after it, or in its place a method without one, such as"
             remedy += " gradcomp_jax.block_quantized"
         _checks.warn(f"{problem}: take {remedy}")
+    if decays and all(decays):
+        for waiting in dict.fromkeys(_before_adam(opt_state)):
+            _checks.warn(
+                f"{waiting} keeps what it does not send, which is a first moment already, and Adam after it has another, with"
+                f" b1={max(decays):g}: {LOSS_OF_TWO}. Take gradcomp_jax.adamw(learning_rate, exchange), or b1=0"
+            )
+
+
+LOSS_OF_TWO = "..."
+"""What it costs, as the protocol has it."""
+
+
+def _before_adam(state: PyTree) -> Iterator[str]:
+    """Names of the methods with a residual that waits, of the exchanges that an Adam goes after."""
+    if isinstance(state, ExchangeState) or hasattr(state, "dropped"):
+        return
+    links = (
+        list(state.inner)
+        if isinstance(state, SwitchedState)
+        else jax.tree.leaves(state, is_leaf=lambda node: node is not state)
+    )
+    for link in links:
+        if link is not state:
+            yield from _before_adam(link)
+    before: list[str] = []
+    for link in state if type(state) is tuple else ():
+        if per_device.nodes_of(link, lambda node: isinstance(node, optax.ScaleByAdamState)):
+            yield from before
+        exchanges = per_device.nodes_of(link, lambda node: isinstance(node, ExchangeState))
+        before += [f"gradcomp_jax.{e.made_by.name}" for e in exchanges if adam_b1(e) == 0 and not _momentum_inside(e)]
 
 
 def _two_momenta(state: PyTree) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 import functools
 
+import ml_dtypes
 import numpy as np
 import optax
 import pytest
@@ -228,6 +229,7 @@ def two_bits(row: np.ndarray) -> np.ndarray:
     above = size > size.mean()
     upper = size[above].mean() if above.any() else 0.0
     lower = size[~above].mean() if (~above).any() and size.all() else 0.0
+    upper, lower = (np.float64(np.float32(m).astype(ml_dtypes.bfloat16)) for m in (upper, lower))
     return np.sign(row) * np.where(above, upper, lower)
 
 

@@ -335,3 +335,21 @@ def test_every_part_of_a_state_has_a_buffer_of_its_own(method: str) -> None:
     state = getattr(gc, method)(axis_name="data", **options).init(params())
     buffers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state) if leaf.size]
     assert len(set(buffers)) == len(buffers)
+
+
+@pytest.mark.standard_promotion
+@pytest.mark.parametrize("name", WRAPPED)
+def test_a_first_moment_after_a_residual_that_is_one_warns(name: str) -> None:
+    tx = optax.chain(gc.topk_sgd(axis_name="data", block=16), optax.adamw(1e-3))
+    with pytest.warns(UserWarning, match=r"gradcomp_jax.topk_sgd keeps.*b1=0.9.*gradcomp_jax.adamw\(learning_rate"):
+        gc.init_state(params(), WRAPPED[name](tx), mesh_of(N))
+
+
+@pytest.mark.standard_promotion
+def test_no_first_moment_does_not_warn(recwarn: pytest.WarningsRecorder) -> None:
+    selection, int8 = gc.topk_sgd(axis_name="data", block=16), gc.block_quantized(axis_name="data", block=16)
+    chains = [optax.chain(selection, optax.adamw(1e-3, b1=0.0)), optax.chain(int8, optax.adamw(1e-3))]
+    chains += [optax.chain(exchange(), optax.adam(1e-3, b1=0.0)), gc.adamw(1e-3, selection), gc.adamw(1e-3, int8)]
+    for tx in chains:
+        gc.init_state(params(), tx, mesh_of(N))
+    assert not recwarn.list

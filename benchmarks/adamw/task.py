@@ -36,7 +36,10 @@ class Model:
     def init(self, key: jax.Array, vocabulary: int) -> dict[str, jax.Array]:
         """Returns float32 parameters; matrices that end a residual branch begin smaller, as the branches are added up."""
         keys = iter(jax.random.split(key, 6 * self.layers + 1))
-        params = {"embedding": 0.02 * jax.random.normal(next(keys), (vocabulary, self.width)), "norm": jnp.ones(self.width)}
+        params = {
+            "embedding": 0.02 * jax.random.normal(next(keys), (vocabulary, self.width)),
+            "norm": jnp.ones(self.width),
+        }
         last = 0.02 / math.sqrt(2 * self.layers)
         for i in range(self.layers):
             for name in ("query", "key", "value", "out"):
@@ -82,6 +85,9 @@ class Task:
     def name(self) -> str:
         """Returns the name of the folder of its results."""
         return f"{self.model}-{self.sequences}"
+
+
+TASKS = {task.name: task for task in (Task("65k", 1), Task("65k", 4), Task("859k", 8))}
 
 
 def vocabulary() -> int:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import pathlib
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +14,8 @@ import numpy as np
 import optax
 
 import gradcomp_jax as gc
-from benchmarks.protocol.rows import AXIS, Row
-from benchmarks.protocol.task import MODELS, WORKERS, Task, batch_of, judge, parts, vocabulary
+from benchmarks.adamw.rows import AXIS, Row
+from benchmarks.adamw.task import MODELS, WORKERS, Task, batch_of, judge, parts, vocabulary
 
 CHUNK = 100
 WARM_UP = 0.05
@@ -40,7 +41,8 @@ class Run:
     @property
     def name(self) -> str:
         """Returns the name of the file of its result."""
-        return f"{self.row}, {self.rate:g}, {self.steps} steps, seed {self.seed}"
+        row = re.sub(r"[^a-zA-Z0-9.]+", "-", self.row)
+        return f"{row}-rate-{self.rate:g}-steps-{self.steps}-seed-{self.seed}"
 
 
 def schedule(rate: float, steps: int) -> optax.Schedule:
@@ -48,7 +50,9 @@ def schedule(rate: float, steps: int) -> optax.Schedule:
     return optax.warmup_cosine_decay_schedule(0.0, rate, round(WARM_UP * steps), steps)
 
 
-def train(task: Task, run: Run, row: Row, saved: pathlib.Path, *, until: float, every_s: float = 120.0) -> dict[str, Any] | None:
+def train(
+    task: Task, run: Run, row: Row, saved: pathlib.Path, *, until: float, every_s: float = 120.0
+) -> dict[str, Any] | None:
     """Trains a run to its end and returns its result; ``None`` if ``until``, a time, comes first: then it goes on from there.
 
     Args:
@@ -106,9 +110,7 @@ def _started(params: Any, tx: Any, *, replicas: bool) -> Any:
         state = jax.jit(jax.vmap(tx.init, axis_name=AXIS))(params)
         return params, state
     axes = gc.state_axes(jax.eval_shape(tx.init, params))
-    return params, jax.jit(
-        jax.vmap(tx.init, in_axes=None, out_axes=axes, axis_name=AXIS, axis_size=WORKERS)
-    )(params)
+    return params, jax.jit(jax.vmap(tx.init, in_axes=None, out_axes=axes, axis_name=AXIS, axis_size=WORKERS))(params)
 
 
 def _chunk(task: Task, tx: Any, replicas: bool, key: jax.Array) -> Callable[..., tuple[Any, float]]:

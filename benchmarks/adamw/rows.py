@@ -1,0 +1,151 @@
+"""What goes between the workers' gradients and AdamW's step, or in the place of both."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+
+import gradcomp_jax as gc
+from gradcomp_jax import per_device
+
+AXIS = "data"
+RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
+"""Of AdamW, dense or not; every row is tuned over as many."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """A recipe.
+
+    Attributes:
+      make: ``make(schedule, steps)``: the whole optimizer, exchange included.
+      rates: peaks of the learning rate that are tried.
+      replicas: whether every worker has parameters of its own.
+      every: steps from one exchange to the next.
+      claimed: whether a claim is made for it, and it has more seeds.
+    """
+
+    make: Callable[[optax.Schedule, int], optax.GradientTransformationExtraArgs]
+    rates: tuple[float, ...] = RATES
+    replicas: bool = False
+    every: int = 1
+    claimed: bool = False
+
+
+def before_adamw(exchange: Any, *, b1: float = 0.9, b2: float = 0.999, rates: tuple[float, ...] = RATES) -> Row:
+    """Returns the row of an exchange, then AdamW."""
+    return Row(lambda rate, steps: optax.chain(exchange, optax.adamw(rate, b1, b2)), rates)
+
+
+def outer(method: Any, every: int, rate: float, momentum: float, **options: Any) -> Row:
+    """Returns the row of AdamW on each replica, then an outer step in ``every`` steps."""
+    average = gc.diloco(method, axis_name=AXIS, every=every, learning_rate=rate, momentum=momentum, **options)
+    return Row(lambda rate, steps: optax.chain(optax.adamw(rate), average), replicas=True, every=every)
+
+
+def topk(density: float, *, dense: Any = None, phases: int = 1, together: bool = False, **options: Any) -> Any:
+    """Returns top-k with a residual, by a gather or in two phases, of each matrix or of all leaves together."""
+    return gc.exchange(
+        gc.compressors.topk(density, **options),
+        axis_name=AXIS,
+        collective="all_gather" if phases == 1 else "two_phase",
+        dense_compressor=dense,
+        mask=gc.masks.at_least(1, ndim=0) if together else None,
+        view="tree" if together else None,
+    )
+
+
+def two_bits(density: float, **options: Any) -> Any:
+    """Returns top-k whose values are a sign and one of two magnitudes, with packed positions."""
+    return topk(density, bits=2, pack_positions=True, dense=HALF, **options)
+
+
+def worker_ema(decay: float) -> optax.GradientTransformation:
+    """Averages each worker's own gradients over time (2305.15055, eq. 4)."""
+    ema = optax.ema(decay, debias=False)
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        averaged, state = ema.update(updates, per_device.lower(state), params)
+        return averaged, per_device.lift(state)
+
+    return optax.GradientTransformation(lambda params: per_device.lift(ema.init(params)), update)
+
+
+HALF = gc.compressors.dense(jnp.bfloat16)
+"""Of the leaves that are not compressed."""
+
+INT4 = gc.block_quantized(axis_name=AXIS, bits=4)
+
+_FINE = {
+    "dense": before_adamw(gc.dense(axis_name=AXIS)),
+    "dense, b1=0": before_adamw(gc.dense(axis_name=AXIS), b1=0.0),
+    "bf16": before_adamw(gc.dense(axis_name=AXIS, dtype=jnp.bfloat16)),
+    "int8": before_adamw(gc.block_quantized(axis_name=AXIS, bits=8)),
+    "int4": before_adamw(INT4),
+    "EDEN, 2 bits": before_adamw(gc.eden(axis_name=AXIS, bits=2)),
+    "EDEN, 1 bit": before_adamw(gc.eden(axis_name=AXIS, bits=1)),
+    "EDEN, 1 bit, residual": before_adamw(gc.eden(axis_name=AXIS, bits=1, error_feedback=True)),
+    "EDEN, 1 bit, residual, b1=0": before_adamw(gc.eden(axis_name=AXIS, bits=1, error_feedback=True), b1=0.0),
+    "signs, residual": before_adamw(gc.ef_sign_sgd(axis_name=AXIS)),
+    "signs, residual, b1=0": before_adamw(gc.ef_sign_sgd(axis_name=AXIS), b1=0.0),
+}
+
+_SELECTIONS = {
+    **{f"top-k 0.01, b1={b1:g}": before_adamw(topk(0.01), b1=b1) for b1 in (0.9, 0.5, 0.0)},
+    **{f"top-k 0.01, b1=0, b2={b2:g}": before_adamw(topk(0.01), b1=0.0, b2=b2) for b2 in (0.95, 0.99)},
+    **{f"top-k {density:g}, b1=0": before_adamw(topk(density), b1=0.0) for density in (0.003, 0.001)},
+    **{
+        f"top-k {density:g}, 2 bits, b1=0": before_adamw(two_bits(density), b1=0.0)
+        for density in (0.02, 0.01, 0.005, 0.0025)
+    },
+    "top-k 0.01, 8 bits, b1=0": before_adamw(topk(0.01, dtype="int8", pack_positions=True, dense=HALF), b1=0.0),
+    "top-k 0.01, 2 bits, b1=0.5": before_adamw(two_bits(0.01), b1=0.5),
+    **{
+        f"top-k {density:g}, 2 bits, b1=0, b2=0.99": before_adamw(two_bits(density), b1=0.0, b2=0.99)
+        for density in (0.01, 0.005)
+    },
+    "top-k 0.01, two phases, b1=0": before_adamw(topk(0.01, phases=2), b1=0.0),
+    **{
+        f"top-k {density:g}, 2 bits, two phases, b1=0": before_adamw(two_bits(density, phases=2), b1=0.0)
+        for density in (0.04, 0.02, 0.01, 0.005)
+    },
+    **{
+        f"top-k {density:g}, 2 bits, two phases, leaves together, b1=0": before_adamw(
+            two_bits(density, phases=2, together=True), b1=0.0
+        )
+        for density in (0.02, 0.01, 0.005)
+    },
+    "DGC 0.01, by gather, b1=0": before_adamw(gc.dgc(axis_name=AXIS, density=0.01, collective="all_gather"), b1=0.0),
+    "DGC 0.01, by gather, b1=0.9": before_adamw(gc.dgc(axis_name=AXIS, density=0.01, collective="all_gather")),
+    "DGC 0.01, two phases, b1=0": before_adamw(gc.dgc(axis_name=AXIS, density=0.01, collective="two_phase"), b1=0.0),
+    "EF21 0.01, b1=0": before_adamw(gc.ef21(axis_name=AXIS, density=0.01, collective="all_gather"), b1=0.0),
+    **{
+        f"EF21 0.01, momentum of {1 - eta:g} on the worker, b1=0": before_adamw(
+            optax.chain(worker_ema(1 - eta), gc.ef21(axis_name=AXIS, density=0.01, collective="all_gather")), b1=0.0
+        )
+        for eta in (0.1, 0.5)
+    },
+}
+
+_LOW_RANK = {
+    f"PowerSGD, rank {rank}, b1={b1:g}": before_adamw(gc.powersgd(axis_name=AXIS, rank=rank), b1=b1)
+    for rank, b1 in ((4, 0.9), (4, 0.0), (1, 0.0))
+}
+
+
+def _outer_rows(name: str, method: Any, every: int, **options: Any) -> dict[str, Row]:
+    return {
+        f"{name} every {every}, {rate:g}/{momentum:g}": outer(method, every, rate, momentum, **options)
+        for rate, momentum in ((0.7, 0.9), (0.7, 0.8), (1.0, 0.5), (1.0, 0.0))
+    }
+
+
+_OUTER = {
+    **_outer_rows("outer average in int4", INT4, 9),
+    **_outer_rows("outer average in int4", INT4, 30),
+    **_outer_rows("outer average in int4", INT4, 100),
+}
+
+ROWS: dict[str, Row] = _FINE | _SELECTIONS | _LOW_RANK | _OUTER

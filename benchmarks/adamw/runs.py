@@ -1,0 +1,100 @@
+"""Which runs there are, in what order, and several processes that share them out."""
+
+import dataclasses
+import fcntl
+import fnmatch
+import json
+import pathlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from benchmarks.adamw.rows import ROWS, Row
+from benchmarks.adamw.task import Task
+from benchmarks.adamw.train import Run, train
+from gradcomp_jax._files import write_whole
+
+TUNED_AT = 4_000
+"""Steps of the runs that a learning rate is chosen by, on the validation part, with the first seed."""
+
+LENGTHS = (16_000, 4_000, 1_000)
+SEEDS = (0, 1, 2)
+MORE_SEEDS = (3, 4)
+"""Of the rows that a claim is made for."""
+
+Results = dict[str, dict[str, Any]]
+
+
+def results(folder: pathlib.Path) -> Results:
+    """Reads what was run, by the names of the runs."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def best_rate(name: str, row: Row, found: Results) -> float | None:
+    """Returns the rate of the least loss on the validation part; ``None`` while a rate is not tried."""
+    tried = {rate: found.get(Run(name, rate, TUNED_AT, 0).name) for rate in row.rates}
+    if any(result is None for result in tried.values()):
+        return None
+    # NaN is above everything.
+    return min(row.rates, key=lambda rate: (not _loss(tried[rate]) < 99, _loss(tried[rate])))
+
+
+def wanted(names: Sequence[str], found: Results) -> Iterator[Run]:
+    """Yields the runs of rows: first their tuning, then one seed at each length, then the others."""
+    for name in names:
+        for rate in ROWS[name].rates:
+            yield Run(name, rate, TUNED_AT, 0)
+    for seed in (*SEEDS, *MORE_SEEDS):
+        for steps in LENGTHS:
+            for name in names:
+                rate = best_rate(name, ROWS[name], found)
+                if rate is None or (seed in MORE_SEEDS and not (ROWS[name].claimed and steps == LENGTHS[0])):
+                    continue
+                yield Run(name, rate, steps, seed)
+
+
+def run_all(
+    task: Task, folder: pathlib.Path, saved: pathlib.Path, *, until: float, only: Sequence[str], steps: int
+) -> bool:
+    """Runs what has no result and is in no other process; says whether everything has one.
+
+    Args:
+        task: what is trained.
+        folder: of the results.
+        saved: folder of what is left of runs that are not complete.
+        until: a ``time.time()``.
+        only: patterns of rows.
+        steps: the longest runs.
+    """
+    names = [name for pattern in only for name in ROWS if fnmatch.fnmatchcase(name, pattern)]
+    folder.mkdir(parents=True, exist_ok=True)
+    saved.mkdir(parents=True, exist_ok=True)
+    elsewhere: set[str] = set()
+    while True:
+        found = results(folder)
+        runs = (run for run in wanted(names, found) if run.name not in found and run.steps <= steps)
+        run = next((run for run in runs if run.name not in elsewhere), None)
+        if run is None:
+            return not elsewhere
+        with open(saved / f"{run.name}.lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                elsewhere.add(run.name)
+                continue
+            began = time.time()
+            result = train(task, run, ROWS[run.row], saved / run.name, until=until)
+            if result is None:
+                return False
+            write_whole(folder / f"{run.name}.json", json.dumps(result, indent=1).encode())
+            elsewhere.clear()
+            print(f"{run.name}: {result['validation']:.4f} {time.time() - began:.0f} s", flush=True)
+
+
+def _loss(result: dict[str, Any] | None) -> float:
+    return float("inf") if result is None else float(result["validation"])
+
+
+def described(run: Run) -> dict[str, Any]:
+    """Returns the parts of a run."""
+    return dataclasses.asdict(run)

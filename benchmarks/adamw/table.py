@@ -1,0 +1,109 @@
+"""Tables of what the runs gave, against dense AdamW with the same batches."""
+
+import bisect
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import scipy.stats
+
+from benchmarks.adamw.rows import ROWS
+from benchmarks.adamw.runs import LENGTHS, MORE_SEEDS, SEEDS, TUNED_AT, Results, best_rate
+from benchmarks.adamw.train import Run
+from gradcomp_jax import _markdown
+
+BASELINE = "dense"
+NO_WORSE_THAN = 0.01
+"""The gap that "trains like" is tested against."""
+
+
+def losses(name: str, steps: int, found: Results, part: str = "test") -> dict[int, float]:
+    """Returns bits per character by seed, at the tuned rate."""
+    rate = best_rate(name, ROWS[name], found)
+    if rate is None:
+        return {}
+    runs = {seed: Run(name, rate, steps, seed).name for seed in (*SEEDS, *MORE_SEEDS)}
+    return {seed: float(found[run][part]) for seed, run in runs.items() if run in found}
+
+
+def gaps(name: str, steps: int, found: Results) -> list[float]:
+    """Returns what a row has above dense AdamW, as a fraction, for each seed that both have."""
+    own, dense = losses(name, steps, found), losses(BASELINE, steps, found)
+    return [own[seed] / dense[seed] - 1 for seed in own if seed in dense]
+
+
+def p_no_worse(values: Sequence[float], than: float = NO_WORSE_THAN) -> float:
+    """Returns p of a paired one-sided t test whose null hypothesis is a gap of ``than`` or more; NaN for less than two seeds."""
+    if len(values) < 2:
+        return math.nan
+    return float(scipy.stats.ttest_1samp(values, than, alternative="less").pvalue)
+
+
+def dense_equivalent(name: str, steps: int, found: Results) -> float | None:
+    """Returns the steps at which dense AdamW has this loss, as a fraction; on lines between the lengths that were run, in logs."""
+    curve = [(n, statistics.fmean(dense.values())) for n in sorted(LENGTHS) if (dense := losses(BASELINE, n, found))]
+    own = losses(name, steps, found)
+    if not own or len(curve) < 2:
+        return None
+    loss, falling = statistics.fmean(own.values()), [-value for _, value in curve]
+    place = min(max(bisect.bisect(falling, -loss), 1), len(curve) - 1)
+    (first, above), (last, below) = curve[place - 1 : place + 1]
+    share = (above - loss) / (above - below)
+    return float(np.exp(np.log(first) + share * np.log(last / first))) / steps
+
+
+def table(found: Results, sizes: Mapping[str, Mapping[str, float]], bfloat16: Mapping[str, float]) -> str:
+    """Returns a row for each method that is tuned, those that send most first."""
+    header = ["method", "fewer bytes", "payload", "rate"]
+    for steps in sorted(LENGTHS):
+        header += [f"{steps:,} steps"]
+    header += ["p", "dense steps", "seeds"]
+    lines = []
+    for name in sorted(sizes, key=lambda n: -sizes[n]["sent"]):
+        rate = best_rate(name, ROWS[name], found)
+        if rate is None:
+            continue
+        cells: list[Any] = [name, *(f"{_markdown.figure(bfloat16[k] / sizes[name][k])}x" for k in ("sent", "payload"))]
+        cells.append(f"{rate:g}")
+        cells += [_gap(name, steps, found) for steps in sorted(LENGTHS)]
+        longest = max(LENGTHS)
+        values, share = gaps(name, longest, found), dense_equivalent(name, longest, found)
+        p = p_no_worse(values)
+        cells += ["-" if math.isnan(p) else f"{p:.2g}", "-" if share is None else f"{share:.2f}", str(len(values))]
+        lines.append(cells)
+    return "\n".join(_markdown.table(header, lines, align="lr"))
+
+
+def tuning(found: Results) -> str:
+    """Returns what each row gave at each rate, on the validation part."""
+    lines = []
+    for name, row in ROWS.items():
+        losses = [found.get(Run(name, rate, TUNED_AT, 0).name) for rate in row.rates]
+        if any(losses):
+            said = [
+                f"{rate:g}: {result['validation']:.3f}"
+                for rate, result in zip(row.rates, losses, strict=True)
+                if result
+            ]
+            lines.append((name, ", ".join(said)))
+    return "\n".join(_markdown.table(("method", "rate: bits per character of the validation part"), lines, align="l"))
+
+
+def hours(found: Results) -> float:
+    """Returns the CPU hours of all runs."""
+    return sum(float(result["seconds"]) for result in found.values()) / 3600
+
+
+def _gap(name: str, steps: int, found: Results) -> str:
+    if name == BASELINE:
+        values = list(losses(name, steps, found).values())
+        return "-" if not values else _with_spread(values, "{:.3f}")
+    values = [100 * gap for gap in gaps(name, steps, found)]
+    return "-" if not values else _with_spread(values, "{:+.2f}") + "%"
+
+
+def _with_spread(values: Sequence[float], form: str) -> str:
+    text = form.format(statistics.fmean(values))
+    return text if len(values) < 2 else f"{text} ± {statistics.stdev(values):.2f}"

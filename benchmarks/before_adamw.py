@@ -1,0 +1,60 @@
+"""Trains small language models with what may go before AdamW, for as many hours as there are, and writes the tables.
+
+    python benchmarks/before_adamw.py 65k-1 --hours 2
+    python benchmarks/before_adamw.py 65k-1 --hours 2 --only 'top-k*' --steps 4000
+
+All workers share one device and one thread: start as many of the same command as there are cores; no run is done twice. A run
+that is broken off goes on where it was. Data come by ``gradcomp data enwik8``.
+"""
+
+import argparse
+import os
+import pathlib
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1 --xla_force_host_platform_device_count=8",
+)
+
+from benchmarks.adamw import runs, table, wire
+from benchmarks.adamw.rows import ROWS
+from benchmarks.adamw.task import TASKS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=TASKS, help="the model, and the sequences of each worker in a step")
+    parser.add_argument("--hours", type=float, default=0.0, help="time for runs (default: none, only the tables)")
+    parser.add_argument(
+        "--only", nargs="+", default=["*"], metavar="ROW", help="patterns of rows, the first ones first"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=max(runs.LENGTHS), help="of the longest runs (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=pathlib.Path("docs/results/runs/adamw"), help="folder of the results"
+    )
+    parser.add_argument(
+        "--checkpoints",
+        type=pathlib.Path,
+        default=pathlib.Path("benchmark-results/adamw"),
+        help="folder of runs that are not complete (default: %(default)s)",
+    )
+    options = parser.parse_args()
+    task = TASKS[options.task]
+    folder, saved = options.out / options.task, options.checkpoints / options.task
+    if options.hours:
+        until = time.time() + 3600 * options.hours
+        runs.run_all(task, folder, saved, until=until, only=options.only, steps=options.steps)
+    found = runs.results(folder)
+    tuned = [name for name, row in ROWS.items() if runs.best_rate(name, row, found) is not None]
+    sizes = wire.sizes(task, tuned, options.out / f"{options.task}-bytes.json")
+    print(table.table(found, sizes, wire.bfloat16(task)))
+    print(f"\n{table.tuning(found)}\n\n{table.hours(found):.1f} CPU hours")
+
+
+if __name__ == "__main__":
+    main()

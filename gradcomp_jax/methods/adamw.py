@@ -1,0 +1,86 @@
+"""AdamW after an exchange, with the first moment where the method wants it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import optax
+
+from gradcomp_jax import _arguments, _checks, per_device
+from gradcomp_jax._typing import PyTree
+from gradcomp_jax.methods.registry import adam_b1
+from gradcomp_jax.transforms import ExchangeState
+
+B1 = 0.9
+
+
+@_arguments.checked
+def adamw(
+    learning_rate: optax.ScalarOrSchedule,
+    exchange: optax.GradientTransformation,
+    *,
+    b1: float | None = None,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 1e-4,
+    mask: Any | Callable[[PyTree], Any] | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Chains an exchange and AdamW, whose first moment goes where the method of the exchange wants it.
+
+    After unbiased and fine codes it is AdamW as it is, with :math:`\beta_1` = 0.9. A residual of a selection, of signs or of a
+    low rank is a momentum already, as a velocity inside the method is: an entry that waits arrives as the sum of all
+    gradients since. Another momentum after it would spread that sum over as many steps again, so
+    :math:`\beta_1` = 0 there, and no first moment is kept.
+
+    State: ``(exchange's, Adam's, weight decay's, learning rate's)``, as of ``optax.chain``.
+
+    Example::
+
+        tx = gc.adamw(1e-3, gc.topk_sgd(axis_name="data", density=0.01))
+
+    Args:
+        learning_rate: a number or a schedule.
+        exchange: a method, :func:`gradcomp_jax.exchange`, or a chain that ends with one.
+        b1: :math:`\beta_1`, where it is not to be what the method wants.
+        b2: :math:`\beta_2`.
+        eps: :math:`\epsilon`.
+        weight_decay: strength of the decoupled weight decay, times the learning rate.
+        mask: which leaves decay, as ``optax.adamw`` takes it.
+
+    Raises:
+        ValueError: for decay rates outside [0, 1); in init, if ``exchange`` has none.
+
+    References:
+        Loshchilov and Hutter, 2019, https://arxiv.org/abs/1711.05101, algorithm 2.
+    """
+    if b1 is not None:
+        _checks.below_one("b1", b1)
+    _checks.below_one("b2", b2)
+    exchange = optax.with_extra_args_support(exchange)
+
+    def after(state: PyTree) -> optax.GradientTransformationExtraArgs:
+        wanted = adam_b1(state)
+        rate = (B1 if wanted is None else wanted) if b1 is None else b1
+        # Adam without a first moment: the tree that it would take is not kept.
+        adam = (
+            optax.scale_by_adam(rate, b2, eps)
+            if rate
+            else optax.scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True)
+        )
+        return optax.chain(
+            adam, optax.add_decayed_weights(weight_decay, mask), optax.scale_by_learning_rate(learning_rate)
+        )
+
+    def init(params: PyTree) -> PyTree:
+        state = exchange.init(params)
+        if not per_device.nodes_of(state, lambda node: isinstance(node, ExchangeState)):
+            raise ValueError(
+                "exchange must be a method, gradcomp_jax.exchange(...) or a chain that ends with one, and has none"
+            )
+        return (state, *after(state).init(params))
+
+    def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> Any:
+        updates, first = exchange.update(updates, state[0], params, **extra)
+        updates, rest = after(state[0]).update(updates, state[1:], params, **extra)
+        return updates, (first, *rest)
+
+    return optax.GradientTransformationExtraArgs(init, update)
