@@ -19,9 +19,10 @@ os.environ.setdefault(
     "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1 --xla_force_host_platform_device_count=8",
 )
 
-from benchmarks.adamw import runs, table, wire
+from benchmarks import pages
+from benchmarks.adamw import plot, runs, table, wire
 from benchmarks.adamw.rows import ROWS
-from benchmarks.adamw.task import TASKS
+from benchmarks.adamw.task import MODELS, TASKS
 
 
 def main() -> None:
@@ -43,6 +44,9 @@ def main() -> None:
         default=pathlib.Path("benchmark-results/adamw"),
         help="folder of runs that are not complete (default: %(default)s)",
     )
+    parser.add_argument(
+        "--write", type=pathlib.Path, metavar="PAGE", help="also write the page's tables and its pictures"
+    )
     options = parser.parse_args()
     task = TASKS[options.task]
     folder, saved = options.out / options.task, options.checkpoints / options.task
@@ -51,9 +55,22 @@ def main() -> None:
         runs.run_all(task, folder, saved, until=until, only=options.only, steps=options.steps)
     found = runs.results(folder)
     tuned = [name for name, row in ROWS.items() if runs.best_rate(name, row, found) is not None]
-    sizes = wire.sizes(task, tuned, options.out / f"{options.task}-bytes.json")
-    print(table.table(found, sizes, wire.bfloat16(task)))
-    print(f"\n{table.tuning(found)}\n\n{table.hours(found):.1f} CPU hours")
+    sizes, bfloat16 = wire.sizes(task, tuned, options.out / f"{options.task}-bytes.json"), wire.bfloat16(task)
+    command = f"`python benchmarks/before_adamw.py {options.task} --write PAGE`"
+    said = {
+        options.task: f"{table.table(found, sizes, bfloat16)}\n\n*{table.measured(found)} {command}*",
+        f"{options.task}-tuning": table.tuning(found),
+    }
+    print("\n\n".join(said.values()))
+    if options.write:
+        for name, text in said.items():
+            pages.write_between(options.write, name, text)
+        fewer = {name: bfloat16["sent"] / size["sent"] for name, size in sizes.items()}
+        picture = options.write.with_suffix(".png")
+        longest, what = max(runs.LENGTHS), f"{MODELS[task.model].summary}, 8 workers, {max(runs.LENGTHS):,} steps"
+        picture.write_bytes(plot.gap_by_bytes(found, fewer, longest, what))
+        best = [name for name in plot.frontier(found, fewer, longest) if name != table.BASELINE]
+        picture.with_stem(f"{picture.stem}-steps").write_bytes(plot.gap_by_steps(found, best, what.rpartition(",")[0]))
 
 
 if __name__ == "__main__":

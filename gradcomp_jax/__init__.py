@@ -20,6 +20,7 @@ from gradcomp_jax.audit import wire_bytes as wire_bytes
 from gradcomp_jax.distributed import check_equal_start as check_equal_start
 from gradcomp_jax.methods import adamw as adamw
 from gradcomp_jax.methods import factored_dot as factored_dot
+from gradcomp_jax.methods import sparse_adamw as sparse_adamw
 from gradcomp_jax.methods.every_method import *  # noqa: F403
 from gradcomp_jax.per_device import PerDevice as PerDevice
 from gradcomp_jax.planning import Cluster as Cluster

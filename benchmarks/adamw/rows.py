@@ -59,7 +59,8 @@ def topk(density: float, *, dense: Any = None, phases: int = 1, together: bool =
 
 def two_bits(density: float, **options: Any) -> Any:
     """Returns top-k whose values are a sign and one of two magnitudes, with packed positions."""
-    return topk(density, bits=2, pack_positions=True, dense=HALF, **options)
+    options = {"block": 4096, "bits": 2, "pack_positions": True, "dense": HALF} | options
+    return topk(density, **options)
 
 
 def worker_ema(decay: float) -> optax.GradientTransformation:
@@ -93,30 +94,21 @@ _FINE = {
 }
 
 _SELECTIONS = {
-    **{f"top-k 0.01, b1={b1:g}": before_adamw(topk(0.01), b1=b1) for b1 in (0.9, 0.5, 0.0)},
-    **{f"top-k 0.01, b1=0, b2={b2:g}": before_adamw(topk(0.01), b1=0.0, b2=b2) for b2 in (0.95, 0.99)},
-    **{f"top-k {density:g}, b1=0": before_adamw(topk(density), b1=0.0) for density in (0.003, 0.001)},
-    **{
-        f"top-k {density:g}, 2 bits, b1=0": before_adamw(two_bits(density), b1=0.0)
-        for density in (0.02, 0.01, 0.005, 0.0025)
-    },
-    "top-k 0.01, 8 bits, b1=0": before_adamw(topk(0.01, dtype="int8", pack_positions=True, dense=HALF), b1=0.0),
-    "top-k 0.01, 2 bits, b1=0.5": before_adamw(two_bits(0.01), b1=0.5),
-    **{
-        f"top-k {density:g}, 2 bits, b1=0, b2=0.99": before_adamw(two_bits(density), b1=0.0, b2=0.99)
-        for density in (0.01, 0.005)
-    },
-    "top-k 0.01, two phases, b1=0": before_adamw(topk(0.01, phases=2), b1=0.0),
-    **{
-        f"top-k {density:g}, 2 bits, two phases, b1=0": before_adamw(two_bits(density, phases=2), b1=0.0)
-        for density in (0.04, 0.02, 0.01, 0.005)
-    },
+    **{f"top-k 0.01, b1={b1:g}": before_adamw(topk(0.01), b1=b1) for b1 in (0.0, 0.9, 0.5)},
     **{
         f"top-k {density:g}, 2 bits, two phases, leaves together, b1=0": before_adamw(
             two_bits(density, phases=2, together=True), b1=0.0
         )
-        for density in (0.02, 0.01, 0.005)
+        for density in (0.01, 0.02, 0.005, 0.04)
     },
+    "top-k 0.01, 2 bits, two phases, b1=0": before_adamw(two_bits(0.01, block=1024, phases=2), b1=0.0),
+    "top-k 0.01, 2 bits, leaves together, b1=0": before_adamw(two_bits(0.01, together=True), b1=0.0),
+    "top-k 0.01, 8 bits, two phases, leaves together, b1=0": before_adamw(
+        two_bits(0.01, bits=None, dtype="int8", phases=2, together=True), b1=0.0
+    ),
+    **{f"top-k 0.01, b1=0, b2={b2:g}": before_adamw(topk(0.01), b1=0.0, b2=b2) for b2 in (0.95, 0.99)},
+    **{f"top-k {density:g}, b1=0": before_adamw(topk(density), b1=0.0) for density in (0.003, 0.001)},
+    "top-k 0.01, two phases, b1=0": before_adamw(topk(0.01, phases=2), b1=0.0),
     "DGC 0.01, by gather, b1=0": before_adamw(gc.dgc(axis_name=AXIS, density=0.01, collective="all_gather"), b1=0.0),
     "DGC 0.01, by gather, b1=0.9": before_adamw(gc.dgc(axis_name=AXIS, density=0.01, collective="all_gather")),
     "DGC 0.01, two phases, b1=0": before_adamw(gc.dgc(axis_name=AXIS, density=0.01, collective="two_phase"), b1=0.0),

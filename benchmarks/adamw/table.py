@@ -35,14 +35,14 @@ def gaps(name: str, steps: int, found: Results) -> list[float]:
 
 
 def p_no_worse(values: Sequence[float], than: float = NO_WORSE_THAN) -> float:
-    """Returns p of a paired one-sided t test whose null hypothesis is a gap of ``than`` or more; NaN for less than two seeds."""
+    """Returns p of a paired one-sided t test against a gap of ``than`` or more; NaN for fewer than two seeds."""
     if len(values) < 2:
         return math.nan
     return float(scipy.stats.ttest_1samp(values, than, alternative="less").pvalue)
 
 
 def dense_equivalent(name: str, steps: int, found: Results) -> float | None:
-    """Returns the steps at which dense AdamW has this loss, as a fraction; on lines between the lengths that were run, in logs."""
+    """Returns the steps at which dense AdamW has this loss, over those of the run; between its lengths on lines in logs."""
     curve = [(n, statistics.fmean(dense.values())) for n in sorted(LENGTHS) if (dense := losses(BASELINE, n, found))]
     own = losses(name, steps, found)
     if not own or len(curve) < 2:
@@ -91,9 +91,12 @@ def tuning(found: Results) -> str:
     return "\n".join(_markdown.table(("method", "rate: bits per character of the validation part"), lines, align="l"))
 
 
-def hours(found: Results) -> float:
-    """Returns the CPU hours of all runs."""
-    return sum(float(result["seconds"]) for result in found.values()) / 3600
+def measured(found: Results) -> str:
+    """Returns a sentence on the runs: their time, machines and versions."""
+    hours = sum(float(result["seconds"]) for result in found.values()) / 3600
+    processors = sorted({result["processor"] for result in found.values()})
+    of = sorted({", ".join(f"{name} {v}" for name, v in result["versions"].items()) for result in found.values()})
+    return f"Measured: {len(found)} runs, {hours:.1f} CPU hours on {', '.join(processors)}; {'; '.join(of)}. Bytes: compiled."
 
 
 def _gap(name: str, steps: int, found: Results) -> str:

@@ -16,6 +16,7 @@ import optax
 import gradcomp_jax as gc
 from benchmarks.adamw.rows import AXIS, Row
 from benchmarks.adamw.task import MODELS, WORKERS, Task, batch_of, judge, parts, vocabulary
+from gradcomp_jax.experiments.machine import machine
 
 CHUNK = 100
 WARM_UP = 0.05
@@ -99,6 +100,7 @@ def train(
         "test": bits(trained, "test"),
         "train": [round(float(x), 4) for x in losses],
         "seconds": round(float(at["seconds"])),
+        "processor": machine()["processor"],
         "versions": {"jax": jax.__version__, "optax": optax.__version__},
     }
 

@@ -25,7 +25,7 @@ class TopKPayload:
     """Some of a row's entries.
 
     Attributes:
-        positions: uint8, uint16 or uint32 ``[rows, k]``, distinct within a row; or uint8, those of a ``packed`` block.
+        positions: uint8, uint16 or uint32 ``[rows, k]``, distinct within a row; or uint8, ``packed``: k and the block.
         value: float32, bfloat16 or int8 ``[rows, k]``; of two bits, uint8 ``[rows, ceil(k / 4)]``.
         scale: float32 ``[rows, 1]``, the unit of int8 values; bfloat16 ``[rows, 2]``, the magnitudes of two bits; or ``None``.
     """
@@ -33,17 +33,17 @@ class TopKPayload:
     positions: Array
     value: Array
     scale: Array | None = None
-    packed: int = dataclasses.field(default=0, metadata={"static": True})
+    packed: tuple[int, int] = dataclasses.field(default=(0, 0), metadata={"static": True})
 
     @property
     def index(self) -> Array:
         """Returns the positions, integer ``[rows, k]``."""
-        return kernels.unpack_positions(self.positions, self.packed) if self.packed else self.positions
+        return kernels.from_elias_fano(self.positions, *self.packed) if self.packed[0] else self.positions
 
     def numbers(self) -> Array:
         """Returns the entries' values, float32 ``[rows, k]``."""
         if self.scale is not None and self.scale.shape[-1] == 2:
-            return kernels.from_two_levels(self.value, self.scale.astype(jnp.float32), self.index.shape[-1])
+            return kernels.from_two_levels(self.value, self.scale, self.index.shape[-1])
         value = self.value.astype(jnp.float32)
         return value if self.scale is None else value * self.scale
 
@@ -85,11 +85,11 @@ class TopK(Compressor):
         return self._payload(index, value), state
 
     def _payload(self, index: Array, value: Array) -> TopKPayload:
-        packed = self.block if self.pack_positions else 0
-        index = kernels.pack_positions(index, packed) if packed else index.astype(index_dtype(self.block))
+        packed = (index.shape[-1], self.block) if self.pack_positions else (0, 0)
+        index, value = lax.sort((index, value), num_keys=1) if self.pack_positions else (index, value)
+        index = kernels.to_elias_fano(index, self.block) if packed[0] else index.astype(index_dtype(self.block))
         if self.bits == 2:
-            words, levels = kernels.to_two_levels(value.astype(jnp.float32))
-            return TopKPayload(index, words, levels.astype(jnp.bfloat16), packed)
+            return TopKPayload(index, *kernels.to_two_levels(value.astype(jnp.float32)), packed)
         if self.dtype == jnp.int8:
             return TopKPayload(index, *kernels.quantize(value), packed)
         return TopKPayload(index, value.astype(self.dtype), None, packed)
@@ -193,11 +193,10 @@ def topk(
             entry that any worker sent, exactly, or whole blocks where that is less; or another compressor of this block.
         dtype: of the values on the wire: float32, bfloat16, or int8 with a float32 scale for each block, which pays from
             four entries of a block on. What rounding takes stays in the memory.
-        bits: 2 for values of two bits in place of ``dtype``: a sign, and which of two magnitudes of the block, the means of the
-            smaller and the larger of the chosen ones, in bfloat16.
-        exact: sorts every block, many times slower, where otherwise an entry may be missed for larger ones close to it. With a
-            block as long as the tensor this is the papers' selection; ``gc.topk_sgd(exact=True)`` makes such blocks.
-        pack_positions: sends positions in 8, 9, 10, 12 or 16 bits, whichever the block needs; 65,536 entries are its most.
+        bits: 2 for values of two bits: a sign, and which of two bfloat16 magnitudes, means of the smaller and the larger ones.
+        exact: sorts every block, many times slower, where otherwise an entry may be missed for larger ones close to it. In a
+            block as long as the tensor, as ``gc.topk_sgd(exact=True)`` has it, this is the papers' selection.
+        pack_positions: sends positions in order, in about two bits each and the logarithm of their distance.
 
     Raises:
         ValueError: for a density outside (0, 1], a block outside [1, 2**20], another dtype, a downlink that does not fit.
@@ -208,8 +207,8 @@ def topk(
     """
     _checks.in_unit_interval("density", density)
     size = block_for(density) if block is None else _checks.positive_int("block", block)
-    if size > (most := 2**16 if pack_positions else 2**20):
-        raise ValueError(f"block must be at most {most}, got {size}")
+    if size > 2**20:
+        raise ValueError(f"block must be at most {2**20}, got {size}")
     k = max(1, round(density * size))
     k_downlink = min(size, k + max(1, k // 2))
     if downlink_density is not None:

@@ -21,6 +21,9 @@ from gradcomp_jax.kernels.dealt_selection import place_dealt as place_dealt
 from gradcomp_jax.kernels.dealt_selection import place_packed as place_packed
 from gradcomp_jax.kernels.dealt_selection import take_dealt as take_dealt
 from gradcomp_jax.kernels.dealt_selection import top_of_dealt as top_of_dealt
+from gradcomp_jax.kernels.elias_fano import elias_fano_bytes as elias_fano_bytes
+from gradcomp_jax.kernels.elias_fano import from_elias_fano as from_elias_fano
+from gradcomp_jax.kernels.elias_fano import to_elias_fano as to_elias_fano
 from gradcomp_jax.kernels.fixed_point import from_fixed as from_fixed
 from gradcomp_jax.kernels.fixed_point import to_fixed as to_fixed
 from gradcomp_jax.kernels.float4 import from_e3m0 as from_e3m0
@@ -44,13 +47,10 @@ from gradcomp_jax.kernels.narrow import scale_width as scale_width
 from gradcomp_jax.kernels.narrow import to_narrow as to_narrow
 from gradcomp_jax.kernels.packing import pack_bits as pack_bits
 from gradcomp_jax.kernels.packing import pack_digits as pack_digits
-from gradcomp_jax.kernels.packing import pack_positions as pack_positions
 from gradcomp_jax.kernels.packing import pack_ternary as pack_ternary
 from gradcomp_jax.kernels.packing import packed_length as packed_length
-from gradcomp_jax.kernels.packing import position_bits as position_bits
 from gradcomp_jax.kernels.packing import unpack_bits as unpack_bits
 from gradcomp_jax.kernels.packing import unpack_digits as unpack_digits
-from gradcomp_jax.kernels.packing import unpack_positions as unpack_positions
 from gradcomp_jax.kernels.packing import unpack_ternary as unpack_ternary
 from gradcomp_jax.kernels.platforms import follows_on_tpu as follows_on_tpu
 from gradcomp_jax.kernels.platforms import held_on_cpu as held_on_cpu

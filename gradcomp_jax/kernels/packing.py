@@ -151,44 +151,6 @@ def unpack_ternary(packed: Array, n: int) -> Array:
     return (unpack_digits(packed, n, 3) - 1).astype(jnp.int8)
 
 
-def position_bits(block: int) -> int:
-    """Returns the bits that :func:`pack_positions` takes for a position in ``block`` entries: 8, 9, 10, 12 or 16.
-
-    Raises:
-        ValueError: for a block above 65,536.
-    """
-    if block > 2**16:
-        raise ValueError(f"positions are packed in blocks of at most 65536 entries, got {block}")
-    return next(bits for bits in (8, 9, 10, 12, 16) if block <= 2**bits)
-
-
-def pack_positions(index: Array, block: int) -> Array:
-    """Packs positions: their low bytes, then what is left of each, several to a byte.
-
-    Args:
-        index: integer ``[..., k]`` in ``[0, block)``.
-        block: at most 65,536.
-
-    Returns:
-        uint8 ``[..., k + ceil(k * (bits - 8) / 8)]`` with ``bits`` of :func:`position_bits`.
-    """
-    more = position_bits(block) - 8
-    index = index.astype(jnp.int32)
-    low = (index & 255).astype(jnp.uint8)
-    return jnp.concatenate([low, pack_bits(index >> 8, more)], axis=-1) if more else low
-
-
-def unpack_positions(packed: Array, block: int) -> Array:
-    """Inverts :func:`pack_positions`: uint8 ``[..., width]`` to int32 ``[..., k]``."""
-    more = position_bits(block) - 8
-    low = packed.astype(jnp.int32)
-    if not more:
-        return low
-    # k low bytes, and then one for every 8 / more of them or fewer.
-    k = packed.shape[-1] * 8 // (8 + more)
-    return low[..., :k] | (unpack_bits(packed[..., k:], k, more).astype(jnp.int32) << 8)
-
-
 def pack_bits(values: Array, bits: int) -> Array:
     """Packs unsigned values of 1, 2, 4 or 8 bits, ``8 / bits`` to a byte: ``[..., n]`` to uint8.
 

@@ -15,8 +15,8 @@ def to_two_levels(values: Array) -> tuple[Array, Array]:
         values: float32 ``[rows, k]``.
 
     Returns:
-        ``(words, levels)``: uint8 ``[rows, ceil(k / 4)]``, four values to a byte; float32 ``[rows, 2]``, not finite where a
-        value of the row is not.
+        ``(words, levels)``: uint8 ``[rows, ceil(k / 4)]``, four values to a byte; bfloat16 ``[rows, 2]``, not finite where
+        a value of the row is not.
     """
     size = jnp.abs(values)
     above = size > jnp.mean(size, axis=1, keepdims=True)
@@ -25,11 +25,12 @@ def to_two_levels(values: Array) -> tuple[Array, Array]:
     lower = jnp.sum(jnp.where(above, 0.0, size), axis=1) / jnp.maximum(size.shape[1] - count, 1.0)
     lower = jnp.where((size == 0).any(axis=1), 0.0, lower)
     codes = jnp.signbit(values).astype(jnp.uint8) * 2 + above.astype(jnp.uint8)
-    return pack_bits(codes, 2), jnp.stack([lower, upper], axis=1)
+    return pack_bits(codes, 2), jnp.stack([lower, upper], axis=1).astype(jnp.bfloat16)
 
 
 def from_two_levels(words: Array, levels: Array, k: int) -> Array:
     """Inverts :func:`to_two_levels` up to rounding: float32 ``[..., rows, k]``."""
     codes = unpack_bits(words, k, 2)
+    levels = levels.astype(jnp.float32)
     size = jnp.where((codes & 1) != 0, levels[..., 1:], levels[..., :1])
     return jnp.where((codes & 2) != 0, -size, size)

@@ -5,10 +5,12 @@ from typing import Any
 
 import optax
 
-from gradcomp_jax import _arguments, _checks, per_device
-from gradcomp_jax._typing import PyTree
+from gradcomp_jax import _arguments, _checks, compressors, per_device
+from gradcomp_jax._typing import AxisName, PyTree
+from gradcomp_jax.collectives import as_collective
 from gradcomp_jax.methods.registry import adam_b1
-from gradcomp_jax.transforms import ExchangeState
+from gradcomp_jax.transforms import ExchangeState, exchange
+from gradcomp_jax.transforms.masks import at_least
 
 B1 = 0.9
 
@@ -84,3 +86,48 @@ def adamw(
         return updates, (first, *rest)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+@_arguments.checked
+def sparse_adamw(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    axis_name: AxisName | None,
+    density: float = 0.01,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 1e-4,
+    mask: Any | Callable[[PyTree], Any] | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Makes AdamW whose workers send the largest entries of what they have, in two bits each: nothing else to tune.
+
+    The exchange: of all leaves together, blocks of 4,096 entries, of which each worker sends the largest, a sign and one of two
+    magnitudes, with positions in order. What is not sent waits in a residual. The owner of a block sends half as many entries
+    again of the mean, and keeps the rest. Then :func:`adamw`, without a first moment, as the residual is one.
+
+    Args:
+        learning_rate: a number or a schedule; that of dense AdamW is a start.
+        axis_name: the axis to average over, or ``None`` for one worker.
+        density: fraction of the entries that a worker sends.
+        b2: as for :func:`adamw`.
+        eps: likewise.
+        weight_decay: likewise.
+        mask: which leaves decay, as ``optax.adamw`` takes it.
+
+    Raises:
+        ValueError: for values out of range.
+        TypeError: for a density that is traced.
+
+    References:
+        Stich et al., 2018, https://arxiv.org/abs/1809.07599, algorithm 1 (the residual); Sarfi et al., 2025,
+        https://arxiv.org/abs/2508.15706, section 3 (two bits a value).
+    """
+    block = max(4096, compressors.topk(density).block)
+    averaged = exchange(
+        compressors.topk(density, block=block, bits=2, pack_positions=True),
+        axis_name=axis_name,
+        collective=as_collective("auto", lossy_downlink=True),
+        mask=at_least(1, ndim=0),
+        view="tree",
+    )
+    return adamw(learning_rate, averaged, b2=b2, eps=eps, weight_decay=weight_decay, mask=mask)

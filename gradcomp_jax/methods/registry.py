@@ -147,7 +147,7 @@ def _adam_b1(maker: MadeBy) -> float | None:
     return 0.0 if any(value in coarse for value in named) else None
 
 
-def _subclasses(kind: type[Compressor]) -> Iterator[type[Compressor]]:
+def _subclasses(kind: Any) -> Iterator[type[Compressor]]:
     for below in kind.__subclasses__():
         yield below
         yield from _subclasses(below)

@@ -147,10 +147,16 @@ METHODS: dict[str, Case] = {
         "residual",
         (topk(0.1, block=100, dtype=jnp.int8), "two_phase"),
     ),
-    "topk-two-bits": Case(
-        lambda axis: gc.exchange(topk(0.1, block=100, bits=2), axis_name=axis, collective="all_gather"),
+    "topk-together": Case(
+        lambda axis: gc.exchange(
+            topk(0.03, block=300, bits=2, pack_positions=True),
+            axis_name=axis,
+            collective="two_phase",
+            mask=gc.masks.at_least(1, ndim=0),
+            view="tree",
+        ),
         "residual",
-        (topk(0.1, block=100, bits=2), "all_gather"),
+        (topk(0.03, block=300, bits=2, pack_positions=True), "two_phase"),
     ),
     "topk-packed": Case(
         lambda axis: gc.exchange(

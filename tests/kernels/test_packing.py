@@ -132,35 +132,3 @@ def test_a_base_that_does_not_fit_is_refused(base: int) -> None:
 def test_a_width_that_does_not_divide_a_byte_is_refused(bits: int) -> None:
     with pytest.raises(ValueError, match=f"bits must be 1, 2, 4 or 8, got {bits}.*pack_digits"):
         kernels.pack_bits(jnp.zeros((4,), jnp.uint8), bits)
-
-
-@pytest.mark.parametrize(
-    ("block", "bits", "k"),
-    [
-        (2, 8, 1),
-        (256, 8, 7),
-        (257, 9, 64),
-        (1024, 10, 1),
-        (1024, 10, 7),
-        (1025, 12, 2),
-        (4096, 12, 7),
-        (4096, 12, 64),
-        (4097, 16, 7),
-        (65536, 16, 1),
-    ],
-)
-def test_positions_are_a_low_byte_each_and_what_is_left_of_several_in_a_byte(block: int, bits: int, k: int) -> None:
-    index = np.random.default_rng(k).integers(0, block, (2, 3, k)).astype(np.int32)
-    index[..., -1] = block - 1
-    packed = np.asarray(kernels.pack_positions(index, block))
-    assert kernels.position_bits(block) == bits
-    assert (packed.dtype, packed.shape) == (np.uint8, (2, 3, k + -(-k * (bits - 8) // 8)))
-    np.testing.assert_array_equal(packed[..., :k], index % 256)
-    if bits > 8:
-        np.testing.assert_array_equal(packed[..., k:], slow_pack(index // 256, 2 ** (bits - 8), 8))
-    np.testing.assert_array_equal(kernels.unpack_positions(packed, block), index)
-
-
-def test_positions_of_longer_blocks_are_refused() -> None:
-    with pytest.raises(ValueError, match="at most 65536 entries, got 65537"):
-        kernels.position_bits(65537)

@@ -12,6 +12,7 @@ def oracle(row: np.ndarray) -> np.ndarray:
     above = size > size.mean()
     upper = size[above].mean() if above.any() else 0.0
     lower = size[~above].mean() if (~above).any() and size.all() else 0.0
+    upper, lower = (float(jnp.bfloat16(np.float32(m))) for m in (upper, lower))
     return np.where(row < 0, -1, 1) * np.where(above, upper, lower)
 
 
