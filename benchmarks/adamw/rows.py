@@ -11,6 +11,9 @@ import gradcomp_jax as gc
 from gradcomp_jax import per_device
 
 AXIS = "data"
+DENSE = 0.15
+"""Share of 1-bit Adam's steps before its variance freezes (2102.02888, section 7.1)."""
+
 RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
 """Of AdamW, dense or not; every row is tuned over as many."""
 
@@ -24,6 +27,7 @@ class Row:
       rates: peaks of the learning rate that are tried.
       replicas: whether every worker has parameters of its own.
       every: steps from one exchange to the next.
+      dense: share of the steps, the first ones, that are dense in float32.
       claimed: whether a claim is made for it, and it has more seeds.
     """
 
@@ -31,6 +35,7 @@ class Row:
     rates: tuple[float, ...] = RATES
     replicas: bool = False
     every: int = 1
+    dense: float = 0.0
     claimed: bool = False
 
 
@@ -39,10 +44,10 @@ def before_adamw(exchange: Any, *, b1: float = 0.9, b2: float = 0.999, rates: tu
     return Row(lambda rate, steps: optax.chain(exchange, optax.adamw(rate, b1, b2)), rates)
 
 
-def outer(method: Any, every: int, rate: float, momentum: float, **options: Any) -> Row:
-    """Returns the row of AdamW on each replica, then an outer step in ``every`` steps."""
+def outer(method: Any, every: int, rate: float, momentum: float, inner: Any = optax.adamw, **options: Any) -> Row:
+    """Returns the row of an optimizer on each replica, then an outer step in ``every`` steps."""
     average = gc.diloco(method, axis_name=AXIS, every=every, learning_rate=rate, momentum=momentum, **options)
-    return Row(lambda rate, steps: optax.chain(optax.adamw(rate), average), replicas=True, every=every)
+    return Row(lambda rate, steps: optax.chain(inner(rate), average), replicas=True, every=every)
 
 
 def topk(density: float, *, dense: Any = None, phases: int = 1, together: bool = False, **options: Any) -> Any:
@@ -123,7 +128,24 @@ _SELECTIONS = {
 
 _LOW_RANK = {
     f"PowerSGD, rank {rank}, b1={b1:g}": before_adamw(gc.powersgd(axis_name=AXIS, rank=rank), b1=b1)
-    for rank, b1 in ((4, 0.9), (4, 0.0), (1, 0.0))
+    for rank, b1 in ((4, 0.0), (4, 0.9), (1, 0.0))
+}
+
+_WHOLE = {
+    "1-bit Adam": Row(
+        lambda rate, steps: optax.chain(
+            gc.one_bit_adam(axis_name=AXIS, warm_up_steps=round(DENSE * steps)), optax.scale_by_learning_rate(rate)
+        ),
+        tuple(rate / 4 for rate in RATES),
+        dense=DENSE,
+    ),
+    "DeMo": Row(
+        lambda rate, steps: optax.chain(gc.demo(axis_name=AXIS), optax.sgd(rate)), tuple(rate / 4 for rate in RATES)
+    ),
+    "Dion, rank 4": Row(
+        lambda rate, steps: optax.chain(gc.dion(axis_name=AXIS, rank=4), optax.sgd(rate)),
+        tuple(5 * rate for rate in RATES),
+    ),
 }
 
 
@@ -140,4 +162,20 @@ _OUTER = {
     **_outer_rows("outer average in int4", INT4, 100),
 }
 
-ROWS: dict[str, Row] = _FINE | _SELECTIONS | _LOW_RANK | _OUTER
+_OUTER |= {
+    **_outer_rows(
+        "outer average in 2 bits, Muon inside,", gc.block_quantized(axis_name=AXIS, bits=2), 9, inner=optax.contrib.muon
+    ),
+    **{
+        f"SparseLoCo every {every}": Row(
+            lambda rate, steps, every=every: optax.chain(
+                optax.adamw(rate), gc.sparse_loco(axis_name=AXIS, every=every)
+            ),
+            replicas=True,
+            every=every,
+        )
+        for every in (9, 30)
+    },
+}
+
+ROWS: dict[str, Row] = _FINE | _SELECTIONS | _LOW_RANK | _WHOLE | _OUTER

@@ -91,7 +91,8 @@ def train(
             if now > until:
                 return None
     trained, _ = at["state"]
-    trained = gc.consolidate(gc.TrainState(np.int32(0), trained, ())).params if row.replicas else trained
+    if row.replicas:
+        trained = jax.tree.map(lambda p: jnp.mean(p, axis=0), trained)
     bits = judge(task)
     return {
         "run": dataclasses.asdict(run),

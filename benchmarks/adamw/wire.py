@@ -43,9 +43,14 @@ def _measured(task: Task, name: str) -> dict[str, float]:
     tx = row.make(optax.constant_schedule(1e-3), 1000)
     mesh = jax.make_mesh((WORKERS,), (AXIS,))
     compiled = gc.lower_update(_shapes(task), tx, mesh, axis_name=AXIS).compile()
-    report = gc.wire_bytes(compiled)
-    sent = gc.mean_wire_bytes(compiled, every=row.every)
-    return {"sent": sent, "payload": report.operand / row.every}
+    if row.dense:
+        first, later = (gc.wire_bytes(compiled, branch=branch) for branch in (0, -1))
+        return {
+            "sent": row.dense * first.sent + (1 - row.dense) * later.sent,
+            "payload": row.dense * first.operand + (1 - row.dense) * later.operand,
+        }
+    operand = gc.wire_bytes(compiled).operand
+    return {"sent": gc.mean_wire_bytes(compiled, every=row.every), "payload": operand / row.every}
 
 
 def _shapes(task: Task) -> dict[str, jax.ShapeDtypeStruct]:

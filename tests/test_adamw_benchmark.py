@@ -1,0 +1,112 @@
+"""What goes before AdamW: which runs there are, how they go on, and what the tables make of them."""
+
+import dataclasses
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.adamw import plot, runs, table, task, train
+from benchmarks.adamw.rows import ROWS
+from benchmarks.adamw.task import Model, Task
+from benchmarks.adamw.train import Run
+
+DENSE, SPARSE = table.BASELINE, "top-k 0.01, b1=0"
+
+
+def result(run: Run, loss: float) -> dict[str, Any]:
+    said = {"run": dataclasses.asdict(run), "validation": loss, "test": loss + 0.01, "seconds": 1800, "processor": "a"}
+    return said | {"versions": {"jax": "1"}}
+
+
+def found(of: dict[str, float]) -> dict[str, Any]:
+    """Results of methods whose gap to a dense run of 2 bits is given; the third rate is the best."""
+    made = {}
+    for name, gap in of.items():
+        rates = ROWS[name].rates
+        for rate in rates:
+            run = Run(name, rate, runs.TUNED_AT, 0)
+            made[run.name] = result(run, 3 + abs(rate - rates[2]))
+        for steps in runs.LENGTHS:
+            for seed in runs.SEEDS:
+                run = Run(name, rates[2], steps, seed)
+                dense = 2 + 100 / steps + 0.01 * seed
+                made[run.name] = result(run, (dense + 0.01) * (1 + gap + (1e-4 * seed if gap else 0)) - 0.01)
+    return made
+
+
+def test_runs_have_names_of_their_own() -> None:
+    names = [Run(name, rate, 1000, 0).name for name, row in ROWS.items() for rate in row.rates]
+    assert len(set(names)) == len(names) and all("/" not in name for name in names)
+
+
+def test_a_row_is_tuned_before_it_has_other_runs() -> None:
+    first = list(runs.wanted([DENSE, SPARSE], {}))
+    assert [run.rate for run in first] == [*ROWS[DENSE].rates, *ROWS[SPARSE].rates]
+    assert {(run.steps, run.seed) for run in first} == {(runs.TUNED_AT, 0)}
+    later = [run for run in runs.wanted([DENSE], found({DENSE: 0.0})) if (run.steps, run.seed) != (runs.TUNED_AT, 0)]
+    assert {run.rate for run in later} == {ROWS[DENSE].rates[2]}
+    assert {(run.steps, run.seed) for run in later} >= {(n, seed) for n in runs.LENGTHS for seed in runs.SEEDS[1:]}
+
+
+def test_a_run_that_diverged_is_never_the_best() -> None:
+    made, rates = {}, ROWS[DENSE].rates
+    for number, rate in enumerate(rates):
+        run = Run(DENSE, rate, runs.TUNED_AT, 0)
+        made[run.name] = result(run, math.nan if number % 2 else 3.0 - number)
+    assert runs.best_rate(DENSE, ROWS[DENSE], made) == rates[4]
+
+
+def test_gaps_are_those_of_the_same_seed_and_p_is_of_a_t_test() -> None:
+    both = found({DENSE: 0.0, SPARSE: 0.005})
+    gaps = table.gaps(SPARSE, 16_000, both)
+    np.testing.assert_allclose(gaps, [0.005, 0.0051, 0.0052], atol=1e-9)
+    # Three gaps around 0.0051 with a deviation of 1e-4: t = (0.0051 - 0.01) / (1e-4 / sqrt(3)).
+    assert 0 < table.p_no_worse(gaps) < 1e-3 < 0.999 < table.p_no_worse([0.02, 0.0201, 0.0202])
+    assert math.isnan(table.p_no_worse([0.1]))
+
+
+def test_dense_steps_are_where_dense_has_the_same_loss() -> None:
+    both = found({DENSE: 0.0, SPARSE: 0.0})
+    share = table.dense_equivalent(SPARSE, 4_000, both)
+    assert share is not None and abs(share - 1) < 0.01
+    worse = table.dense_equivalent(SPARSE, 4_000, found({DENSE: 0.0, SPARSE: 0.01}))
+    assert worse is not None and worse < 0.9
+
+
+def test_the_table_and_the_pictures() -> None:
+    both = found({DENSE: 0.0, SPARSE: 0.005})
+    sizes = {DENSE: {"sent": 400.0, "payload": 400.0}, SPARSE: {"sent": 4.0, "payload": 2.0}}
+    text = table.table(both, sizes, {"sent": 200.0, "payload": 200.0})
+    row = next(line for line in text.splitlines() if SPARSE in line)
+    assert "50x | 100x" in row and "+0.51 ± 0.01%" in row
+    assert f"{len(both)} runs, {len(both) / 2:.1f} CPU hours on a; jax 1" in table.measured(both)
+    fewer = {DENSE: 0.5, SPARSE: 50.0}
+    assert plot.frontier(both, fewer, 16_000) == [DENSE, SPARSE]
+    for picture in (plot.gap_by_bytes(both, fewer, 16_000, "t"), plot.gap_by_steps(both, [SPARSE], "t")):
+        assert picture.startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.standard_promotion
+@pytest.mark.parametrize("name", (SPARSE, "outer average in int4 every 9, 0.7/0.9"))
+def test_a_run_goes_on_where_it_was(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = np.random.default_rng(0).integers(0, 7, 4096).astype(np.uint8)
+    monkeypatch.setitem(task.MODELS, "65k", Model(8, 1, 2, 8))
+    monkeypatch.setattr(train, "vocabulary", lambda: 7)
+    for module in (train, task):
+        monkeypatch.setattr(module, "parts", lambda: dict.fromkeys(("train", "validation", "test"), text))
+    monkeypatch.setattr(task, "JUDGED", 64 * 8)
+    run, of = Run(name, 1e-2, 300, 0), Task("65k", 1)
+    whole = train.train(of, run, ROWS[name], tmp_path / "whole", until=time.time() + 1e4)
+    assert whole is not None and len(whole["train"]) == 3
+    for _ in range(2):
+        assert train.train(of, run, ROWS[name], tmp_path / "parts", until=0.0) is None
+    again = train.train(of, run, ROWS[name], tmp_path / "parts", until=0.0)
+    assert again is not None
+    for same in ("validation", "test", "train"):
+        assert json.dumps(again[same]) == json.dumps(whole[same]), same
