@@ -64,7 +64,7 @@ def topk(density: float, *, dense: Any = None, phases: int = 1, together: bool =
 
 def two_bits(density: float, **options: Any) -> Any:
     """Returns top-k whose values are a sign and one of two magnitudes, with packed positions."""
-    options = {"block": 4096, "bits": 2, "pack_positions": True, "dense": HALF} | options
+    options = {"block": 4160, "bits": 2, "pack_positions": True, "dense": HALF} | options
     return topk(density, **options)
 
 
@@ -99,6 +99,12 @@ _FINE = {
 }
 
 _SELECTIONS = {
+    **{
+        f"sparse_adamw, {density:g}": Row(
+            lambda rate, steps, density=density: gc.sparse_adamw(rate, axis_name=AXIS, density=density), claimed=True
+        )
+        for density in (0.01, 0.02, 0.005)
+    },
     **{f"top-k 0.01, b1={b1:g}": before_adamw(topk(0.01), b1=b1) for b1 in (0.0, 0.9, 0.5)},
     **{
         f"top-k {density:g}, 2 bits, two phases, leaves together, b1=0": before_adamw(

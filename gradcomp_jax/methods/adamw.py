@@ -101,9 +101,9 @@ def sparse_adamw(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Makes AdamW whose workers send the largest entries of what they have, in two bits each: nothing else to tune.
 
-    The exchange: of all leaves together, blocks of 4,096 entries, of which each worker sends the largest, a sign and one of two
-    magnitudes, with positions in order. What is not sent waits in a residual. The owner of a block sends half as many entries
-    again of the mean, and keeps the rest. Then :func:`adamw`, without a first moment, as the residual is one.
+    The exchange: of every block of 1,024 entries of every leaf, vectors too, a worker sends the largest, a sign and one of two
+    magnitudes each, with positions in order. What is not sent waits in a residual. The owner of a block sends half as many
+    entries again of the mean, and keeps the rest. Then :func:`adamw`, without a first moment, as the residual is one.
 
     Args:
         learning_rate: a number or a schedule; that of dense AdamW is a start.
@@ -122,12 +122,10 @@ def sparse_adamw(
         Stich et al., 2018, https://arxiv.org/abs/1809.07599, algorithm 1 (the residual); Sarfi et al., 2025,
         https://arxiv.org/abs/2508.15706, section 3 (two bits a value).
     """
-    block = max(4096, compressors.topk(density).block)
     averaged = exchange(
-        compressors.topk(density, block=block, bits=2, pack_positions=True),
+        compressors.topk(density, bits=2, pack_positions=True),
         axis_name=axis_name,
         collective=as_collective("auto", lossy_downlink=True),
         mask=at_least(1, ndim=0),
-        view="tree",
     )
     return adamw(learning_rate, averaged, b2=b2, eps=eps, weight_decay=weight_decay, mask=mask)
