@@ -16,7 +16,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 os.environ.setdefault(
     "XLA_FLAGS",
-    "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1 --xla_force_host_platform_device_count=8",
+    "--xla_force_host_platform_device_count=8 --xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
 )
 
 from benchmarks import pages
@@ -66,11 +66,11 @@ def main() -> None:
         for name, text in said.items():
             pages.write_between(options.write, name, text)
         fewer = {name: bfloat16["sent"] / size["sent"] for name, size in sizes.items()}
-        picture = options.write.with_suffix(".png")
-        longest, what = max(runs.LENGTHS), f"{MODELS[task.model].summary}, 8 workers, {max(runs.LENGTHS):,} steps"
-        picture.write_bytes(plot.gap_by_bytes(found, fewer, longest, what))
-        best = [name for name in plot.frontier(found, fewer, longest) if name != table.BASELINE]
-        picture.with_stem(f"{picture.stem}-steps").write_bytes(plot.gap_by_steps(found, best, what.rpartition(",")[0]))
+        longest, what = max(runs.LENGTHS), f"{MODELS[task.model].summary}, 8 workers"
+        if best := [name for name in plot.frontier(found, fewer, longest) if name != table.BASELINE]:
+            picture = options.write.with_suffix(".png")
+            picture.write_bytes(plot.gap_by_bytes(found, fewer, longest, f"{what}, {longest:,} steps"))
+            picture.with_stem(f"{picture.stem}-steps").write_bytes(plot.gap_by_steps(found, best, what))
 
 
 if __name__ == "__main__":

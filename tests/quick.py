@@ -131,10 +131,7 @@ QUICK: dict[str, tuple[str, ...]] = {
         "1-dgc",
         "3-dgc",
     ),
-    "tests/kernels/test_packing.py::test_positions_are_a_low_byte_each_and_what_is_left_of_several_in_a_byte": (
-        "257-9-64",
-        "4096-12-7",
-    ),
+    "tests/kernels/test_elias_fano.py::test_numbers_come_back": ("41-4096", "700-4096"),
     "tests/replicas/test_replay.py::test_streaming_parts_that_arrive_late_are_mixed": ("3-0.25",),
     "tests/replicas/test_recovery.py::test_one_bad_step_of_one_worker": (
         "nan-diloco-adam",
@@ -297,7 +294,7 @@ SLOW = (
     "tests/training/test_diagnoses.py::test_two_exchanges_in_one_chain",
     "tests/training/test_loops.py::test_a_loss_scale_changes_no_gradient",
     "tests/training/test_loops.py::test_micro_batches_send_what_one_batch_sends_and_train_as_it",
-    "tests/training/test_refusals.py::test_a_momentum_after_accumulation_warns",
+    "tests/training/test_momenta.py::test_a_momentum_after_accumulation_warns",
     "tests/training/test_replaced_method.py::test_a_scale_and_master_weights_around_it_go_on",
     "tests/training/test_replaced_method.py::test_other_options_are_the_same_method",
     "tests/training/test_replaced_method.py::test_parameters_counts_and_moments_go_on",

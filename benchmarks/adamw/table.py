@@ -71,7 +71,11 @@ def table(found: Results, sizes: Mapping[str, Mapping[str, float]], bfloat16: Ma
         longest = max(LENGTHS)
         values, share = gaps(name, longest, found), dense_equivalent(name, longest, found)
         p = p_no_worse(values)
-        cells += ["-" if math.isnan(p) else f"{p:.2g}", "-" if share is None else f"{share:.2f}", str(len(values))]
+        cells += [
+            "-" if math.isnan(p) else f"{p:.2g}",
+            "-" if share is None else f"{share:.2f}",
+            str(max(len(losses(name, n, found)) for n in LENGTHS)),
+        ]
         lines.append(cells)
     return "\n".join(_markdown.table(header, lines, align="lr"))
 

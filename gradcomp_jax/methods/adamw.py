@@ -10,7 +10,6 @@ from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.collectives import as_collective
 from gradcomp_jax.methods.registry import adam_b1
 from gradcomp_jax.transforms import ExchangeState, exchange
-from gradcomp_jax.transforms.masks import at_least
 
 B1 = 0.9
 
@@ -126,6 +125,6 @@ def sparse_adamw(
         compressors.topk(density, bits=2, pack_positions=True),
         axis_name=axis_name,
         collective=as_collective("auto", lossy_downlink=True),
-        mask=at_least(1, ndim=0),
+        mask=True,
     )
     return adamw(learning_rate, averaged, b2=b2, eps=eps, weight_decay=weight_decay, mask=mask)

@@ -42,8 +42,10 @@ def warn_of_two_momenta(opt_state: PyTree, tx: optax.GradientTransformation) -> 
             )
 
 
-LOSS_OF_TWO = "..."
-"""What it costs, as the protocol has it."""
+LOSS_OF_TWO = (
+    "a small language model ended 11.9% above dense AdamW with b1=0.9, 0.1% with b1=0 (docs/results/protocol.md)"
+)
+"""What it costs: top-k at a density of 0.01, 4,000 steps, each at its best rate."""
 
 
 def _before_adam(state: PyTree) -> Iterator[str]:

@@ -147,16 +147,13 @@ METHODS: dict[str, Case] = {
         "residual",
         (topk(0.1, block=100, dtype=jnp.int8), "two_phase"),
     ),
-    "topk-together": Case(
+    "topk-packed-whole-tree": Case(
         lambda axis: gc.exchange(
-            topk(0.03, block=300, bits=2, pack_positions=True),
-            axis_name=axis,
-            collective="two_phase",
-            mask=gc.masks.at_least(1, ndim=0),
-            view="tree",
+            topk(0.03, block=300, bits=2, pack_positions=True), axis_name=axis, collective="two_phase", mask=True
         ),
         "residual",
         (topk(0.03, block=300, bits=2, pack_positions=True), "two_phase"),
+        whole_tree=True,
     ),
     "topk-packed": Case(
         lambda axis: gc.exchange(

@@ -88,3 +88,24 @@ def test_bad_input_is_refused() -> None:
         gc.adamw(1e-3, exchange, b2=-0.1)
     with pytest.raises(ValueError, match="exchange must be a method"):
         gc.adamw(1e-3, optax.identity()).init({"w": jnp.ones(3)})
+
+
+def test_sparse_adamw_keeps_no_first_moment_and_all_workers_have_its_update() -> None:
+    updates, state = trained(gc.sparse_adamw(1e-2, axis_name=AXIS, density=0.1))
+    memories = [leaf for of in state[0].memory for leaf in jax.tree.leaves(of)]
+    assert memories and all(np.asarray(m).any() for m in memories), "vectors are compressed too"
+    assert sum(leaf.ndim > 0 for leaf in jax.tree.leaves(state[1])) == 2
+    # Adam's first step has no length: what was sent moves by the rate, the rest by nothing.
+    sizes = np.abs(np.concatenate([u.reshape(-1) for u in updates[0].values()]))
+    assert ((sizes < 1e-4) | (np.abs(sizes - 1e-2) < 1e-3)).all() and 0 < (sizes > 1e-3).mean() < 0.5
+
+
+@pytest.mark.slow
+def test_sparse_adamw_sends_a_hundredth_of_bfloat16() -> None:
+    params = {"w": jax.ShapeDtypeStruct((1024, 1024), jnp.float32), "b": jax.ShapeDtypeStruct((1024,), jnp.float32)}
+    mesh = jax.make_mesh((8,), (AXIS,))
+    sent = [
+        gc.wire_bytes(gc.lower_update(params, tx, mesh, axis_name=AXIS).compile()).sent
+        for tx in (gc.sparse_adamw(1e-3, axis_name=AXIS), gc.dense(axis_name=AXIS, dtype="bfloat16"))
+    ]
+    assert 95 < sent[1] / sent[0] < 110

@@ -240,61 +240,6 @@ def test_a_hierarchy_without_the_specs_of_its_parameters() -> None:
         step(state, jax.device_put(batch(0), gc.data_sharding(mesh, axis_name=both)))
 
 
-AFTER = {"adam": optax.adam(1e-3), "lion": optax.lion(1e-3), "sgd": optax.sgd(0.1, momentum=0.9)}
-
-
-@pytest.mark.standard_promotion
-@pytest.mark.parametrize(
-    ("method", "after", "sentence"),
-    [
-        ("dgc", "adam", r"gradcomp_jax.dgc has a momentum inside and goes before Adam.*gradcomp_jax.block_quantized"),
-        ("dgc", "sgd", r"gradcomp_jax.dgc .* before the momentum of optax.sgd.*plain optax.sgd\(learning_rate\)"),
-        ("demo", "lion", r"gradcomp_jax.demo .* before Lion"),
-    ],
-)
-def test_two_momenta_warn(method: str, after: str, sentence: str) -> None:
-    tx = optax.chain(getattr(gc, method)(axis_name="data", block=16), optax.chain(AFTER[after]))
-    with pytest.warns(UserWarning, match=sentence) as found:
-        gc.init_state(params(), tx, mesh_of(N))
-    # At the line of the user's that called, whatever of the library is in between.
-    assert {warning.filename for warning in found} == {__file__}
-
-
-WRAPPED = {
-    "dynamic_loss_scale": gc.dynamic_loss_scale,
-    "master_weights": gc.master_weights,
-    "accumulate": lambda tx: gc.accumulate(tx, axis_name="data", every=2),
-    "multi_transform": lambda tx: optax.multi_transform({"all": tx}, jax.tree.map(lambda _: "all", params())),
-    "masked": lambda tx: optax.masked(tx, True),
-    "switched": lambda tx: gc.switched({"dense": gc.dense(axis_name="data"), "dgc": tx}),
-}
-
-
-@pytest.mark.standard_promotion
-@pytest.mark.parametrize("name", WRAPPED)
-def test_two_momenta_warn_within_wrappers(name: str) -> None:
-    with pytest.warns(UserWarning, match=r"gradcomp_jax.dgc has a momentum inside and goes before AMSGrad"):
-        gc.init_state(params(), WRAPPED[name](optax.chain(exchange(), optax.amsgrad(1e-3))), mesh_of(N))
-
-
-@pytest.mark.standard_promotion
-def test_a_momentum_after_accumulation_warns(recwarn: pytest.WarningsRecorder) -> None:
-    inside, after = optax.chain(gc.block_quantized(axis_name="data"), optax.adam(1e-3)), optax.adam(1e-3)
-    gc.init_state(params(), gc.accumulate(inside, axis_name="data", every=2), mesh_of(N))
-    assert not recwarn.list
-    alone = gc.accumulate(gc.block_quantized(axis_name="data"), axis_name="data", every=2)
-    with pytest.warns(
-        UserWarning, match=r"accumulate goes around the whole chain, and Adam after it steps on zeros.*take"
-    ):
-        gc.init_state(params(), optax.chain(alone, after), mesh_of(N))
-
-
-def test_candidates_are_no_chain(recwarn: pytest.WarningsRecorder) -> None:
-    candidates = {"dgc": exchange(), "dense": optax.chain(gc.dense(axis_name="data"), optax.trace(0.9))}
-    gc.init_state(params(), optax.chain(gc.switched(candidates), optax.sgd(0.1)), mesh_of(N))
-    assert not recwarn.list
-
-
 COMPLEX = {
     "local_clip": lambda: gc.local_clip(1.0, axis_name=None),
     "weighted": lambda: gc.weighted(gc.dense(axis_name=None), axis_name=None),
@@ -316,18 +261,6 @@ def test_complex_gradients_do_not_lose_a_part(name: str) -> None:
         optax.with_extra_args_support(tx).update(given, state, {"w": jnp.ones(3)}, **more)
 
 
-@pytest.mark.standard_promotion
-@pytest.mark.parametrize(
-    ("method", "options"), [("topk_sgd", {}), ("dgc", {"momentum_correction": False}), ("dgc", {"momentum": 0.0})]
-)
-def test_one_momentum_does_not_warn(method: str, options: dict[str, Any], recwarn: pytest.WarningsRecorder) -> None:
-    """Nor does a method without one, nor one with a momentum before plain SGD."""
-    tx = optax.chain(getattr(gc, method)(axis_name="data", block=16, **options), AFTER["adam"])
-    gc.init_state(params(), tx, mesh_of(N))
-    gc.init_state(params(), optax.chain(gc.dgc(axis_name="data", block=16), optax.sgd(0.1)), mesh_of(N))
-    assert not [w for w in recwarn if "momentum" in str(w.message)]
-
-
 @pytest.mark.parametrize("method", [name for name in gc.methods.METHODS if hasattr(gc, name)])
 def test_every_part_of_a_state_has_a_buffer_of_its_own(method: str) -> None:
     """A state that plain ``tx.init`` makes can be donated: no buffer is given away twice."""
@@ -335,21 +268,3 @@ def test_every_part_of_a_state_has_a_buffer_of_its_own(method: str) -> None:
     state = getattr(gc, method)(axis_name="data", **options).init(params())
     buffers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state) if leaf.size]
     assert len(set(buffers)) == len(buffers)
-
-
-@pytest.mark.standard_promotion
-@pytest.mark.parametrize("name", WRAPPED)
-def test_a_first_moment_after_a_residual_that_is_one_warns(name: str) -> None:
-    tx = optax.chain(gc.topk_sgd(axis_name="data", block=16), optax.adamw(1e-3))
-    with pytest.warns(UserWarning, match=r"gradcomp_jax.topk_sgd keeps.*b1=0.9.*gradcomp_jax.adamw\(learning_rate"):
-        gc.init_state(params(), WRAPPED[name](tx), mesh_of(N))
-
-
-@pytest.mark.standard_promotion
-def test_no_first_moment_does_not_warn(recwarn: pytest.WarningsRecorder) -> None:
-    selection, int8 = gc.topk_sgd(axis_name="data", block=16), gc.block_quantized(axis_name="data", block=16)
-    chains = [optax.chain(selection, optax.adamw(1e-3, b1=0.0)), optax.chain(int8, optax.adamw(1e-3))]
-    chains += [optax.chain(exchange(), optax.adam(1e-3, b1=0.0)), gc.adamw(1e-3, selection), gc.adamw(1e-3, int8)]
-    for tx in chains:
-        gc.init_state(params(), tx, mesh_of(N))
-    assert not recwarn.list
