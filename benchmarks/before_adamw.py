@@ -36,7 +36,7 @@ def main() -> None:
         "--steps", type=int, default=max(runs.LENGTHS), help="of the longest runs (default: %(default)s)"
     )
     parser.add_argument(
-        "--out", type=pathlib.Path, default=pathlib.Path("docs/results/runs/adamw"), help="folder of the results"
+        "--out", type=pathlib.Path, default=pathlib.Path("docs/results/adamw"), help="folder of the results"
     )
     parser.add_argument(
         "--checkpoints",
