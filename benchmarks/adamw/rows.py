@@ -57,7 +57,7 @@ def topk(density: float, *, dense: Any = None, phases: int = 1, together: bool =
         axis_name=AXIS,
         collective="all_gather" if phases == 1 else "two_phase",
         dense_compressor=dense,
-        mask=gc.masks.at_least(1, ndim=0) if together else None,
+        mask=True if together else None,
         view="tree" if together else None,
     )
 

@@ -1,6 +1,5 @@
 """Which runs there are, in what order, and several processes that share them out."""
 
-import dataclasses
 import fcntl
 import fnmatch
 import json
@@ -93,8 +92,3 @@ def run_all(
 
 def _loss(result: dict[str, Any] | None) -> float:
     return float("inf") if result is None else float(result["validation"])
-
-
-def described(run: Run) -> dict[str, Any]:
-    """Returns the parts of a run."""
-    return dataclasses.asdict(run)

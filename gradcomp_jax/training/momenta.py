@@ -48,27 +48,8 @@ LOSS_OF_TWO = (
 """What it costs: top-k at a density of 0.01, 4,000 steps, each at its best rate."""
 
 
-def _before_adam(state: PyTree) -> Iterator[str]:
-    """Names of the methods with a residual that waits, of the exchanges that an Adam goes after."""
-    if isinstance(state, ExchangeState) or hasattr(state, "dropped"):
-        return
-    links = (
-        list(state.inner)
-        if isinstance(state, SwitchedState)
-        else jax.tree.leaves(state, is_leaf=lambda node: node is not state)
-    )
-    for link in links:
-        if link is not state:
-            yield from _before_adam(link)
-    before: list[str] = []
-    for link in state if type(state) is tuple else ():
-        if per_device.nodes_of(link, lambda node: isinstance(node, optax.ScaleByAdamState)):
-            yield from before
-        exchanges = per_device.nodes_of(link, lambda node: isinstance(node, ExchangeState))
-        before += [f"gradcomp_jax.{e.made_by.name}" for e in exchanges if adam_b1(e) == 0 and not _momentum_inside(e)]
-
-
-def _two_momenta(state: PyTree) -> Iterator[tuple[str, str]]:
+def _chains(state: PyTree) -> Iterator[tuple]:
+    """Yields the states of chains, innermost first."""
     if isinstance(state, ExchangeState) or hasattr(state, "dropped"):
         return  # Parts of an exchange or of replicas lie beside each other.
     links = jax.tree.leaves(state, is_leaf=lambda node: node is not state)
@@ -77,16 +58,37 @@ def _two_momenta(state: PyTree) -> Iterator[tuple[str, str]]:
         links = list(state.inner)
     for link in links:
         if link is not state:
-            yield from _two_momenta(link)
-    inside = ""
-    for link in state if type(state) is tuple else ():
-        after = next((_MOMENTA[type(node)] for node in per_device.nodes_of(link, _is_momentum)), None)
-        if inside and after:
-            yield inside, after
-        exchanges = per_device.nodes_of(link, lambda node: isinstance(node, ExchangeState))
-        inside = next(filter(None, map(_momentum_inside, exchanges)), inside)
-        if exchanges and per_device.nodes_of(link, lambda node: isinstance(node, AccumulateState)):
-            inside = _ACCUMULATE
+            yield from _chains(link)
+    if type(state) is tuple:
+        yield state
+
+
+def _exchanges(link: PyTree) -> list[ExchangeState]:
+    return per_device.nodes_of(link, lambda node: isinstance(node, ExchangeState))
+
+
+def _before_adam(state: PyTree) -> Iterator[str]:
+    """Names of the methods with a residual that waits, of the exchanges that an Adam goes after."""
+    for chain in _chains(state):
+        before: list[str] = []
+        for link in chain:
+            if per_device.nodes_of(link, lambda node: isinstance(node, optax.ScaleByAdamState)):
+                yield from before
+            waiting = (e for e in _exchanges(link) if adam_b1(e) == 0 and not _momentum_inside(e))
+            before += [f"gradcomp_jax.{e.made_by.name}" for e in waiting]
+
+
+def _two_momenta(state: PyTree) -> Iterator[tuple[str, str]]:
+    for chain in _chains(state):
+        inside = ""
+        for link in chain:
+            after = next((_MOMENTA[type(node)] for node in per_device.nodes_of(link, _is_momentum)), None)
+            if inside and after:
+                yield inside, after
+            exchanges = _exchanges(link)
+            inside = next(filter(None, map(_momentum_inside, exchanges)), inside)
+            if exchanges and per_device.nodes_of(link, lambda node: isinstance(node, AccumulateState)):
+                inside = _ACCUMULATE
 
 
 _ACCUMULATE = "gradcomp_jax.accumulate"

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from gradcomp_jax import _checks, _compat, kernels
@@ -53,9 +54,9 @@ def frozen_adam(
     smaller than its neighbours', noise becomes the largest step of all, and training diverges. So the frozen
     :math:`\sqrt v` counts as at least ``floor`` times the root of the tensor's mean v. With ``floor=0`` it is as it is.
 
-    An entry without a gradient in the whole warm-up has the mean v of those of its tensor that had one; in a tensor of which
-    none had, such as a layer that is unfrozen later, that of the whole tree (in a hierarchy, of the device's shards). No such
-    entry has a step above 1.
+    An entry without a gradient in the whole warm-up has its tensor's mean v; in a tensor of which no entry had one, such as a
+    layer that is unfrozen later, that of the whole tree (in a hierarchy, of the device's shards). No such entry has a step
+    above 1.
 
     Squares are kept, so a magnitude above 2**50 counts as not finite and the exchange is skipped. A skipped exchange leaves
     m, v and all memories as they were, its update is zero, and it is no step.
@@ -109,21 +110,21 @@ def frozen_adam(
         branch = jnp.where(state.taken < steps, 0, 1)
         ok, new = jax.lax.switch(branch, (warming, frozen), state)
         taken = jnp.where(ok, optax.safe_increment(state.taken), state.taken)
-        is_frozen = branch.astype(jnp.float32)
+        scale = (floor or 1.0) ** 2 * branch.astype(jnp.float32)
         for_mean = 1 - jnp.float32(b1) ** jnp.maximum(taken, 1).astype(jnp.float32)
         for_variance = 1 - jnp.float32(b2) ** jnp.clip(taken, 1, steps).astype(jnp.float32)
 
-        def direction(mean: Array, variance: Array, seen: tuple[Array, Array], like: Array) -> Array:
-            least, others = (is_frozen * x for x in seen)
+        def direction(mean: Array, variance: Array, least: Array, like: Array) -> Array:
             # Products, as XLA:TPU makes copies for a select.
             unseen = (variance <= 0).astype(jnp.float32)
-            spread = jnp.maximum(jnp.maximum(variance, least), others * unseen)
-            step = (mean / for_mean) / (jnp.sqrt(spread / for_variance) + jnp.float32(eps))
+            spread = jnp.maximum(variance, least if floor else least * unseen)
+            root = jnp.sqrt(spread / for_variance) * (1 + unseen * (1 / (floor or 1.0) - 1))
+            step = (mean / for_mean) / (root + jnp.float32(eps))
             step = step * (1 - unseen) + jnp.clip(step, -1.0, 1.0) * unseen
             # A sign has no zero: where v is, what comes of rounding would be divided by epsilon.
             return kernels.narrowed(jnp.where(ok & (spread > 0), step, 0.0), like.dtype)
 
-        result = jax.tree.map(direction, new.mean, new.variance, _least_and_others(new.variance, floor), updates)
+        result = jax.tree.map(direction, new.mean, new.variance, _means(new.variance, scale), updates)
         return result, new._replace(taken=taken)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -133,19 +134,19 @@ def _towards(old: PyTree, new: PyTree, decay: float) -> PyTree:
     return jax.tree.map(lambda o, n: decay * o + (1 - decay) * n.astype(jnp.float32), old, new)
 
 
-def _least_and_others(variance: PyTree, floor: float) -> PyTree:
-    """For each tensor the least v of its entries, and the v of those that have none."""
+def _means(variance: PyTree, scale: Array) -> PyTree:
+    """Means of v by tensor, where one has none that of the tree, times ``scale``."""
     values, tree = jax.tree.flatten(variance)
-    sums = [(jnp.sum(v), jnp.sum((v > 0).astype(jnp.float32))) for v in values]
+    sums = [jnp.sum(v) for v in values]
     # Within a mesh some may be sharded, others not, and what is on all devices must stay alike.
     alike: dict[Any, list[int]] = {}
-    for i, (total, _) in enumerate(sums):
+    for i, total in enumerate(sums):
         alike.setdefault(_compat.shape_like(total, (), jnp.float32), []).append(i)
-    result: list[Any] = [None] * len(values)
+    result = list(sums)
     for group in alike.values():
-        whole = sum(sums[i][0] for i in group) / jnp.maximum(sum(sums[i][1] for i in group), 1.0)
-        for i in group:
-            total, count = sums[i]
-            others = total / jnp.maximum(count, 1.0) + whole * (count <= 0).astype(jnp.float32)
-            result[i] = (jnp.float32(floor**2) * total / max(values[i].size, 1), others)
+        totals = jnp.stack([sums[i] for i in group])
+        sizes = np.array([max(values[i].size, 1) for i in group], np.float32)
+        means = scale * jnp.where(totals > 0, totals / sizes, jnp.sum(totals) / np.sum(sizes))
+        for place, i in enumerate(group):
+            result[i] = means[place]
     return jax.tree.unflatten(tree, result)

@@ -55,7 +55,7 @@ def reset_nonfinite(state: Any) -> tuple[Any, int]:
             kept = {name: jax.tree.map(finite, getattr(node, name)) for name in ("memory", "server", "memory_ratio")}
             return node._replace(**kept, compressor=jax.tree.map(lambda a: finite(a, drawn=True), node.compressor))
         if isinstance(node, FrozenAdamState):
-            # An entry whose variance is zero has that of its tensor's others.
+            # An entry whose variance is zero has its tensor's mean.
             whole = {name: jax.tree.map(finite, getattr(node, name)) for name in ("mean", "variance")}
             return node._replace(**whole, dense=_within(mend, node.dense), compressed=_within(mend, node.compressed))
         if isinstance(node, LossScaleState):

@@ -44,7 +44,7 @@ CEILINGS = {
     "fp8": ((15, 40, 0.3), (17, 150, 0.3)),
     "ef_sign_sgd": ((11, 38, 0.2), (11, 140, 0.2)),
     # Each of the two phases is a branch that copies the state.
-    "one_bit_adam": ((28, 107, 3.1), (28, 495, 3.1)),
+    "one_bit_adam": ((28, 102, 3.1), (28, 460, 3.1)),
     # Sums stand in memory before the products; factors are made orthogonal column by column.
     "powersgd": ((13, 132, 0.1), (13, 490, 0.1)),
     "dion": ((15, 170, 0.1), (15, 860, 0.1)),

@@ -20,8 +20,8 @@ SHAPES = {"bias": (7,), "kernel": (3, 3, 4, 5), "matrix": (30, 11)}
 def test_replay(warm_up, constants) -> None:
     """Both stages, the bias corrections (the variance's stops with it), and the residuals of workers and owners.
 
-    A column of the matrix has no gradient in the warm-up and one after it: its v is zero, and the mean of the
-    others counts.
+    A column of the matrix has no gradient in the warm-up and one after it: its v is zero, and the mean of its
+    tensor counts.
     """
     tx = gc.one_bit_adam(axis_name=AXIS, warm_up_steps=warm_up, block=32, **constants)
     oracle = OneBitAdam(

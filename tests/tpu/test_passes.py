@@ -147,7 +147,7 @@ CEILINGS = {
     "fp8": (51, 190, 2.3),
     "block_quantized": (48, 190, 1.8),
     # Each of the two phases is a branch that copies the state.
-    "one_bit_adam": (52.5, 505, 3.0),
+    "one_bit_adam": (51, 460, 3.0),
     # Sums stand in memory before the products; factors are made orthogonal column by column.
     "powersgd": (28, 440, 0.2),
     "dion": (24, 390, 0.2),

@@ -67,7 +67,7 @@ class OneBitAdam:
         v = self.v[name]
         if self.taken <= self.warm_up:
             return v
-        return np.where(v > 0, np.maximum(v, self.floor**2 * v.mean()), v[v > 0].mean())
+        return np.where(v > 0, np.maximum(v, self.floor**2 * v.mean()), v.mean())
 
     def compressed(self, moved):
         """Worker i sends C(m_i + e_i); an owner adds its residual to their mean; the downlink is C of it: the new m."""
