@@ -44,7 +44,11 @@ QUICK: dict[str, tuple[str, ...]] = {
     CONFORMANCE + "composition.py::test_what_the_workers_of_a_vmap_share_is_taken_as_if_each_had_its_own": ("dgc",),
     CONFORMANCE + "large_numbers.py::test_what_a_sum_could_not_hold_is_skipped_on_every_worker": FEW,
     CONFORMANCE + "large_numbers.py::test_whatever_is_kept_stays_finite": KEEP,
-    CONFORMANCE + "large_numbers.py::test_training_goes_on_after_the_largest_that_is_taken": (*KEEP, "terngrad", "dgc-whole-tree"),
+    CONFORMANCE + "large_numbers.py::test_training_goes_on_after_the_largest_that_is_taken": (
+        *KEEP,
+        "terngrad",
+        "dgc-whole-tree",
+    ),
     CONFORMANCE + "large_numbers.py::test_a_memory_that_is_not_finite_costs_one_step": KEEP,
     CONFORMANCE + "wire.py::test_bytes_are_the_payloads": FEW,
     CONFORMANCE + "wire.py::test_no_dense_collective_of_a_compressed_leaf": FEW,

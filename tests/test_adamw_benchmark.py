@@ -46,11 +46,24 @@ def test_runs_have_names_of_their_own() -> None:
 
 def test_a_row_is_tuned_before_it_has_other_runs() -> None:
     first = list(runs.wanted([DENSE, SPARSE], {}))
-    assert [run.rate for run in first] == [*ROWS[DENSE].rates, *ROWS[SPARSE].rates]
+    assert [run.rate for run in first] == [*ROWS[DENSE].rates[2:4], *ROWS[SPARSE].rates[2:4]]
     assert {(run.steps, run.seed) for run in first} == {(runs.TUNED_AT, 0)}
     later = [run for run in runs.wanted([DENSE], found({DENSE: 0.0})) if (run.steps, run.seed) != (runs.TUNED_AT, 0)]
     assert {run.rate for run in later} == {ROWS[DENSE].rates[2]}
     assert {(run.steps, run.seed) for run in later} >= {(n, seed) for n in runs.LENGTHS for seed in runs.SEEDS[1:]}
+
+
+def test_rates_are_tried_until_the_best_has_worse_ones_on_both_sides() -> None:
+    made, rates = {}, ROWS[DENSE].rates
+    tried = []
+    while left := runs.rates_left(DENSE, ROWS[DENSE], made):
+        assert runs.best_rate(DENSE, ROWS[DENSE], made) is None
+        for rate in left:
+            run = Run(DENSE, rate, runs.TUNED_AT, 0)
+            made[run.name] = result(run, abs(rate - rates[1]))
+            tried.append(rate)
+    assert tried == [rates[2], rates[3], rates[1], rates[0]]
+    assert runs.best_rate(DENSE, ROWS[DENSE], made) == rates[1]
 
 
 def test_a_run_that_diverged_is_never_the_best() -> None:

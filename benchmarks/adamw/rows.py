@@ -103,7 +103,7 @@ _SELECTIONS = {
         f"sparse_adamw, {density:g}": Row(
             lambda rate, steps, density=density: gc.sparse_adamw(rate, axis_name=AXIS, density=density), claimed=True
         )
-        for density in (0.01, 0.02, 0.005)
+        for density in (0.01, 0.02, 0.005, 0.0025)
     },
     **{f"top-k 0.01, b1={b1:g}": before_adamw(topk(0.01), b1=b1) for b1 in (0.0, 0.9, 0.5)},
     **{

@@ -29,19 +29,25 @@ def results(folder: pathlib.Path) -> Results:
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
+def rates_left(name: str, row: Row, found: Results) -> list[float]:
+    """Returns the rates to try next: the two in the middle, then the best one's neighbours, until both are worse."""
+    tried = _tried(name, row, found)
+    if not tried:
+        middle = len(row.rates) // 2
+        return list(row.rates[middle : middle + 2])
+    best = row.rates.index(_least(tried))
+    return [rate for rate in row.rates[max(best - 1, 0) : best + 2] if rate not in tried]
+
+
 def best_rate(name: str, row: Row, found: Results) -> float | None:
-    """Returns the rate of the least loss on the validation part; ``None`` while a rate is not tried."""
-    tried = {rate: found.get(Run(name, rate, TUNED_AT, 0).name) for rate in row.rates}
-    if any(result is None for result in tried.values()):
-        return None
-    # NaN is above everything.
-    return min(row.rates, key=lambda rate: (not _loss(tried[rate]) < 99, _loss(tried[rate])))
+    """Returns the rate of the least loss on the validation part; ``None`` while a rate is left to try."""
+    return None if rates_left(name, row, found) else _least(_tried(name, row, found))
 
 
 def wanted(names: Sequence[str], found: Results) -> Iterator[Run]:
     """Yields the runs of rows: first their tuning, then one seed at each length, then the others."""
     for name in names:
-        for rate in ROWS[name].rates:
+        for rate in rates_left(name, ROWS[name], found):
             yield Run(name, rate, TUNED_AT, 0)
     for seed in (*SEEDS, *MORE_SEEDS):
         for steps in LENGTHS:
@@ -90,5 +96,12 @@ def run_all(
             print(f"{run.name}: {result['validation']:.4f} {time.time() - began:.0f} s", flush=True)
 
 
-def _loss(result: dict[str, Any] | None) -> float:
-    return float("inf") if result is None else float(result["validation"])
+def _tried(name: str, row: Row, found: Results) -> dict[float, float]:
+    """Losses on the validation part by rate."""
+    runs = {rate: Run(name, rate, TUNED_AT, 0).name for rate in row.rates}
+    return {rate: float(found[run]["validation"]) for rate, run in runs.items() if run in found}
+
+
+def _least(losses: dict[float, float]) -> float:
+    # NaN is above everything.
+    return min(losses, key=lambda rate: (not losses[rate] < 99, losses[rate]))

@@ -46,9 +46,10 @@ class Run:
         return f"{row}-rate-{self.rate:g}-steps-{self.steps}-seed-{self.seed}"
 
 
-def schedule(rate: float, steps: int) -> optax.Schedule:
-    """Returns the learning rate by step."""
-    return optax.warmup_cosine_decay_schedule(0.0, rate, round(WARM_UP * steps), steps)
+def schedule(rate: Any, steps: int) -> optax.Schedule:
+    """Returns the learning rate by step; its peak may be traced."""
+    shape = optax.warmup_cosine_decay_schedule(0.0, 1.0, round(WARM_UP * steps), steps)
+    return lambda step: rate * shape(step)
 
 
 def train(
@@ -72,14 +73,14 @@ def train(
     at = {"step": np.int32(0), "seconds": np.float64(0), "losses": losses, "state": state}
     if saved.exists():
         at = gc.restore_checkpoint(saved, at)
-    chunk = _chunk(task, tx, row.replicas, jax.random.key(1000 + run.seed))
-    text = jnp.asarray(parts()["train"])
+    chunk = _chunk(task, row, run.steps)
+    text, rate, key = jnp.asarray(parts()["train"]), jnp.float32(run.rate), jax.random.key(1000 + run.seed)
     began = last = time.time()
     before = float(at["seconds"])
     while at["step"] < run.steps:
-        state, loss = chunk(at["state"], text, jnp.int32(at["step"]))
+        state, loss = chunk(at["state"], text, rate, key, jnp.int32(at["step"]))
         losses = np.array(at["losses"])
-        losses[at["step"] // CHUNK] = loss
+        losses[at["step"] // CHUNK] = loss = float(loss)
         now = time.time()
         step = np.int32(at["step"] + CHUNK)
         at = {"step": step, "seconds": np.float64(before + now - began), "losses": losses, "state": state}
@@ -116,31 +117,35 @@ def _started(params: Any, tx: Any, *, replicas: bool) -> Any:
     return params, jax.jit(jax.vmap(tx.init, in_axes=None, out_axes=axes, axis_name=AXIS, axis_size=WORKERS))(params)
 
 
-def _chunk(task: Task, tx: Any, replicas: bool, key: jax.Array) -> Callable[..., tuple[Any, float]]:
+def _chunk(task: Task, row: Row, steps: int) -> Callable[..., tuple[Any, jax.Array]]:
+    """Returns ``chunk(carry, text, rate, key, first)``: one program for all rates and seeds."""
     loss = MODELS[task.model].loss
 
-    def step(text: jax.Array, carry: Any, number: jax.Array) -> tuple[Any, jax.Array]:
+    def step(text: jax.Array, rate: jax.Array, key: jax.Array, carry: Any, number: jax.Array) -> tuple[Any, jax.Array]:
+        tx = row.make(schedule(rate, steps), steps)
         params, state = carry
         batch = batch_of(task, text, key, number)
-        axes = 0 if replicas else gc.state_axes(state)
-        of_params = 0 if replicas else None
+        axes = 0 if row.replicas else gc.state_axes(state)
+        of_params = 0 if row.replicas else None
 
-        def worker(params: Any, state: Any, tokens: jax.Array) -> Any:
-            value, gradients = jax.value_and_grad(loss)(params, tokens)
+        # One worker after another: XLA:CPU is faster at small products that are not batched.
+        def of_worker(own: Any) -> tuple[jax.Array, Any]:
+            own, tokens = own if row.replicas else (params, own)
+            return jax.value_and_grad(loss)(own, tokens)
+
+        values, gradients = jax.lax.map(of_worker, (params, batch) if row.replicas else batch)
+
+        def worker(params: Any, state: Any, gradients: Any) -> Any:
             updates, state = tx.update(gradients, state, params)
-            return optax.apply_updates(params, updates), state, value
+            return optax.apply_updates(params, updates), state
 
-        mapped = jax.vmap(worker, (of_params, axes, 0), (of_params, axes, 0), axis_name=AXIS)
-        params, state, values = mapped(params, state, batch)
+        mapped = jax.vmap(worker, (of_params, axes, 0), (of_params, axes), axis_name=AXIS)
+        params, state = mapped(params, state, gradients)
         return (params, state), jnp.mean(values)
 
     @functools.partial(jax.jit, donate_argnums=0)
-    def chunk(carry: Any, text: jax.Array, first: jax.Array) -> Any:
-        carry, values = jax.lax.scan(functools.partial(step, text), carry, first + jnp.arange(CHUNK))
+    def chunk(carry: Any, text: jax.Array, rate: jax.Array, key: jax.Array, first: jax.Array) -> Any:
+        carry, values = jax.lax.scan(functools.partial(step, text, rate, key), carry, first + jnp.arange(CHUNK))
         return carry, jnp.mean(values)
 
-    def call(carry: Any, text: jax.Array, first: jax.Array) -> tuple[Any, float]:
-        carry, value = chunk(carry, text, first)
-        return carry, float(value)
-
-    return call
+    return chunk

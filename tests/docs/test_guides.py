@@ -109,7 +109,7 @@ def test_a_step_that_was_taken_before_compiles_nothing(caplog) -> None:
 @pytest.mark.slow
 def test_recipes() -> None:
     names, printed = run("recipes")
-    _, accumulated, mixed, transformer, _, plateau, muloco, clipped, _, frozen, _ = printed
+    _, accumulated, mixed, transformer, _, _, plateau, muloco, clipped, _, frozen, _ = printed
     sends, others, mean = (float(line.split(":")[1]) for line in accumulated.splitlines())
     assert others < 100 < sends and mean == (sends + 3 * others) / 4
     assert "float32" in mixed
