@@ -1,4 +1,6 @@
-"""Prints how many times dense's steps every method needs for what dense reaches, from the runs of benchmarks/accuracy.py.
+"""Prints how many times dense's steps every method needs for what dense reaches.
+
+The runs are those of benchmarks/accuracy.py and benchmarks/before_adamw.py.
 
     python benchmarks/prices.py
     python benchmarks/prices.py --write docs/results/prices.md
@@ -14,12 +16,15 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from benchmarks.adamw import price, runs
 from benchmarks.training import prices
 from gradcomp_jax._files import write_whole
 from gradcomp_jax.planning.prices import DATA
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RUNS = ROOT / "docs" / "results" / "runs"
+PAGE = "docs/results/prices.md"
+PROTOCOL = ROOT / "docs" / "results" / "adamw" / "65k-1"
 
 
 def main() -> None:
@@ -35,6 +40,9 @@ def main() -> None:
     options = parser.parse_args()
     tasks = prices.read(options.runs or prices.tasks_in(RUNS))
     lines = [line for task in tasks for line in [*prices.table(task), ""]]
+    protocol = price.prices(runs.results(PROTOCOL), task="enwik8", page=PAGE)
+    if not options.runs:
+        lines = [*prices.protocol_table(protocol), "", *lines]
     print(
         "\n".join(lines)
         if lines
@@ -46,9 +54,8 @@ def main() -> None:
         parser.error("--write takes the runs of docs/results/runs, which a test holds the package to: leave --runs out")
     if not lines:
         parser.error("there is nothing to write")
-    page = options.write.resolve().relative_to(ROOT).as_posix()
     options.write.write_text("\n".join(text(lines, options.write)), encoding="utf-8")
-    kept = prices.as_json(prices.package(tasks, page=page))
+    kept = prices.as_json(prices.merged(prices.package(tasks, page=PAGE), protocol))
     write_whole(DATA, json.dumps(kept, indent=1) + "\n")
 
 
@@ -66,6 +73,10 @@ def text(lines: list[str], page: pathlib.Path) -> list[str]:
         " what the baseline takes to where the method ended. Single seeds are held against the same mean curve; the"
         " baseline's own spread is what chance does. DGC clips gradients: where a task has `dense-bf16-clip`, DGC is held"
         " against it, and what does not clip against dense without. Tasks of two evaluations (MNIST) have no price.",
+        "",
+        "The first table is of [the protocol](protocol.md), whose runs are whole: the price is a run's steps over"
+        " those of the dense run with the same loss. Before AdamW it counts in place of the runs of 1,200 steps in the table of"
+        " enwik8, which [were too few](enwik8.md).",
         "",
         "[The planner](../planner.md#steps-to-a-loss) weighs steps by the highest price of a method on your kind of model, with"
         " your optimizer and a comparable number of workers; of its default options where there are runs of these.",

@@ -9,10 +9,13 @@ import sys
 
 import pytest
 
+from benchmarks.adamw import price, runs
+from benchmarks.adamw.rows import ROWS
+from benchmarks.prices import PROTOCOL
 from benchmarks.training import curves, prices
 from benchmarks.training.curves import Curves, epochs_to
 from gradcomp_jax.methods import METHODS
-from gradcomp_jax.planning.prices import from_dict, measured
+from gradcomp_jax.planning.prices import Price, from_dict, measured
 
 ROOT = pathlib.Path(__file__).parents[1]
 RUNS = ROOT / "docs" / "results" / "runs"
@@ -260,15 +263,42 @@ def test_a_task_of_two_evaluations_has_no_price() -> None:
 def test_the_packages_prices_are_those_of_the_committed_runs() -> None:
     """Both are empty until runs are committed: `python benchmarks/prices.py --write docs/results/prices.md`."""
     kept = {name: list(each) for name, each in measured().items()}
-    tasks = prices.read(prices.tasks_in(RUNS))
-    pages = {one.page for each in kept.values() for one in each} or {""}
-    assert len(pages) == 1
-    (page,) = pages
-    assert prices.package(tasks, page=page) == kept
+    page = "docs/results/prices.md"
+    tasks, protocol = prices.read(prices.tasks_in(RUNS)), price.prices(runs.results(PROTOCOL), task="enwik8", page=page)
+    assert prices.merged(prices.package(tasks, page=page), protocol) == kept
+    text = (ROOT / page).read_text(encoding="utf-8")
     for one in (one for each in kept.values() for one in each):
-        assert one.kind and one.optimizer
-        assert f"| {one.task} | " in (ROOT / one.page).read_text(encoding="utf-8")
-        assert str(one) in (ROOT / one.page).read_text(encoding="utf-8")
+        assert one.kind and one.optimizer and one.page == page
+        assert f"| {one.task} | " in text and str(one) in text
+
+
+def test_the_last_prices_of_a_kind_of_run_count() -> None:
+    old, other, new = Price(1.5, kind="transformer"), Price(1.1, kind="conv"), Price(1.2, kind="transformer")
+    merged = prices.merged(
+        {"dgc": [old, other], "eden": [old]}, {"dgc": [new, Price(1.3, kind="transformer", options="a")]}
+    )
+    assert merged == {"dgc": [other, new], "eden": [old]}
+
+
+def test_a_price_of_the_protocol_is_the_runs_steps_over_denses() -> None:
+    """Dense has 4 - log10(steps) bits; a method that has at 4,000 steps what dense has at 2,000 needs twice the steps."""
+
+    def result(name: str, rate: float, steps: int, bits: float) -> dict:
+        fields = {"row": name, "rate": rate, "steps": steps, "seed": 0}
+        return {"run": fields, "validation": abs(rate - 0.004), "test": bits}
+
+    found = {}
+    for name in ("dense", "sparse_adamw, 0.01", "TernGrad", "dense, b1=0"):
+        for rate in ROWS[name].rates:
+            found[runs.Run(name, rate, 4_000, 0).name] = result(name, rate, 4_000, 4 - math.log10(2_000))
+    for steps in runs.LENGTHS:
+        found[runs.Run("dense", 0.004, steps, 0).name] = result("dense", 0.004, steps, 4 - math.log10(steps))
+    found[runs.Run("TernGrad", 0.004, 4_000, 0).name]["test"] = 4 - math.log10(500)
+    made = price.prices(found, task="enwik8", page="page.md")
+    assert set(made) == {"topk_two_bits", "terngrad"}
+    (sparse,), (ternary,) = made["topk_two_bits"], made["terngrad"]
+    assert (sparse.steps, sparse.reached, sparse.seeds, sparse.task) == (2.0, True, 1, "enwik8, 4,000 steps")
+    assert (ternary.steps, ternary.reached) == (4.0, False)
 
 
 def test_the_command_without_runs_says_so(tmp_path) -> None:

@@ -9,6 +9,7 @@ import optax
 
 import gradcomp_jax as gc
 from gradcomp_jax import per_device
+from gradcomp_jax.methods import METHODS
 
 AXIS = "data"
 DENSE = 0.15
@@ -29,6 +30,8 @@ class Row:
       every: steps from one exchange to the next.
       dense: share of the steps, the first ones, that are dense in float32.
       claimed: whether a claim is made for it, and it has more seeds.
+      method: its name in ``gradcomp_jax.methods.METHODS``, where ``gc.adamw`` of that method is what it is.
+      options: of the method, as a price says them, where they are not its defaults.
     """
 
     make: Callable[[optax.Schedule, int], optax.GradientTransformationExtraArgs]
@@ -37,11 +40,18 @@ class Row:
     every: int = 1
     dense: float = 0.0
     claimed: bool = False
+    method: str = ""
+    options: str = ""
 
 
-def before_adamw(exchange: Any, *, b1: float = 0.9, b2: float = 0.999, rates: tuple[float, ...] = RATES) -> Row:
+def before_adamw(exchange: Any, *, b1: float = 0.9, b2: float = 0.999, method: str = "", options: str = "") -> Row:
     """Returns the row of an exchange, then AdamW."""
-    return Row(lambda rate, steps: optax.chain(exchange, optax.adamw(rate, b1, b2)), rates)
+    return Row(lambda rate, steps: optax.chain(exchange, optax.adamw(rate, b1, b2)), method=method, options=options)
+
+
+def registered(name: str) -> Row:
+    """Returns the row of a method with its defaults, as ``gc.adamw`` has it."""
+    return Row(lambda rate, steps: gc.adamw(rate, METHODS[name].build(axis_name=AXIS)), method=name)
 
 
 def outer(method: Any, every: int, rate: float, momentum: float, inner: Any = optax.adamw, **options: Any) -> Row:
@@ -88,20 +98,31 @@ _FINE = {
     "dense": before_adamw(gc.dense(axis_name=AXIS)),
     "dense, b1=0": before_adamw(gc.dense(axis_name=AXIS), b1=0.0),
     "bf16": before_adamw(gc.dense(axis_name=AXIS, dtype=jnp.bfloat16)),
-    "int8": before_adamw(gc.block_quantized(axis_name=AXIS, bits=8)),
-    "int4": before_adamw(INT4),
-    "EDEN, 2 bits": before_adamw(gc.eden(axis_name=AXIS, bits=2)),
-    "EDEN, 1 bit": before_adamw(gc.eden(axis_name=AXIS, bits=1)),
-    "EDEN, 1 bit, residual": before_adamw(gc.eden(axis_name=AXIS, bits=1, error_feedback=True)),
+    "int8": registered("block_quantized"),
+    "int4": before_adamw(INT4, method="block_quantized", options="bits 4"),
+    "FP8": registered("fp8"),
+    "QSGD, 4 bits": registered("qsgd"),
+    "TernGrad": registered("terngrad"),
+    "EDEN, 4 bits": registered("eden"),
+    "EDEN, 2 bits": before_adamw(gc.eden(axis_name=AXIS, bits=2), method="eden", options="bits 2"),
+    "EDEN, 1 bit": before_adamw(gc.eden(axis_name=AXIS, bits=1), method="eden", options="bits 1"),
+    "EDEN, 1 bit, residual": before_adamw(
+        gc.eden(axis_name=AXIS, bits=1, error_feedback=True), method="eden", options="bits 1, error_feedback True"
+    ),
     "EDEN, 1 bit, residual, b1=0": before_adamw(gc.eden(axis_name=AXIS, bits=1, error_feedback=True), b1=0.0),
-    "signs, residual": before_adamw(gc.ef_sign_sgd(axis_name=AXIS)),
+    "1-bit SGD": registered("one_bit_sgd"),
+    "1-bit SGD, b1=0": before_adamw(gc.one_bit_sgd(axis_name=AXIS), b1=0.0),
+    "signs, residual": registered("ef_sign_sgd"),
     "signs, residual, b1=0": before_adamw(gc.ef_sign_sgd(axis_name=AXIS), b1=0.0),
 }
 
 _SELECTIONS = {
     **{
         f"sparse_adamw, {density:g}": Row(
-            lambda rate, steps, density=density: gc.sparse_adamw(rate, axis_name=AXIS, density=density), claimed=True
+            lambda rate, steps, density=density: gc.sparse_adamw(rate, axis_name=AXIS, density=density),
+            claimed=True,
+            method="topk_two_bits",
+            options="" if density == 0.01 else f"density {density:g}",
         )
         for density in (0.01, 0.02, 0.005, 0.0025)
     },
@@ -119,7 +140,11 @@ _SELECTIONS = {
     ),
     **{f"top-k 0.01, b1=0, b2={b2:g}": before_adamw(topk(0.01), b1=0.0, b2=b2) for b2 in (0.95, 0.99)},
     **{f"top-k {density:g}, b1=0": before_adamw(topk(density), b1=0.0) for density in (0.003, 0.001)},
-    "top-k 0.01, two phases, b1=0": before_adamw(topk(0.01, phases=2), b1=0.0),
+    "top-k 0.01, two phases, b1=0": registered("topk_sgd"),
+    "gradient dropping 0.01": registered("gradient_dropping"),
+    "random-k 0.01": registered("random_k"),
+    "SparCML 0.01": registered("sparcml"),
+    "DGC 0.001": registered("dgc"),
     "DGC 0.01, by gather, b1=0": before_adamw(gc.dgc(axis_name=AXIS, density=0.01, collective="all_gather"), b1=0.0),
     "DGC 0.01, by gather, b1=0.9": before_adamw(gc.dgc(axis_name=AXIS, density=0.01, collective="all_gather")),
     "DGC 0.01, two phases, b1=0": before_adamw(gc.dgc(axis_name=AXIS, density=0.01, collective="two_phase"), b1=0.0),
@@ -133,8 +158,14 @@ _SELECTIONS = {
 }
 
 _LOW_RANK = {
-    f"PowerSGD, rank {rank}, b1={b1:g}": before_adamw(gc.powersgd(axis_name=AXIS, rank=rank), b1=b1)
-    for rank, b1 in ((4, 0.0), (4, 0.9), (1, 0.0))
+    "PowerSGD, rank 4, b1=0": registered("powersgd"),
+    "PowerSGD, rank 4, b1=0.9": before_adamw(gc.powersgd(axis_name=AXIS), b1=0.9),
+    "PowerSGD, rank 1, b1=0": before_adamw(
+        gc.powersgd(axis_name=AXIS, rank=1), b1=0.0, method="powersgd", options="rank 1"
+    ),
+    "PowerSGD, rank 8, b1=0": before_adamw(
+        gc.powersgd(axis_name=AXIS, rank=8), b1=0.0, method="powersgd", options="rank 8"
+    ),
 }
 
 _WHOLE = {
@@ -144,13 +175,18 @@ _WHOLE = {
         ),
         tuple(rate / 4 for rate in RATES),
         dense=DENSE,
+        method="one_bit_adam",
     ),
     "DeMo": Row(
-        lambda rate, steps: optax.chain(gc.demo(axis_name=AXIS), optax.sgd(rate)), tuple(rate / 4 for rate in RATES)
+        lambda rate, steps: optax.chain(gc.demo(axis_name=AXIS), optax.sgd(rate)),
+        tuple(rate / 4 for rate in RATES),
+        method="demo",
     ),
     "Dion, rank 4": Row(
         lambda rate, steps: optax.chain(gc.dion(axis_name=AXIS, rank=4), optax.sgd(rate)),
         tuple(5 * rate for rate in RATES),
+        method="dion",
+        options="rank 4",
     ),
 }
 

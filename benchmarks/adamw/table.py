@@ -41,17 +41,28 @@ def p_no_worse(values: Sequence[float], than: float = NO_WORSE_THAN) -> float:
     return float(scipy.stats.ttest_1samp(values, than, alternative="less").pvalue)
 
 
-def dense_equivalent(name: str, steps: int, found: Results) -> float | None:
-    """Returns the steps at which dense AdamW has this loss, over those of the run; between its lengths on lines in logs."""
+def dense_steps(loss: float, found: Results) -> float:
+    """Returns the steps at which dense AdamW has a loss: between its lengths on straight lines in logs, beyond them too.
+
+    Raises:
+        ValueError: if dense has runs of fewer than two lengths.
+    """
     curve = [(n, statistics.fmean(dense.values())) for n in sorted(LENGTHS) if (dense := losses(BASELINE, n, found))]
-    own = losses(name, steps, found)
-    if not own or len(curve) < 2:
-        return None
-    loss, falling = statistics.fmean(own.values()), [-value for _, value in curve]
+    if len(curve) < 2:
+        raise ValueError(f"dense steps need dense runs of two lengths, got {len(curve)}")
+    falling = [-value for _, value in curve]
     place = min(max(bisect.bisect(falling, -loss), 1), len(curve) - 1)
     (first, above), (last, below) = curve[place - 1 : place + 1]
     share = (above - loss) / (above - below)
-    return float(np.exp(np.log(first) + share * np.log(last / first))) / steps
+    return float(np.exp(np.log(first) + share * np.log(last / first)))
+
+
+def dense_equivalent(name: str, steps: int, found: Results) -> float | None:
+    """Returns the steps at which dense AdamW has this loss, over those of the run; ``None`` while runs are missing."""
+    own = losses(name, steps, found)
+    if not own or sum(bool(losses(BASELINE, n, found)) for n in LENGTHS) < 2:
+        return None
+    return dense_steps(statistics.fmean(own.values()), found) / steps
 
 
 def table(found: Results, sizes: Mapping[str, Mapping[str, float]], bfloat16: Mapping[str, float]) -> str:

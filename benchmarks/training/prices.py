@@ -120,8 +120,41 @@ def package(tasks: Sequence[Sequence[Curves]], *, page: str) -> dict[str, list[P
 def _by_run(prices: Sequence[Price]) -> list[Price]:
     of: dict[tuple[str, str, int], list[Price]] = {}
     for one in prices:
-        of.setdefault((one.kind, one.optimizer, one.workers), []).append(one)
+        of.setdefault(_run(one), []).append(one)
     return [highest([p for p in each if not p.options] or each) for _, each in sorted(of.items())]
+
+
+def _run(price: Price) -> tuple[str, str, int]:
+    return price.kind, price.optimizer, price.workers
+
+
+def merged(*each: Mapping[str, Sequence[Price]]) -> dict[str, list[Price]]:
+    """Returns all prices by method; of one kind of model, optimizer and number of workers the last that has some counts."""
+    found: dict[str, list[Price]] = {}
+    for prices in each:
+        for name, new in prices.items():
+            given = {_run(price) for price in new}
+            found[name] = [price for price in found.get(name, ()) if _run(price) not in given] + _by_run(new)
+    return dict(sorted(found.items()))
+
+
+def protocol_table(prices: Mapping[str, Sequence[Price]]) -> list[str]:
+    """Returns a row for each price of the protocol."""
+    rows = [
+        (
+            one.task,
+            command_name(name),
+            one.workers,
+            str(one),
+            "-" if one.spread is None else f"{one.spread[0]:.2f} to {one.spread[1]:.2f}",
+            one.seeds,
+            one.options,
+        )
+        for name, each in sorted(prices.items())
+        for one in each
+    ]
+    header = ("runs", "method", "workers", "price", "of single seeds", "seeds", "options")
+    return _markdown.table(header, rows, align="llrrrrl")
 
 
 def as_json(prices: Mapping[str, Sequence[Price]]) -> dict[str, Any]:

@@ -138,7 +138,15 @@ def short_notes(found: Outlook, calibration: Calibration | None, *, prices_off: 
 
 def sentences(found: Outlook) -> list[str]:
     """Returns the verdict, then what overlap makes of it, what is only faster a step, and what takes much memory."""
-    return [_verdict(found), _overlap(found), *_trains_worse(found), *_memory(found)]
+    return [_verdict(found), *_chain(found), _overlap(found), *_trains_worse(found), *_memory(found)]
+
+
+def _chain(found: Outlook) -> list[str]:
+    """How to write what is recommended before Adam, whose first moment depends on it."""
+    method = METHODS[found.best.method]
+    if not found.verdict.compress or found.optimizer not in ("adam", "adamw") or method.update != "mean":
+        return []
+    return [f"Write it as gc.adamw(learning_rate, {method.call}): its first moment is the one that the prices are of."]
 
 
 def _verdict(found: Outlook) -> str:

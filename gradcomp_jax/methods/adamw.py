@@ -6,11 +6,11 @@ from typing import Any
 
 import optax
 
-from gradcomp_jax import _arguments, _checks, compressors, per_device
+from gradcomp_jax import _arguments, _checks, per_device
 from gradcomp_jax._typing import AxisName, PyTree
-from gradcomp_jax.collectives import as_collective
+from gradcomp_jax.methods.every_method import topk_sgd
 from gradcomp_jax.methods.registry import adam_b1
-from gradcomp_jax.transforms import ExchangeState, exchange
+from gradcomp_jax.transforms import ExchangeState
 
 B1 = 0.9
 
@@ -129,10 +129,5 @@ def sparse_adamw(
     density = _checks.in_unit_interval("density", density)
     # Fewer entries cost more of scales, more leave the fast selection.
     block = min(max(2 ** round(math.log2(ENTRIES / density)), 128), 1 << 16)
-    averaged = exchange(
-        compressors.topk(density, block=block, bits=2, pack_positions=True),
-        axis_name=axis_name,
-        collective=as_collective("auto", lossy_downlink=True),
-        mask=True,
-    )
-    return adamw(learning_rate, averaged, b2=b2, eps=eps, weight_decay=weight_decay, mask=mask)
+    sent = topk_sgd(axis_name=axis_name, density=density, block=block, bits=2, pack_positions=True, mask=True)
+    return adamw(learning_rate, sent, b2=b2, eps=eps, weight_decay=weight_decay, mask=mask)

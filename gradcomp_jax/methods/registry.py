@@ -57,6 +57,12 @@ class Method:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     caution: str = ""
 
+    @property
+    def call(self) -> str:
+        """Returns how it is written, without ``axis_name``: ``gc.dense(dtype='bfloat16')``."""
+        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return f"gc.{self.make.__name__}({options})"
+
     def build(self, *, axis_name: Any, **options: Any) -> optax.GradientTransformationExtraArgs:
         """Returns the transformation, with :attr:`options` unless others are given."""
         return self.make(axis_name=axis_name, **{**self.options, **options})
@@ -284,10 +290,9 @@ def markdown_table(*, workers: int = 8) -> str:
 def cells(row: Row) -> tuple[str, ...]:
     """Returns the cells of one row as text."""
     method, downlink = METHODS[row.name], "-" if not row.downlink else _bits(row.downlink)
-    options = ", ".join(f"{k}={v!r}" for k, v in method.options.items())
     link = f"[{row.paper}](https://arxiv.org/abs/{row.paper})" if row.paper[:1].isdigit() else row.paper
     return (
-        f"`gc.{method.make.__name__}({options})`",
+        f"`{method.call}`",
         f"{_bits(row.uplink)} / {downlink}",
         _bits(row.sent),
         _bytes(row),

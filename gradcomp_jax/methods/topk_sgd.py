@@ -9,15 +9,23 @@ from gradcomp_jax._typing import AxisName
 from gradcomp_jax.methods.registry import SELECTS, averaged, refuse_without_downlink, register
 from gradcomp_jax.transforms import Mask, Policy, by_tensor
 
+_TRAITS: dict[str, Any] = {
+    "kept": "residual",
+    "momentum": "after",
+    "collectives": SELECTS,
+    "paper": "1809.07599",
+    "adam_b1": 0.0,
+}
+
 
 @register(
-    kept="residual",
-    momentum="after",
-    collectives=SELECTS,
-    paper="1809.07599",
-    caution="the first steps send little of the gradient: start denser",
-    adam_b1=0.0,
+    **_TRAITS,
+    name="topk_two_bits",
+    caution="its residual is a first moment: an Adam after it has none, as gc.adamw makes it",
+    bits=2,
+    pack_positions=True,
 )
+@register(**_TRAITS, caution="the first steps send little of the gradient: start denser")
 def topk_sgd(
     *,
     axis_name: AxisName | None,
@@ -25,6 +33,8 @@ def topk_sgd(
     block: int | None = None,
     downlink_density: float | None = None,
     dtype: Any = "bfloat16",
+    bits: int | None = None,
+    pack_positions: bool = False,
     exact: bool = False,
     collective: collectives.Collective | str = "auto",
     memory_dtype: Any = "float32",
@@ -42,6 +52,8 @@ def topk_sgd(
         downlink_density: fraction that the owners of a two-phase exchange send; by default half as many entries of a block
             again as a worker sends, rounded down, and at least one more.
         dtype: of values on the wire: bfloat16, float32 or int8.
+        bits: 2 for a sign and one of two magnitudes for each value, see :func:`gradcomp_jax.compressors.topk`.
+        pack_positions: sends positions in order, in about half the bits.
         exact: the paper's selection, by sorting: the largest entries of each tensor as a whole, or of every 2**20 entries dealt
             out of a longer one, in place of ``block``. Many times slower; a tensor is one row, so gather it.
         collective: see :func:`gradcomp_jax.exchange`. By default ``all_gather`` for two workers and ``two_phase`` for more,
@@ -61,7 +73,8 @@ def topk_sgd(
         raise ValueError(f"exact=True takes whole tensors as blocks, got block={block}; leave one of them out")
     if downlink_density is not None:
         refuse_without_downlink("downlink_density", collectives.as_collective(collective))
-    options = {"downlink_density": downlink_density, "dtype": dtype, "exact": exact}
+    options: dict[str, Any] = {"downlink_density": downlink_density, "dtype": dtype, "exact": exact}
+    options |= {"bits": bits, "pack_positions": pack_positions}
     code: compressors.Compressor | Policy = compressors.topk(density, block=block, **options)
     if exact:
         code = by_tensor(lambda size: compressors.topk(density, block=size, **options), dense=compressors.dense())

@@ -25,6 +25,7 @@ COPIES: dict[str, float] = {
     "dgc": 3.159,
     "gradient_dropping": 11.596,
     "topk_sgd": 3.549,
+    "topk_two_bits": 4.623,
     "random_k": 3.127,
     "one_bit_sgd": 16.083,
     "qsgd": 2.082,

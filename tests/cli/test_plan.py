@@ -280,7 +280,7 @@ def test_the_verdict_comes_first_and_five_rows_fit_into_eighty_columns(gradcomp)
         lines = result.stdout.splitlines()
         assert lines[0].startswith(("Compress: ", "Do not compress: ")) and max(map(len, lines)) <= 80
         assert len(rows(result.stdout)) == 5 and any(row[0].startswith("dense") for row in rows(result.stdout))
-        assert len(lines) < 35 and "--all: 21 methods, all columns and notes." in flat(result.stdout)
+        assert len(lines) < 35 and f"--all: {len(METHODS)} methods, all columns and notes." in flat(result.stdout)
         everything = gradcomp(*words, "--all")
         assert everything.stdout.splitlines()[0].startswith(lines[0].split(": ")[0])
         assert len(rows(everything.stdout)) == len(METHODS)
@@ -295,7 +295,7 @@ def test_dgc_is_not_recommended_for_a_transformer(gradcomp) -> None:
     assert re.search(
         r"dgc is [\d.]+x as fast a step, and not recommended, because it trains worse: .* more than 3.78x", said
     )
-    assert "to the same loss" not in said
+    assert "to the same loss" not in said and "gc.adamw" not in said
     conv = flat(
         gradcomp("plan", "--model", "resnet50", "--link", "1Gbit", "--methods", "dgc", "--optimizer", "sgd").stdout
     )
@@ -304,6 +304,13 @@ def test_dgc_is_not_recommended_for_a_transformer(gradcomp) -> None:
         gradcomp("plan", "--params", "25M", "--link", "1Gbit", "--methods", "dgc", "--task", "transformer").stdout
     )
     assert other.startswith("Do not compress: ")
+
+
+def test_a_selection_is_recommended_before_adamw_as_it_was_measured(gradcomp) -> None:
+    said = flat(gradcomp(*LLAMA, "--optimizer", "adamw", "--link", "1Gbit").stdout)
+    assert said.startswith("Compress: topk-two-bits takes ") and " to the same loss" in said
+    assert "Write it as gc.adamw(learning_rate, gc.topk_sgd(bits=2, pack_positions=True))" in said
+    assert "gc.adamw" not in flat(gradcomp(*LLAMA, "--optimizer", "sgd", "--link", "1Gbit").stdout)
 
 
 def test_without_a_price_of_the_task_nothing_is_said_of_a_loss(gradcomp) -> None:
