@@ -20,9 +20,18 @@ os.environ.setdefault(
 )
 
 from benchmarks import pages
-from benchmarks.adamw import plot, runs, table, wire
+from benchmarks.adamw import decision, plot, runs, table, wire
 from benchmarks.adamw.rows import ROWS
 from benchmarks.adamw.task import MODELS, TASKS
+from gradcomp_jax.methods import METHODS
+
+METHOD_PAGES = decision.ROOT / "docs" / "methods"
+DECISION_PAGES = (decision.ROOT / "README.md", METHOD_PAGES / "index.md")
+
+
+def page_of(method: str) -> str:
+    """Returns the name of a method's page, which other forms of it share; none for no method."""
+    return METHODS[method].make.__name__ if method else ""
 
 
 def main() -> None:
@@ -45,7 +54,10 @@ def main() -> None:
         help="folder of runs that are not complete (default: %(default)s)",
     )
     parser.add_argument(
-        "--write", type=pathlib.Path, metavar="PAGE", help="also write the page's tables and its pictures"
+        "--write",
+        type=pathlib.Path,
+        metavar="PAGE",
+        help="also write the page's tables and its pictures, and the table of what to take",
     )
     options = parser.parse_args()
     task = TASKS[options.task]
@@ -66,10 +78,16 @@ def main() -> None:
         for name, text in said.items():
             pages.write_between(options.write, name, text)
         fewer = {name: bfloat16["sent"] / size["sent"] for name, size in sizes.items()}
+        for page in DECISION_PAGES if options.task == "65k-1" else ():
+            pages.write_between(page, "decision-table", decision.table(found, fewer, page))
+        for page in METHOD_PAGES.glob("*.md") if options.task == "65k-1" else ():
+            own = {name: size for name, size in sizes.items() if page_of(ROWS[name].method) == page.stem}
+            if "<!-- before-adamw -->" in page.read_text():
+                pages.write_between(page, "before-adamw", table.table(found, own, bfloat16))
         longest, what = max(runs.LENGTHS), f"{MODELS[task.model].summary}, 8 workers"
         if best := [name for name in plot.frontier(found, fewer, longest) if name != table.BASELINE]:
             picture = options.write.with_suffix(".png")
-            picture.write_bytes(plot.gap_by_bytes(found, fewer, longest, f"{what}, {longest:,} steps"))
+            picture.write_bytes(plot.gap_by_bytes(found, fewer, (longest, runs.TUNED_AT), what))
             picture.with_stem(f"{picture.stem}-steps").write_bytes(plot.gap_by_steps(found, best, what))
 
 

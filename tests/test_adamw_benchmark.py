@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.adamw import plot, runs, table, task, train
+from benchmarks.adamw import decision, plot, runs, table, task, train
 from benchmarks.adamw.rows import ROWS
 from benchmarks.adamw.task import Model, Task
 from benchmarks.adamw.train import Run
@@ -83,6 +83,18 @@ def test_gaps_are_those_of_the_same_seed_and_p_is_of_a_t_test() -> None:
     assert math.isnan(table.p_no_worse([0.1]))
 
 
+def test_the_table_of_what_to_take_has_the_figures_of_its_pages() -> None:
+    both = found({DENSE: 0.0, "sparse_adamw, 0.01": 0.005})
+    text = decision.table(both, {"sparse_adamw, 0.01": 79.46}, decision.ROOT / "docs" / "methods" / "index.md")
+    (line,) = [line for line in text.splitlines() if "sparse_adamw" in line]
+    assert "| 79.5x | [+0.51% bits per character after 16,000 steps](../results/protocol.md) |" in line
+    # Those of other pages are there; rows without runs are not.
+    assert "](../results/cifar10.md)" in text and "int4" not in text and 3 <= len(text.splitlines()) <= 10
+    for page in ("README.md", "docs/methods/index.md"):
+        rows = (decision.ROOT / page).read_text().split("<!-- decision-table -->")[1].split("<!--")[0].split("](")
+        assert len(rows) > 4 and all((decision.ROOT / page).parent.joinpath(r.split(")")[0]).exists() for r in rows[1:])
+
+
 def test_dense_steps_are_where_dense_has_the_same_loss() -> None:
     both = found({DENSE: 0.0, SPARSE: 0.0})
     share = table.dense_equivalent(SPARSE, 4_000, both)
@@ -100,7 +112,7 @@ def test_the_table_and_the_pictures() -> None:
     assert f"{len(both)} runs, {len(both) / 2:.1f} CPU hours on a; jax 1" in table.measured(both)
     fewer = {DENSE: 0.5, SPARSE: 50.0}
     assert plot.frontier(both, fewer, 16_000) == [DENSE, SPARSE]
-    for picture in (plot.gap_by_bytes(both, fewer, 16_000, "t"), plot.gap_by_steps(both, [SPARSE], "t")):
+    for picture in (plot.gap_by_bytes(both, fewer, (16_000, 4_000), "t"), plot.gap_by_steps(both, [SPARSE], "t")):
         assert picture.startswith(b"\x89PNG")
 
 

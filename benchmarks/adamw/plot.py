@@ -2,11 +2,11 @@
 
 import io
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from benchmarks.adamw.runs import LENGTHS, Results
 from benchmarks.adamw.table import BASELINE, gaps
@@ -32,29 +32,50 @@ def frontier(found: Results, fewer: Mapping[str, float], steps: int) -> list[str
     return kept[::-1]
 
 
-def gap_by_bytes(found: Results, fewer: Mapping[str, float], steps: int, title: str) -> bytes:
-    """Returns a PNG: a point for each method, its seeds as a bar; those of the frontier have names."""
+def gap_by_bytes(found: Results, fewer: Mapping[str, float], lengths: Sequence[int], title: str) -> bytes:
+    """Returns a PNG: a point for each method, its seeds as a bar, a line through the frontier, whose methods have names.
+
+    Args:
+        found: the runs.
+        fewer: how many times fewer bytes than bfloat16, by method.
+        lengths: of the runs, one colour each.
+        title: of the picture.
+    """
     figure = Figure(figsize=(8.4, 5.0), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    best = frontier(found, fewer, steps)
-    for name, ratio in fewer.items():
-        values = [100 * gap for gap in gaps(name, steps, found)]
-        if not values or name == BASELINE:
-            continue
-        mean, colour = statistics.fmean(values), COLOURS[0] if name in best else "0.7"
-        bars = [[mean - min(values)], [max(values) - mean]]
-        axes.errorbar(ratio, mean, yerr=bars, color=colour, marker="o", markersize=6, capsize=3, lw=1.2)
-    points = [(fewer[n], 100 * statistics.fmean(gaps(n, steps, found)), n) for n in best if n != BASELINE]
-    axes.plot([x for x, _, _ in points], [y for _, y, _ in points], color=COLOURS[0], lw=0.8, alpha=0.5)
-    for x, y, name in points:
-        axes.annotate(name, (x, y), xytext=(6, -11), textcoords="offset points", fontsize=8)
+    largest = 0.0
+    # Names of the longest runs below their points, of the others above and to the left.
+    places = [{"xytext": (0, -14), "ha": "center"}, *[{"xytext": (-7, 4), "ha": "right"}] * (len(lengths) - 1)]
+    for steps, colour, place in zip(lengths, COLOURS, places, strict=False):
+        best = frontier(found, fewer, steps)
+        for name, ratio in fewer.items():
+            values = [100 * gap for gap in gaps(name, steps, found)]
+            if not values or name == BASELINE:
+                continue
+            mean = statistics.fmean(values)
+            bars = [[mean - min(values)], [max(values) - mean]]
+            faint = 1.0 if name in best else 0.3
+            axes.errorbar(
+                ratio, mean, yerr=bars, color=colour, alpha=faint, marker="o", markersize=6, capsize=3, lw=1.2
+            )
+        points = [(fewer[n], 100 * statistics.fmean(gaps(n, steps, found)), n) for n in best if n != BASELINE]
+        line = ([x for x, _, _ in points], [y for _, y, _ in points])
+        axes.plot(*line, color=colour, lw=1.2, label=f"after {steps:,} steps")
+        for x, y, name in points:
+            axes.annotate(name, (x, y), textcoords="offset points", fontsize=8, color=colour, **place)
+        largest = max([largest, *line[1]])
     axes.axhline(0, color="0.4", lw=0.8)
-    axes.axhspan(0, 1, color=COLOURS[1], alpha=0.1, lw=0)
     axes.set(xscale="log", xlabel="times fewer bytes than dense bfloat16", ylabel="loss above dense AdamW's (%)")
+    # What is far above the frontier is in the table.
+    axes.set_ylim(min(axes.get_ylim()[0], -0.5), 1.25 * max(largest, 1.0))
+    axes.set_xlim(1.5, 1.6 * max(fewer.values()))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}x"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=9, frameon=False, loc="upper left")
     axes.set_title(title, fontsize=9)
     return _png(figure)
 

@@ -126,7 +126,8 @@ _SELECTIONS = {
         )
         for density in (0.01, 0.02, 0.005, 0.0025)
     },
-    **{f"top-k 0.01, b1={b1:g}": before_adamw(topk(0.01), b1=b1) for b1 in (0.0, 0.9, 0.5)},
+    **{f"top-k 0.01, b1={b1:g}": before_adamw(topk(0.01), b1=b1) for b1 in (0.9, 0.5)},
+    "top-k 0.01, b1=0": before_adamw(topk(0.01), b1=0.0, method="topk_sgd", options="collective all_gather"),
     **{
         f"top-k {density:g}, 2 bits, two phases, leaves together, b1=0": before_adamw(
             two_bits(density, phases=2, together=True), b1=0.0

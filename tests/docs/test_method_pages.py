@@ -1,6 +1,7 @@
 """The pages on the methods are there, in one form, their examples run, and their numbers are the programs'."""
 
 import contextlib
+import inspect
 import io
 import math
 import re
@@ -143,13 +144,18 @@ def test_the_table_is_the_programs(page: str) -> None:
 def test_bits_for_a_value(page: str) -> None:
     stated = {dtype or None: (uplink, downlink) for dtype, uplink, downlink in BITS.findall(text_of(page))}
     rows = {row.name: row for row in registry.table() if page_of(row.name) == page}
-    # A page of several methods says which by the dtype.
-    names = {None if len(rows) == 1 else registry.METHODS[name].options.get("dtype", "float32"): name for name in rows}
+    # A page of several methods says which by the width of the values: "in float32", "in two", of two bits.
+    names = {None if len(rows) == 1 else _width(registry.METHODS[name]): name for name in rows}
     assert stated.keys() == names.keys()
     for key, (uplink, downlink) in stated.items():
         row = rows[names[key]]
         assert agrees(uplink, row.uplink), f"{row.name}: {row.uplink} bits uplink"
         assert agrees(downlink, row.downlink), f"{row.name}: {row.downlink} bits downlink"
+
+
+def _width(method: registry.Method) -> str:
+    default = inspect.signature(method.make).parameters["dtype"].default
+    return "two" if method.options.get("bits") == 2 else method.options.get("dtype", default)
 
 
 @pytest.mark.parametrize("page", [*PAGES, *sorted(OTHERS)])
