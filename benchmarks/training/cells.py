@@ -124,6 +124,7 @@ class Study:
             validation part of its own; by default only the best goes on.
         seeds: how many.
         papers: what papers give for the task, and why that differs from ours.
+        note: what a reader has to know first.
     """
 
     task: str
@@ -133,6 +134,7 @@ class Study:
     close: float = 0.0
     seeds: int = 3
     papers: str = ""
+    note: str = ""
 
     @property
     def tuned(self) -> list[str]:
@@ -231,6 +233,13 @@ _TERNGRAD_PAPER = "[TernGrad](https://arxiv.org/abs/1705.07878)"
 _DGC_PAPER = "[DGC](https://arxiv.org/abs/1712.01887)"
 _PARTS_OF_DGC = tuple(Row(f"dgc-no-{part}") for part in ("correction", "masking", "warm-up", "clip"))
 
+_TOO_FEW = (
+    "**Too few steps.** These runs see {characters} characters a parameter, at a constant rate, where the loss still falls"
+    " fast: what is a little slower than dense ends far above it. Before AdamW every method has Adam's first moment after it,"
+    " which costs a selection or a low rank much more than it costs others, and outer steps were not tuned. [The"
+    " protocol](protocol.md) has 8 to 125 characters a parameter, and takes the place of these runs where both have a method."
+)
+
 STUDIES: dict[str, Study] = {
     "mnist": Study(
         "mnist",
@@ -305,6 +314,7 @@ STUDIES: dict[str, Study] = {
                 *(Row(name, 30) for name in ("diloco", "sparse-loco")),
             ),
         },
+        note=_TOO_FEW.format(characters="1.4"),
     ),
     "enwik8-replicas": Study(
         "enwik8",
@@ -320,7 +330,12 @@ STUDIES: dict[str, Study] = {
             # How the distance from dense falls with the number of replicas.
             2: (_BASE, *(Row(method, 30) for method in ("diloco", "streaming-diloco", "local-sgd"))),
         },
+        note=_TOO_FEW.format(characters="1.4"),
     ),
     # With two workers the distance of replicas from dense still falls when the runs above end.
-    "enwik8-long": Study("enwik8-long", dict.fromkeys((2, 8, 4), (_BASE, Row("streaming-diloco", 30)))),
+    "enwik8-long": Study(
+        "enwik8-long",
+        dict.fromkeys((2, 8, 4), (_BASE, Row("streaming-diloco", 30))),
+        note=_TOO_FEW.format(characters="2.9"),
+    ),
 }

@@ -199,6 +199,7 @@ def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
         "",
         f"```\npython benchmarks/accuracy.py {name} --hours HOURS --write {page}\n```",
         "",
+        *((study.note, "") if study.note else ()),
         f"A batch of {settings.batch} for all workers together, {said}, {settings.optimizer}{falling}."
         " Measured: the metric on the test part after the last epoch, mean and standard deviation over the seeds; bytes that a"
         " device sends, read from the compiled program, averaged over the run.",
