@@ -126,6 +126,15 @@ _SELECTIONS = {
         )
         for density in (0.01, 0.02, 0.005, 0.0025)
     },
+    **{
+        f"top-k {up:g} up, {down:g} down, 2 bits, b1=0": before_adamw(
+            gc.topk_sgd(
+                axis_name=AXIS, density=up, downlink_density=down, block=1024, bits=2, pack_positions=True, mask=True
+            ),
+            b1=0.0,
+        )
+        for up, down in ((0.006, 0.02), (0.004, 0.024), (0.012, 0.012))
+    },
     **{f"top-k 0.01, b1={b1:g}": before_adamw(topk(0.01), b1=b1) for b1 in (0.9, 0.5)},
     "top-k 0.01, b1=0": before_adamw(topk(0.01), b1=0.0, method="topk_sgd", options="collective all_gather"),
     **{

@@ -146,7 +146,8 @@ def _chain(found: Outlook) -> list[str]:
     method = METHODS[found.best.method]
     if not found.verdict.compress or found.optimizer not in ("adam", "adamw") or method.update != "mean":
         return []
-    return [f"Write it as gc.adamw(learning_rate, {method.call}): its first moment is the one that the prices are of."]
+    first = " without a first moment, because the method has one," if method.adam_b1 == 0 else ""
+    return [f"Write it as gc.adamw(learning_rate, {method.call}): Adam{first} as it was measured."]
 
 
 def _verdict(found: Outlook) -> str:
@@ -156,7 +157,7 @@ def _verdict(found: Outlook) -> str:
     if verdict.compress:
         own = f"{best} takes {_takes(first)}, {verdict.gain:.2f}x as fast as {plain}{same}"
         caution = METHODS[first.method].caution
-        mind = f" Mind how {best} trains: {caution}." if caution else ""
+        mind = f" Mind how {best} trains: {caution}." if caution and not _chain(found) else ""
         return f"Compress: {own}{_above(found, first)}.{mind}"
     there = f"{plain} takes {units.show_seconds(dense.step)} a step"
     if first not in verdict.known:
