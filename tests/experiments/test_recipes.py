@@ -18,8 +18,9 @@ STEPS = 468
 
 
 @pytest.mark.parametrize("method", recipes.RECIPES)
-@pytest.mark.parametrize("dataset", TASKS)
-def test_every_method_builds_for_every_task(method, dataset):
+@pytest.mark.parametrize("dataset", ("digits", "enwik8"))
+def test_every_method_builds_before_both_optimizers(method, dataset):
+    """Settings of tasks differ otherwise in numbers alone, which methods check where they are made."""
     tx = recipes.build(method, TASKS[dataset].settings, STEPS)
     assert isinstance(tx, optax.GradientTransformationExtraArgs)
 
