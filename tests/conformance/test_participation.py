@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import gradcomp_jax as gc
-from tests.quick import FEW
+from tests.quick import FEW, SOME, VARIANTS
 
 from .environments import AXIS, ENVIRONMENTS, FEWER, WORKERS, Environment, environment, exchange_state
 from .methods import METHODS, Case
@@ -85,13 +85,19 @@ def given_to_absent(old: Any, new: Any, env: Environment) -> tuple[Any, Any]:
 
 
 def where(method: str) -> list[Any]:
-    """One device in the README's line, of one method; in CI of all, several devices of a few, all environments of one."""
+    """One device in the README's line, of one method; in CI also several devices of a few, all environments of one."""
     every = ENVIRONMENTS if method in EVERYWHERE else FEWER if method in FEW else ("vmap",)
     marks = {env: [] if (method, env) == ("dgc", "vmap") else [pytest.mark.slow] for env in every}
     return [pytest.param(method, env, marks=marks[env], id=f"{method}-{env}") for env in every]
 
 
-each_method = pytest.mark.parametrize(("method", "env"), [p for method in WHOLE for p in where(method)])
+LAWS = tuple({METHODS[method].law: method for method in reversed(WHOLE)}.values())
+"""The first method of each law."""
+
+PARTICIPANTS = [method for method in WHOLE if method in (*SOME, *VARIANTS, *LAWS)]
+"""Weights go around an exchange: one method for each kind of memory, statistic and law, and what no other exercises."""
+
+each_method = pytest.mark.parametrize(("method", "env"), [p for method in PARTICIPANTS for p in where(method)])
 
 
 @each_method
