@@ -5,7 +5,7 @@ Only the standard library is imported.
 
 import json
 import pathlib
-import sys
+from collections.abc import Sequence
 
 from gradcomp_jax import _process
 
@@ -14,13 +14,13 @@ PAGES = pathlib.Path(__file__).with_name("cli") / "help.json"
 _ASKED = ("--help", "-h")
 
 
-def answer_if_asked() -> None:
-    """Prints a page of help and ends the process, where it is the command and its words ask for nothing else.
+def answer_if_asked(words: Sequence[str]) -> None:
+    """Prints a page of help and ends the process, where the words of the command ask for nothing else.
 
     Raises:
         SystemExit: if they do.
     """
-    if not _process.is_command() or not 1 <= len(words := sys.argv[1:]) <= 2 or words[-1] not in _ASKED:
+    if not 1 <= len(words) <= 2 or words[-1] not in _ASKED:
         return
     pages = json.loads(PAGES.read_text(encoding="utf-8"))
     name = words[0] if len(words) == 2 else ""

@@ -95,25 +95,6 @@ def take_over() -> None:
     _watch = _Watch()
 
 
-def take_over_if_command() -> None:
-    """Calls :func:`take_over` where this process is the command."""
-    if is_command():
-        take_over()
-
-
-def is_command() -> bool:
-    """Returns whether this process is the command: ``gradcomp``, or ``python -m gradcomp_jax.cli``."""
-    processes = sys.modules.get("multiprocessing.process")
-    if processes is not None and processes.parent_process() is not None:
-        # A child of the user's code, which has the command's name.
-        return False
-    name = os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else ""
-    # While the module is looked for, this is what its name will replace.
-    if name == "-m" and "-m" in sys.orig_argv[:-1]:
-        name = sys.orig_argv[sys.orig_argv.index("-m") + 1]
-    return name in ("gradcomp", "gradcomp.exe", "gradcomp_jax.cli")
-
-
 def raise_if_stopped() -> None:
     """Raises :class:`Stopped` if a signal has come. Call it where a run can be left, within :func:`leaving`."""
     if _watch is not None and _watch.number:

@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from gradcomp_jax import _process
+from gradcomp_jax import _help, _process
 
 _NEEDED = {name: name for name in ("typer", "rich", "matplotlib", "quantiphy", "pydantic")}
 
@@ -22,6 +22,10 @@ def main(args: Sequence[str] | None = None) -> None:
     Args:
       args: the words after ``gradcomp``; those of the process by default.
     """
+    words = list(sys.argv[1:] if args is None else args)
+    # What follows takes seconds: the command is stopped cleanly from here on, and help need not wait for it.
+    _process.take_over()
+    _help.answer_if_asked(words)
     missing = [name for name, module in _NEEDED.items() if not _is_installed(module)]
     if missing:
         print(
@@ -29,9 +33,9 @@ def main(args: Sequence[str] | None = None) -> None:
             file=sys.stderr,
         )
         raise SystemExit(2)
-    words = list(sys.argv[1:] if args is None else args)
 
     def command() -> None:
+        import gradcomp_jax._public  # noqa: F401
         from gradcomp_jax.cli.app import app
 
         app(words, prog_name="gradcomp", obj=shlex.join(["gradcomp", *words]))

@@ -25,7 +25,7 @@ def text_of(page: str) -> str:
 
 def public_modules() -> list[types.ModuleType]:
     """``gc``, the submodules that it imports by name, and the two whose names it mostly has itself."""
-    source = Path(gc.__file__).read_text(encoding="utf-8")
+    source = Path(gc.__file__).with_name("_public.py").read_text(encoding="utf-8")
     names = re.findall(r"^from gradcomp_jax(?:\.transforms)? import (\w+) as \1$", source, re.MULTILINE)
     found = [getattr(gc, name) for name in names]
     return [gc, *(thing for thing in found if isinstance(thing, types.ModuleType)), training, transforms]
@@ -40,7 +40,8 @@ def is_of(module: types.ModuleType, name: str, value: object) -> bool:
 
 def names_of(module: types.ModuleType) -> dict[str, object]:
     """What a module has for its users. A package has what it imports, a file what it defines."""
-    names = {k: v for k, v in vars(module).items() if not k.startswith("_") and not isinstance(v, types.ModuleType)}
+    each = {name: getattr(module, name) for name in dir(module) if not name.startswith("_")}
+    names = {name: value for name, value in each.items() if not isinstance(value, types.ModuleType)}
     is_package = hasattr(module, "__path__")
     return {name: value for name, value in names.items() if is_package or is_of(module, name, value)}
 
