@@ -84,7 +84,8 @@ def main() -> None:
             own = {name: size for name, size in sizes.items() if page_of(ROWS[name].method) == page.stem}
             if "<!-- before-adamw -->" in page.read_text():
                 pages.write_between(page, "before-adamw", table.table(found, own, bfloat16))
-        longest, what = max(runs.LENGTHS), f"{MODELS[task.model].summary}, 8 workers"
+        longest, model = max(runs.LENGTHS), MODELS[task.model]
+        what = f"{model.summary}, on {model.length} characters of enwik8, 8 workers"
         if best := [name for name in plot.frontier(found, fewer, longest) if name != table.BASELINE]:
             picture = options.write.with_suffix(".png")
             picture.write_bytes(plot.gap_by_bytes(found, fewer, (longest, runs.TUNED_AT), what))

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.adamw import decision, plot, runs, table, task, train
 from benchmarks.adamw.rows import ROWS
-from benchmarks.adamw.task import Model, Task
+from benchmarks.adamw.task import Decoder, Task
 from benchmarks.adamw.train import Run
 
 DENSE, SPARSE = table.BASELINE, "top-k 0.01, b1=0"
@@ -121,7 +121,7 @@ def test_the_table_and_the_pictures() -> None:
 @pytest.mark.parametrize("name", (SPARSE, "outer average in int4 every 9, 0.7/0.9"))
 def test_a_run_goes_on_where_it_was(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = np.random.default_rng(0).integers(0, 7, 4096).astype(np.uint8)
-    monkeypatch.setitem(task.MODELS, "65k", Model(8, 1, 2, 8))
+    monkeypatch.setitem(task.MODELS, "65k", Decoder(8, 1, 2, 8))
     monkeypatch.setattr(train, "vocabulary", lambda: 7)
     for module in (train, task):
         monkeypatch.setattr(module, "parts", lambda: dict.fromkeys(("train", "validation", "test"), text))

@@ -8,13 +8,14 @@ from rich.console import Console
 from gradcomp_jax._errors import SettingError, look_up
 from gradcomp_jax._process import leaving
 from gradcomp_jax.cli import ranges, runs
-from gradcomp_jax.cli.options import Training, with_training_options
+from gradcomp_jax.cli.options import TASK, Training, with_training_options
 from gradcomp_jax.cli.progress import Leaving, progress
 from gradcomp_jax.cli.user_errors import user_errors
 from gradcomp_jax.experiments import Listeners, compare
-from gradcomp_jax.experiments.recipes import DEFAULT, GROUPS, RECIPES
+from gradcomp_jax.experiments import task as task_of
+from gradcomp_jax.experiments.recipes import GROUPS, RECIPES
 
-_SEEDS = 5
+_USUAL = task_of(TASK)
 
 
 @with_training_options
@@ -22,17 +23,18 @@ def compare_command(
     training: Training,
     context: typer.Context,
     methods: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Names with commas between (gradcomp methods lists them); also 'all', 'ablations', 'collectives',"
-            " 'memories' and 'replicas'."
+            " 'memories' and 'replicas'.",
+            show_default=f"the task's own; {','.join(_USUAL.methods)} of {TASK}",
         ),
-    ] = ",".join(DEFAULT),
+    ] = None,
     seeds: Annotated[
         int | None,
         typer.Option(
             help="Runs of each method: seeds 0, 1, 2, ...",
-            show_default=f"{_SEEDS}; 1 for a --from function without a seed",
+            show_default=f"the task's own; {_USUAL.seeds} of {TASK}; 1 for a --from function without a seed",
         ),
         ranges.SEEDS,
     ] = None,
@@ -45,10 +47,11 @@ def compare_command(
     """
     console = Console()
     with user_errors():
-        names = _method_names(methods)
+        usual = _USUAL if training.source is not None else task_of(training.task or TASK)
+        names = list(usual.methods) if methods is None else _method_names(methods)
         problem, settings = runs.prepare(training, runs.workers(training), quick=quick)
         if seeds is None:
-            seeds = _SEEDS if problem.has_seeds else 1
+            seeds = usual.seeds if problem.has_seeds else 1
         if quick:
             seeds = min(seeds, 2)
         runs.make_folder(training.out)

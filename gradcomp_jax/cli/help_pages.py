@@ -16,7 +16,7 @@ _EXAMPLES = {
         "gradcomp compare --methods dense-bf16,dgc --quick",
         "gradcomp plan --model resnet50 --step-time 180ms --workers 64 --link 10Gbit",
     ),
-    "compare": ("gradcomp compare --methods dense-bf16,dgc,terngrad --quick",),
+    "compare": ("gradcomp compare --methods dense-bf16,dgc,terngrad --quick", "gradcomp compare --task language-model"),
     "train": ("gradcomp train --method dgc --checkpoint run",),
     "methods": ("gradcomp methods",),
     "plan": (

@@ -15,15 +15,16 @@ from gradcomp_jax.experiments.settings import RANGES
 from gradcomp_jax.experiments.tasks import TASKS
 
 WORKERS = 8
-DATASET = "digits"
+TASK = "digits"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training:
     """What ``compare`` and ``train`` are both told."""
 
-    dataset: Annotated[
-        str | None, typer.Option(help=f"What to train on: {', '.join(TASKS)}.", show_default=DATASET)
+    task: Annotated[
+        str | None,
+        typer.Option("--task", "--dataset", help=f"What to train: {', '.join(TASKS)}.", show_default=TASK),
     ] = None
     source: Annotated[
         str | None,
@@ -50,7 +51,9 @@ class Training:
         RANGES["batch_per_worker"],
     ] = None
     learning_rate: Annotated[
-        float | None, typer.Option(help="Learning rate of SGD.", show_default="the task's own"), RANGES["learning_rate"]
+        float | None,
+        typer.Option(help="Learning rate of the optimizer.", show_default="the task's own"),
+        RANGES["learning_rate"],
     ] = None
     momentum: Annotated[float | None, typer.Option(help="Momentum.", show_default="0.9"), RANGES["momentum"]] = None
     density: Annotated[

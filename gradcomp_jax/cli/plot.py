@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from gradcomp_jax.cli.colours import COLOURS
 from gradcomp_jax.cli.report import title
@@ -50,6 +50,9 @@ def draw(comparison: Comparison) -> Figure:
     drawn = any(np.isfinite(line.get_ydata()).any() for line in loss.lines)
     scale_of_loss = "log" if positive and drawn else "linear"
     loss.set(xlabel="epoch", ylabel="training loss", yscale=scale_of_loss, title="Training loss")
+    if scale_of_loss == "log":
+        # "2" and not "2 x 10^0" on an axis too short for powers of ten.
+        loss.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
     judged.set(xlabel="epoch", ylabel=unit, title=comparison.metric.capitalize())
     limits = _limits(comparison)
     if limits is not None:

@@ -7,6 +7,7 @@ from gradcomp_jax import _markdown
 from gradcomp_jax.cli.tables import Columns
 from gradcomp_jax.experiments import Comparison, MethodResult, Metric
 from gradcomp_jax.experiments.recipes import RECIPES
+from gradcomp_jax.experiments.tasks import TASKS
 from gradcomp_jax.methods import registry
 
 _METRICS: dict[Metric, tuple[str, str]] = {
@@ -18,7 +19,7 @@ _METRICS: dict[Metric, tuple[str, str]] = {
 }
 """The column, and what is said of it."""
 _NOTES = (
-    "{metric}, mean and standard deviation over {seeds}.",
+    "{metric}, {seeds}.",
     "bytes/step: what one device sends, indices, scales and dense leaves included, read from the "
     "{program} at the final density; run mean: the same over the whole run, warm-up "
     "included.",
@@ -57,7 +58,7 @@ def rows(comparison: Comparison) -> list[tuple[str, ...]]:
 def notes(comparison: Comparison) -> list[str]:
     """Returns what a reader has to know about the columns."""
     count = len(comparison.seeds)
-    seeds = f"{count} seed{'s' if count > 1 else ''}"
+    seeds = f"mean and standard deviation over {count} seeds" if count > 1 else "of one seed"
     processes = int(comparison.machine.get("processes", 1))
     where = (_PROCESSES if processes > 1 else _ONE_PROCESS).format(
         workers=comparison.settings.workers, processes=processes
@@ -65,19 +66,22 @@ def notes(comparison: Comparison) -> list[str]:
     metric = _METRICS[comparison.metric][1]
     shared = comparison.machine.get("one_device")
     program = "program of a step on devices of their own, before it is compiled," if shared else "compiled program"
+    of_task = [task.note for name, task in TASKS.items() if task.note and name == comparison.dataset]
     return [
         *(f"diverged: {one}; a smaller --learning-rate may help." for one in _diverged(comparison)),
         *(note.format(metric=metric, seeds=seeds, where=where, program=program) for note in _NOTES),
+        *of_task,
     ]
 
 
 def title(comparison: Comparison) -> str:
     """Returns one line that says what was compared."""
     settings = comparison.settings
-    rate = f"{settings.learning_rate:g}{' falling to 0' if settings.schedule == 'linear' else ''}"
+    rate = f"{settings.learning_rate:g}{'' if settings.schedule == 'constant' else ' falling to 0'}"
     optimizer = f"AdamW {rate}" if settings.optimizer == "adamw" else f"SGD {rate}, momentum {settings.momentum:g}"
+    examples = f"{settings.batch_per_worker} example{'s' if settings.batch_per_worker > 1 else ''}"
     line = (
-        f"{comparison.dataset}: {settings.workers} workers x {settings.batch_per_worker} examples, "
+        f"{comparison.dataset}: {settings.workers} workers x {examples}, "
         f"{settings.epochs} epochs, {optimizer}, density {settings.density:g}"
     )
     periodic = {name for name, recipe in RECIPES.items() if recipe.periodic}

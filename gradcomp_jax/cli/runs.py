@@ -14,7 +14,7 @@ from gradcomp_jax._errors import SettingError
 from gradcomp_jax._files import write_whole
 from gradcomp_jax.cli import report
 from gradcomp_jax.cli.event_files import EventFiles
-from gradcomp_jax.cli.options import DATASET, WORKERS, Training
+from gradcomp_jax.cli.options import TASK, WORKERS, Training
 from gradcomp_jax.cli.own_code import imported
 from gradcomp_jax.cli.ranges import spelled
 from gradcomp_jax.cli.tables import print_table, tell
@@ -36,7 +36,7 @@ def workers(training: Training) -> int:
     """
     if training.workers is not None:
         return training.workers
-    return WORKERS if training.source is not None else task(training.dataset or DATASET).settings.workers
+    return WORKERS if training.source is not None else task(training.task or TASK).settings.workers
 
 
 def prepare(
@@ -62,14 +62,14 @@ def prepare(
     if training.markdown is not None and training.markdown.is_dir():
         raise SettingError(f"--markdown must name a file, and {training.markdown} is a folder: name a file in it")
     if training.source is None:
-        the_task = task(training.dataset or DATASET)
+        the_task = task(training.task or TASK)
         settings = _settings(training, the_task.settings, workers, quick)
         if simulated:
             simulate(workers)
         data_mesh(1 if training.one_device else settings.workers, settings.axis_name)
         problem = the_task.on(load(the_task.dataset, data_dir=training.data_dir))
     else:
-        both = {"--dataset": training.dataset, "--batch": training.batch, "--data-dir": training.data_dir}
+        both = {"--task": training.task, "--batch": training.batch, "--data-dir": training.data_dir}
         for option, value in both.items():
             if value is not None:
                 raise SettingError(f"--from brings its own data and batches: drop {option}")
@@ -145,7 +145,7 @@ def finish(console: Console, result: Comparison, training: Training, stem: str, 
       console: where to print.
       result: of the runs.
       training: with the folder, and the page.
-      stem: the files' name is this and the data set's.
+      stem: the files' name is this and the task's.
       command: that gave the result.
 
     Raises:

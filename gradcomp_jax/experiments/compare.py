@@ -129,6 +129,9 @@ def compare(
         )
     for method in methods:
         look_up("method", method, recipes.RECIPES)
+    for method in methods:
+        # What it refuses, it refuses before any other is compiled.
+        recipes.build(method, settings, problem.steps_per_epoch(settings))
 
     how: dict[str, Any] = {"listener": listener, "one_device": one_device}
     trainers = {method: Trainer(method, problem, settings, **how) for method in methods}

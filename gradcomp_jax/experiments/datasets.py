@@ -13,6 +13,7 @@ import io
 import json
 import pathlib
 import struct
+import sysconfig
 import zlib
 from collections.abc import Callable
 from typing import TypeAlias
@@ -260,6 +261,43 @@ def _read_penn_treebank(name: str, folder: pathlib.Path | None) -> Text:
     return Text(name, train, validation, test, len(numbers))
 
 
+_PACKAGES = ("asyncio", "email", "http", "importlib", "json", "logging", "multiprocessing", "unittest", "urllib", "xml")
+"""Of the standard library, beside the modules that are no packages."""
+_LEAST_TEXT, _MOST_TEXT = 10_000, 1 << 23
+"""Characters."""
+
+
+def _standard_library() -> pathlib.Path:
+    return pathlib.Path(sysconfig.get_paths()["stdlib"])
+
+
+def _read_standard_library(name: str, folder: pathlib.Path | None) -> Text:
+    """The source of modules in order, in ASCII: nine tenths for training, a twentieth each for validation and test."""
+    if folder is None:
+        raise SettingError(f"{name} is read from a folder: give data_dir")
+    found = [*folder.glob("*.py"), *(path for package in _PACKAGES for path in (folder / package).rglob("*.py"))]
+    # What an installation has written about itself differs by machine.
+    own = ("_sysconfigdata", "sitecustomize", "usercustomize")
+    parts, length = [], 0
+    for path in sorted(found):
+        if path.name.startswith(own) or {"test", "tests"} & set(path.relative_to(folder).parts) or length >= _MOST_TEXT:
+            continue
+        try:
+            raw = read_file(path, limit=_MOST_TEXT, follow=True) or b""
+        except OSError as error:
+            raise MissingDataError(f"{path} cannot be read: {error.strerror or error}") from error
+        parts.append(raw.replace(b"\r\n", b"\n").decode("ascii", "ignore"))
+        length += len(parts[-1])
+    if length < _LEAST_TEXT:
+        raise MissingDataError(
+            f"{name} is the source of Python's standard library, and {folder} has {length:,} characters of it: name a folder"
+            " that has Python files, by data_dir or --data-dir, or take a Python whose library is not in a zip file"
+        )
+    text = np.frombuffer("".join(parts)[:_MOST_TEXT].encode("ascii"), np.uint8)
+    train, validation, test = np.split(text, [len(text) * twentieths // 20 for twentieths in (18, 19)])
+    return Text(name, train, validation, test, 128)
+
+
 _FETCHED: dict[str, Callable[[str, pathlib.Path | None], Data]] = {
     "mnist": _read_mnist,
     "cifar10": _read_cifar10,
@@ -274,6 +312,7 @@ SOURCES: dict[str, Source] = {
         pathlib.Path("/usr/share/datasets/fashion-mnist"),
         "apt-get install -y dataset-fashion-mnist",
     ),
+    "standard-library": Source(_read_standard_library, _standard_library, "a Python with its library's source"),
 } | {
     name: Source(read, functools.partial(packages.folder_of, name), f"gradcomp data {name}")
     for name, read in _FETCHED.items()

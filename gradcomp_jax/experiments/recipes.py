@@ -28,7 +28,7 @@ from gradcomp_jax.experiments.registered import (
 )
 from gradcomp_jax.experiments.replicas import REPLICA_RECIPES
 from gradcomp_jax.experiments.settings import CountedSettings, Settings
-from gradcomp_jax.methods import dense, dgc, terngrad
+from gradcomp_jax.methods import dense, dgc, sparse_adamw, terngrad
 from gradcomp_jax.methods.registry import METHODS, command_name
 from gradcomp_jax.transforms import exchange, masks
 from gradcomp_jax.transforms.warm_up import Stages
@@ -109,6 +109,15 @@ def _exchanged(
     return after(crossed, settings)
 
 
+def _sparse_adamw(settings: Settings, warm_up: Stages, seed: int) -> Transformation:
+    if settings.optimizer != "adamw":
+        raise SettingError(
+            f"AdamW is a part of it, and this task trains with {settings.optimizer}: take one that trains with AdamW, such as"
+            " --task language-model, or the method topk-sgd"
+        )
+    return sparse_adamw(settings.rate(), axis_name=settings.axis_name, density=settings.density)
+
+
 _topk = functools.partial(_exchanged, code=topk)
 _int8 = functools.partial(_exchanged, code=lambda density: block_quantized())
 
@@ -141,6 +150,7 @@ RECIPES: dict[str, Recipe] = {
         "DGC whose workers take back all that owners do not keep",
         stages=warm_up_stages,
     ),
+    "sparse-adamw": Recipe(_sparse_adamw, "AdamW after the largest entries, in two bits each; of tasks with AdamW"),
     "topk-gather": Recipe(
         functools.partial(_exchanged, code=lambda density: topk(density / 4), collective="all_gather"),
         "top-k with a residual, by gather at the same bytes",
@@ -203,7 +213,6 @@ MEMORIES = (
 REPLICAS = ("dense", *REPLICA_RECIPES)
 """Whatever is not synchronous, beside what is."""
 
-DEFAULT = ("dense-bf16", "terngrad", "dgc")
 ABLATIONS = ("dense-bf16", "dgc", *(name for name in RECIPES if name.startswith("dgc-no-")))
 
 GROUPS = {"all": ALL, "ablations": ABLATIONS, "collectives": COLLECTIVES, "memories": MEMORIES, "replicas": REPLICAS}

@@ -10,6 +10,7 @@ import jax
 import optax
 
 from gradcomp_jax.experiments.settings import Settings
+from gradcomp_jax.methods import adamw
 from gradcomp_jax.methods.registry import METHODS, Method
 from gradcomp_jax.transforms.warm_up import DGC_DENSITIES, Stages
 
@@ -104,12 +105,14 @@ def summary(method: Method) -> str:
 
 
 def after(exchange: Transformation, settings: Settings) -> Transformation:
-    """Returns the exchange, then the optimizer on the averaged gradient."""
+    """Returns the exchange, then the optimizer on the averaged gradient, AdamW with its first moment where that wants it."""
+    if settings.optimizer == "adamw":
+        return adamw(settings.rate(), exchange)
     return optax.chain(exchange, optimizer(settings))
 
 
 def optimizer(settings: Settings) -> optax.GradientTransformation:
-    """Returns SGD with momentum, or AdamW with its own."""
+    """Returns SGD with momentum, or AdamW with its own, of gradients that no exchange has been through."""
     if settings.optimizer == "adamw":
         return optax.adamw(settings.rate())
     # A momentum of 0 would keep a trace for nothing.

@@ -23,7 +23,9 @@ RANGES: dict[str, Range] = {
 """Of the fields of :class:`Settings`, and of the options that set them."""
 
 OPTIMIZERS = ("sgd", "adamw")
-SCHEDULES = ("constant", "linear")
+SCHEDULES = ("constant", "linear", "cosine")
+WARM_UP = 0.05
+"""Share of the steps over which the learning rate of ``cosine`` rises."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,7 @@ class Settings:
       workers: devices on the data axis.
       epochs: passes over the training set.
       batch_per_worker: examples that one worker sees in a step.
-      learning_rate: of the first step.
+      learning_rate: of the first step; of the schedule ``cosine`` the largest.
       momentum: of the heavy-ball kind, inside or after the exchange as the method has it; SGD's alone.
       density: the fraction of entries that a sparse method sends after its warm-up.
       clip_norm: threshold of DGC's local clipping, for the norm of the mean gradient; None for no clipping.
@@ -42,7 +44,8 @@ class Settings:
       delay: steps until a delayed average arrives.
       every: steps from one exchange to the next, of methods that do not exchange in each.
       optimizer: what follows the exchange: ``sgd`` with ``momentum``, or ``adamw``.
-      schedule: of the learning rate: ``constant``, or ``linear``, which falls to zero at the end of the run.
+      schedule: of the learning rate: ``constant``; ``linear``, which falls to zero at the end of the run; or ``cosine``, which
+        rises from zero for a twentieth of the run, then falls to zero as a cosine.
       axis_name: name of the data axis.
     """
 
@@ -93,7 +96,7 @@ class Settings:
         return steps
 
     def rate(self) -> optax.ScalarOrSchedule:
-        """Returns the learning rate as optimizers take it: that of the first step, as long as nobody has counted the steps."""
+        """Returns the learning rate as optimizers take it: one for all steps, as long as nobody has counted them."""
         return self.learning_rate
 
 
@@ -107,6 +110,9 @@ class CountedSettings(Settings):
         """Returns the learning rate as optimizers take it."""
         if self.schedule == "constant":
             return self.learning_rate
+        if self.schedule == "cosine":
+            rising = round(WARM_UP * self.steps)
+            return optax.warmup_cosine_decay_schedule(0.0, self.learning_rate, rising, self.steps)
         return optax.linear_schedule(self.learning_rate, 0.0, self.steps)
 
 

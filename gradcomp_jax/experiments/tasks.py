@@ -25,7 +25,10 @@ class Task:
       problem: ``problem(data, settings) -> Problem``.
       settings: what a run uses unless the user says otherwise.
       summary: one line for a person.
-      name: what its results are called, where it is not the only task on its data set.
+      name: what its results are called, where it is not the data set's name.
+      methods: names of ``recipes.RECIPES`` that are compared unless the user names others.
+      seeds: runs of each, likewise.
+      note: what is said below the table of a comparison; empty for nothing.
     """
 
     dataset: str
@@ -33,6 +36,9 @@ class Task:
     settings: Settings
     summary: str
     name: str = ""
+    methods: tuple[str, ...] = ("dense-bf16", "terngrad", "dgc")
+    seeds: int = 5
+    note: str = ""
 
     def on(self, data: Data) -> Problem:
         """Returns the task with its data, which a run needs."""
@@ -45,7 +51,7 @@ def task(name: str) -> Task:
     Raises:
       UnknownNameError: if there is no such task.
     """
-    return look_up("data set", name, TASKS)
+    return look_up("task", name, TASKS)
 
 
 NETWORKS: dict[str, models.Model] = {"digits": models.conv_net(), "fashion-mnist": models.mlp()}
@@ -75,6 +81,27 @@ TASKS: dict[str, Task] = {
         functools.partial(classification, NETWORKS["digits"]),
         Settings(epochs=30, batch_per_worker=8, learning_rate=0.05, density=0.01, clip_norm=8.0, warm_up_epochs=2),
         "conv net of 38 thousand parameters on scikit-learn's 8x8 digits",
+    ),
+    "language-model": Task(
+        "standard-library",
+        functools.partial(
+            language_modelling, language_models.decoder, metric="bits per character", steps=500, judged=1 << 16
+        ),
+        Settings(
+            epochs=5,
+            batch_per_worker=1,
+            learning_rate=6e-3,
+            schedule="cosine",
+            density=0.01,
+            clip_norm=1.0,
+            warm_up_epochs=1,
+            optimizer="adamw",
+        ),
+        "decoder of 62 thousand parameters on the source of Python's standard library, with AdamW",
+        name="language-model",
+        methods=("dense-bf16", "block-quantized-4-bit", "sparse-adamw"),
+        seeds=1,
+        note="gap to dense: it falls with the length of training; docs/results/protocol.md has longer runs of such a model.",
     ),
     "fashion-mnist": Task(
         "fashion-mnist",

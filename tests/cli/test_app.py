@@ -1,11 +1,15 @@
 """The commands: help, every user error with its exit code, and what a run leaves behind."""
 
+import dataclasses
+import functools
+import importlib
 import inspect
 import json
 from typing import Any, get_args
 
 import pytest
 
+from gradcomp_jax._errors import SettingError
 from gradcomp_jax.cli import runs
 from gradcomp_jax.cli.options import Training
 from gradcomp_jax.experiments.recipes import ABLATIONS, ALL, RECIPES
@@ -41,9 +45,9 @@ def test_help_names_every_data_set_and_says_where_the_methods_are(gradcomp, comm
 @pytest.mark.parametrize("dataset", TASKS)
 def test_a_task_starts_with_its_own_number_of_workers(dataset):
     own = TASKS[dataset].settings
-    assert runs.workers(Training(dataset=dataset)) == own.workers
-    assert split_batch(own.batch, runs.workers(Training(dataset=dataset))) == own.batch_per_worker
-    assert runs.workers(Training(dataset=dataset, workers=2)) == 2
+    assert runs.workers(Training(task=dataset)) == own.workers
+    assert split_batch(own.batch, runs.workers(Training(task=dataset))) == own.batch_per_worker
+    assert runs.workers(Training(task=dataset, workers=2)) == 2
     assert runs.workers(Training(source="module:function")) == 8
 
 
@@ -58,7 +62,11 @@ def test_version(gradcomp):
     [
         (("compare", "--methods", "dgc,ternegrad"), "did you mean 'terngrad'"),
         (("compare", "--methods", ","), "methods must not be empty"),
-        (("compare", "--dataset", "digts"), "did you mean 'digits'"),
+        (("compare", "--task", "digts"), "unknown task 'digts'; did you mean 'digits'"),
+        (("compare", "--dataset", "digts"), "unknown task 'digts'; did you mean 'digits'"),
+        (("compare", "--methods", "dense-bf16,sparse-adamw"), "sparse-adamw: AdamW is a part of it"),
+        (("train", "--method", "sparse-adamw"), "take one that trains with AdamW, such as --task language-model"),
+        (("compare", "--task", "language-model", "--data-dir", "empty"), "empty has 0 characters of it"),
         (("compare", "--seeds", "0"), "--seeds must be a whole number from 1 to 1,000, got 0"),
         (("compare", "--workers", "0"), "--workers must be a whole number from 1 to 65,536, got 0"),
         (("train", "--workers", "100000"), "--workers must be a whole number from 1 to 65,536, got 100000"),
@@ -109,6 +117,7 @@ def test_version(gradcomp):
 )
 def test_a_mistake_is_one_sentence_on_stderr_and_exit_code_2(gradcomp, tmp_path, words, message):
     (tmp_path / "file").write_text("not a folder")
+    (tmp_path / "empty").mkdir()
     result = gradcomp(*words)
     assert result.exit_code == 2
     assert result.stdout == ""
@@ -142,6 +151,42 @@ def test_every_number_has_a_range_and_the_help_says_it(command):
 def _kinds(annotation: Any) -> set[Any]:
     """A type, or those of a union."""
     return set(get_args(annotation)) or {annotation}
+
+
+@pytest.mark.parametrize("task", ["digits", "language-model"])
+@pytest.mark.parametrize("option", ["--task", "--dataset"])
+def test_a_task_has_its_own_methods_and_number_of_seeds(gradcomp, monkeypatch, option: str, task: str) -> None:
+    seen = []
+
+    def record(problem, names, *, seeds, **how):
+        seen.append((problem.name, names, len(seeds)))
+        raise SettingError("seen")
+
+    monkeypatch.setattr(importlib.import_module("gradcomp_jax.cli.compare"), "compare", record)
+    for words in ((), ("--methods", "dense", "--seeds", "3")):
+        assert gradcomp("compare", option, task, *words).stderr.splitlines()[-1] == "gradcomp: seen"
+    assert seen == [(task, list(TASKS[task].methods), TASKS[task].seeds), (task, ["dense"], 3)]
+
+
+@pytest.mark.slow
+@pytest.mark.standard_promotion  # optax's schedules count in int32
+def test_the_language_model_shows_dense_int4_and_the_sparse_recipe(gradcomp, monkeypatch, tmp_path) -> None:
+    one = TASKS["language-model"]
+    short = functools.partial(
+        one.problem.func, *one.problem.args, **one.problem.keywords | {"steps": 40, "judged": 4096}
+    )
+    monkeypatch.setitem(TASKS, "language-model", dataclasses.replace(one, problem=short))
+    result = gradcomp("compare", "--task", "language-model", "--epochs", "2")
+    assert result.exit_code == 0, result.stderr
+    fields = json.loads((tmp_path / "gradcomp-results/compare-language-model.json").read_text())
+    fewer = {method["method"]: method["ratio_bf16"] for method in fields["methods"]}
+    assert list(fewer) == ["dense-bf16", "block-quantized-4-bit", "sparse-adamw"]
+    assert 3 < fewer["block-quantized-4-bit"] < 4 and 60 < fewer["sparse-adamw"] < 110
+    for method in fields["methods"]:
+        # A guess among all characters is worth seven bits.
+        assert 2 < method["evaluation_mean"] < 5.5
+    assert "8 workers x 1 example, 2 epochs, AdamW 0.006 falling to 0" in result.stdout
+    assert "bits/character" in result.stdout and "docs/results/protocol.md" in result.stdout
 
 
 @pytest.fixture

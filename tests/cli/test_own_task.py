@@ -194,7 +194,7 @@ def test_train_takes_it_from_the_current_folder(gradcomp, tmp_path, module) -> N
         (("--from", "broken_module:make"), "ZeroDivisionError: division by zero (broken_module.py, line 2)"),
         (("--from", "own_module:make"), "own_module:make: a batch of 12 does not divide among 8 workers: use 8 or 16"),
         (("--from", "own_module:make", "--batch", "8"), "--from brings its own data and batches: drop --batch"),
-        (("--from", "own_module:make", "--dataset", "digits"), "drop --dataset"),
+        (("--from", "own_module:make", "--dataset", "digits"), "drop --task"),
     ],
 )
 @pytest.mark.parametrize("command", ["train", "compare"])

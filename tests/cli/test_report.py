@@ -1,5 +1,6 @@
 """The table, the page and the picture, from a comparison that is written out here."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -67,6 +68,15 @@ def test_losses_are_no_percentages():
     assert report.columns(found)[1] == "training loss"
     assert report.rows(found)[0][1] == "0.6 ± 0.14"
     assert report.notes(found)[0].startswith("training loss: mean over the steps of the last epoch")
+
+
+def test_what_a_task_says_of_itself_is_below_its_table_and_others_say_nothing():
+    found = summarize([run("dgc", 0, accuracy=(2.5, 2.0), sent=10, metric="bits per character")], BASELINES)
+    assert not any("protocol" in note for note in report.notes(found))
+    found = dataclasses.replace(found, dataset="language-model", settings=task("language-model").settings)
+    assert "gap to dense: it falls with the length of training; docs/results/protocol.md" in report.notes(found)[-1]
+    assert report.title(found).startswith("language-model: 8 workers x 1 example, ")
+    assert "AdamW 0.006 falling to 0" in report.title(found)
 
 
 def test_the_page_has_the_table_the_command_and_the_machine(result):

@@ -116,3 +116,35 @@ def test_unknown_name_suggests_the_closest():
 def test_a_folder_for_digits_is_refused(tmp_path):
     with pytest.raises(SettingError, match="drop data_dir"):
         datasets.load("digits", data_dir=tmp_path)
+
+
+def test_the_standard_library_is_there_wherever_python_is():
+    text, again = (datasets.load("standard-library") for _ in range(2))
+    parts = (text.train, text.validation, text.test)
+    assert all(part.dtype == np.uint8 and part.max() < text.vocabulary for part in parts)
+    length = sum(map(len, parts))
+    assert length > 2_000_000
+    np.testing.assert_allclose([len(part) / length for part in parts], [0.9, 0.05, 0.05], atol=1e-5)
+    np.testing.assert_array_equal(text.train, again.train)
+    # A text, and not what a machine has written of itself.
+    whole = b"".join(part.tobytes() for part in parts)
+    assert b"def dataclass(" in whole and b"class JSONEncoder" in whole and b"build_time_vars = {" not in whole
+
+
+def test_a_library_is_its_modules_in_order_without_tests_and_in_ascii(tmp_path):
+    package = tmp_path / "tests" / "json"
+    (package / "tests").mkdir(parents=True)
+    (tmp_path / "tests" / "b.py").write_text("b" * 9_990 + "\u00e4", encoding="utf-8")
+    (tmp_path / "tests" / "a.py").write_bytes(b"a\r\n")
+    (package / "__init__.py").write_text("c" * 8)
+    for left_out in ("json/tests/test_json.py", "sitecustomize.py", "_sysconfigdata_m.py", "notes.txt"):
+        (tmp_path / "tests" / left_out).write_text("x")
+    text = datasets.load("standard-library", data_dir=tmp_path / "tests")
+    whole = b"".join(part.tobytes() for part in (text.train, text.validation, text.test))
+    assert whole == b"a\n" + 9_990 * b"b" + 8 * b"c"
+
+
+def test_a_library_without_its_source_is_one_sentence_with_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "python311.zip")})
+    with pytest.raises(MissingDataError, match=r"python311\.zip has 0 characters of it: name a folder.* --data-dir"):
+        datasets.load("standard-library")

@@ -14,6 +14,7 @@ from gradcomp_jax.experiments.tasks import TASKS
 MODELS = {
     "transformer": lambda vocabulary: language_models.transformer(vocabulary, width=16, layers=1, heads=2, length=8),
     "lstm": lambda vocabulary: language_models.lstm(vocabulary, width=8, layers=1, length=8),
+    "decoder": lambda vocabulary: language_models.decoder(vocabulary, model=language_models.Decoder(16, 1, 2, 8)),
 }
 
 
@@ -66,7 +67,23 @@ def test_batches_depend_on_seed_and_epoch_alone():
 
 def test_the_sizes_that_the_docstrings_say():
     counts = {}
-    for name, model in (("transformer", language_models.transformer(256)), ("lstm", language_models.lstm(10_000))):
+    made = {
+        "transformer": language_models.transformer(256),
+        "lstm": language_models.lstm(10_000),
+        "decoder": language_models.decoder(128),
+    }
+    for name, model in made.items():
         shapes = jax.eval_shape(model.init, jax.random.key(0))
         counts[name] = sum(leaf.size for leaf in jax.tree.leaves(shapes))
-    assert counts == {"transformer": 858_880, "lstm": 4_651_600}
+    assert counts == {"transformer": 858_880, "lstm": 4_651_600, "decoder": 55_536 + 48 * 128}
+
+
+@pytest.mark.slow
+def test_the_loss_of_a_decoder_is_the_cross_entropy_of_its_logits():
+    model = language_models.Decoder(16, 1, 2, 8)
+    params = model.init(jax.random.key(0), 11)
+    tokens = np.random.default_rng(0).integers(0, 11, (3, 9)).astype(np.int32)
+    logits = np.asarray(jax.jit(model.apply)(params, tokens[:, :-1]), np.float64)
+    chances = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    expected = -np.log(np.take_along_axis(chances, tokens[:, 1:, None], -1)).mean()
+    assert float(jax.jit(model.loss)(params, tokens)) == pytest.approx(expected, rel=1e-5)

@@ -8,10 +8,12 @@ import numpy as np
 import optax
 import pytest
 
+from gradcomp_jax import per_device
 from gradcomp_jax._errors import SettingError, UnknownNameError
 from gradcomp_jax.experiments import recipes
 from gradcomp_jax.experiments.registered import optimizer
 from gradcomp_jax.experiments.tasks import TASKS
+from tests.conformance.environments import AXIS
 
 SETTINGS = TASKS["fashion-mnist"].settings
 STEPS = 468
@@ -21,8 +23,39 @@ STEPS = 468
 @pytest.mark.parametrize("dataset", ("digits", "enwik8"))
 def test_every_method_builds_before_both_optimizers(method, dataset):
     """Settings of tasks differ otherwise in numbers alone, which methods check where they are made."""
-    tx = recipes.build(method, TASKS[dataset].settings, STEPS)
-    assert isinstance(tx, optax.GradientTransformationExtraArgs)
+    settings = TASKS[dataset].settings
+    if method == "sparse-adamw" and settings.optimizer == "sgd":
+        with pytest.raises(SettingError, match=r"sparse-adamw: AdamW is a part of it.*: take .* --task language-model"):
+            recipes.build(method, settings, STEPS)
+        return
+    assert isinstance(recipes.build(method, settings, STEPS), optax.GradientTransformationExtraArgs)
+
+
+@pytest.mark.parametrize(
+    ("method", "is_kept"),
+    [
+        ("dense-bf16", True),
+        ("dense-bf16-clip", True),
+        ("terngrad", True),
+        ("block-quantized-4-bit", True),
+        ("int8-put-back", True),
+        ("delayed-average", True),
+        ("diloco", True),
+        ("dgc", False),
+        ("topk-sgd", False),
+        ("topk-gather", False),
+        ("powersgd", False),
+        ("delayed-dgc", False),
+        ("sparse-adamw", False),
+    ],
+)
+def test_adamw_keeps_a_first_moment_where_the_method_has_none(method: str, is_kept: bool) -> None:
+    tx = recipes.build(method, dataclasses.replace(TASKS["language-model"].settings, axis_name=AXIS), STEPS)
+    params = {"w": jnp.zeros((2, 64, 32) if recipes.RECIPES[method].replicas else (64, 32))}
+    in_axes = 0 if recipes.RECIPES[method].replicas else None
+    state = jax.eval_shape(jax.vmap(tx.init, in_axes, axis_name=AXIS, axis_size=2), params)
+    (found,) = per_device.nodes_of(state, lambda node: hasattr(node, "nu"))
+    assert hasattr(found, "mu") == is_kept
 
 
 def test_unknown_method_lists_the_names_and_suggests_one():

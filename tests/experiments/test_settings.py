@@ -2,10 +2,13 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from gradcomp_jax._errors import SettingError
-from gradcomp_jax.experiments.settings import split_batch
+from gradcomp_jax.experiments.settings import CountedSettings, split_batch
 from gradcomp_jax.experiments.tasks import TASKS
 
 SETTINGS = TASKS["digits"].settings
@@ -39,9 +42,17 @@ def test_a_value_out_of_range_is_named(field, value):
 
 @pytest.mark.parametrize("field", ["optimizer", "schedule"])
 def test_an_unknown_name_is_refused_with_those_there_are(field):
-    known = "sgd, adamw" if field == "optimizer" else "constant, linear"
+    known = "sgd, adamw" if field == "optimizer" else "constant, linear, cosine"
     with pytest.raises(SettingError, match=f"{field} must be one of {known}, got 'lion'"):
         dataclasses.replace(SETTINGS, **{field: "lion"})
+
+
+@pytest.mark.standard_promotion  # optax's schedules count in int32
+def test_a_cosine_rises_for_a_twentieth_of_the_run_and_falls_to_zero():
+    settings = CountedSettings(**dataclasses.asdict(dataclasses.replace(SETTINGS, schedule="cosine")), steps=100)
+    rates = np.asarray(jax.jit(jax.vmap(settings.rate()))(jnp.arange(101))) / settings.learning_rate
+    np.testing.assert_allclose(rates[:6], np.arange(6) / 5, atol=1e-6)
+    np.testing.assert_allclose(rates[5:], (1 + np.cos(np.pi * np.arange(96) / 95)) / 2, atol=1e-6)
 
 
 def test_steps_per_epoch_counts_whole_batches():
