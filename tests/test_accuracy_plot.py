@@ -1,4 +1,4 @@
-"""The picture of the README is drawn from the table that stands beside it."""
+"""The picture of all methods on digits is drawn from its table."""
 
 from pathlib import Path
 
@@ -15,7 +15,9 @@ PAGE = (ROOT / "docs" / "results" / "digits-all.md").read_text(encoding="utf-8")
 
 def test_every_method_of_the_table_is_drawn() -> None:
     title, points = accuracy_plot.read(PAGE)
-    assert {point.method.replace("-", "_") for point in points} == set(registry.METHODS)
+    # Another width of a method's values has its place before AdamW, in the protocol.
+    forms = {name for name, method in registry.METHODS.items() if "bits" in method.options}
+    assert {point.method.replace("-", "_") for point in points} == set(registry.METHODS) - forms
     assert [point.sent for point in points] == sorted(point.sent for point in points)
     (axes,) = accuracy_plot.draw(title, points).axes
     assert {text.get_text().strip() for text in axes.texts} == {point.method for point in points}
@@ -24,10 +26,10 @@ def test_every_method_of_the_table_is_drawn() -> None:
     assert "conv net" in title and "8 workers" in title
 
 
-def test_the_readme_shows_it_and_names_the_model() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    picture = readme.index("(docs/results/digits-all.png)")
-    assert picture < readme.index("## Try it") and "conv net" in readme[picture : picture + 300]
+def test_the_results_show_it_and_name_the_model() -> None:
+    page = (ROOT / "docs" / "results" / "index.md").read_text(encoding="utf-8")
+    picture = page.index("(digits-all.png)")
+    assert "conv net" in page[picture : picture + 300]
     assert (ROOT / "docs" / "results" / "digits-all.png").read_bytes().startswith(b"\x89PNG")
 
 

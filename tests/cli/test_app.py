@@ -181,7 +181,7 @@ def test_the_language_model_shows_dense_int4_and_the_sparse_recipe(gradcomp, mon
     fields = json.loads((tmp_path / "gradcomp-results/compare-language-model.json").read_text())
     fewer = {method["method"]: method["ratio_bf16"] for method in fields["methods"]}
     assert list(fewer) == ["dense-bf16", "block-quantized-4-bit", "sparse-adamw"]
-    assert 3 < fewer["block-quantized-4-bit"] < 4 and 60 < fewer["sparse-adamw"] < 110
+    assert 3 < fewer["block-quantized-4-bit"] < 4 and 30 < fewer["sparse-adamw"] < 60
     for method in fields["methods"]:
         # A guess among all characters is worth seven bits.
         assert 2 < method["evaluation_mean"] < 5.5
