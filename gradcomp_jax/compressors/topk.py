@@ -199,7 +199,8 @@ def topk(
         pack_positions: sends positions in order, in about two bits each and the logarithm of their distance.
 
     Raises:
-        ValueError: for a density outside (0, 1], a block outside [1, 2**20], another dtype, a downlink that does not fit.
+        ValueError: for a density outside (0, 1], a block outside [1, 2**20], another dtype, one beside ``bits``, a downlink that does
+            not fit.
         TypeError: for a traced density.
 
     References:
@@ -216,6 +217,10 @@ def topk(
     resolved = _checks.dtype_among("dtype", dtype, ("float32", "bfloat16", "int8"))
     if bits not in (None, 2):
         raise ValueError(f"bits must be 2 or None (dtype={resolved.name} decides), got {bits}")
+    if bits and resolved.name != "bfloat16":
+        raise ValueError(
+            f"bits=2 says what values are, two magnitudes in bfloat16: leave dtype out, got {resolved.name}"
+        )
     if isinstance(downlink, Compressor):
         if downlink.block != size:
             raise ValueError(f"the downlink has blocks of {downlink.block}, expected {size}; pass block={size} to it")
