@@ -199,8 +199,8 @@ def topk(
         pack_positions: sends positions in order, in about two bits each and the logarithm of their distance.
 
     Raises:
-        ValueError: for a density outside (0, 1], a block outside [1, 2**20], another dtype, one beside ``bits``, a downlink that does
-            not fit.
+        ValueError: for a density outside (0, 1], a block outside [1, 2**20], another dtype, one
+            beside ``bits``, a downlink that does not fit.
         TypeError: for a traced density.
 
     References:
