@@ -23,7 +23,7 @@ DENSE = "dense"
 """What is dense by name: the baseline in float32."""
 LOW_RANK = ("powersgd", "dion")
 """Their payloads are float32 factors, those of all matrices in one all-reduce."""
-WIDE = ("gradient_dropping", "topk_sgd", "random_k", "ef21", "demo", "sparcml")
+WIDE = ("gradient_dropping", "topk_sgd", "topk_two_bits", "random_k", "ef21", "demo", "sparcml")
 """Selections of ten entries of a block or more, which take more temporaries than others."""
 
 

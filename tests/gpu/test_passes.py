@@ -39,6 +39,8 @@ CEILINGS = {
     "demo": ((29, 80, 1.2), (31, 440, 0.6)),
     # A code for each column: a transposition in each direction.
     "one_bit_sgd": ((17, 82, 0.2), (18, 320, 0.2)),
+    # The chosen of a block are put in order, and each leaf's high and low bits of positions are packed by themselves.
+    "topk_two_bits": ((13, 190, 0.2), (13, 760, 0.2)),
     # The collectives of 8 bits count two passes; the scale of a block takes a pass before its codes.
     "block_quantized": ((14, 42, 0.6), (16, 170, 0.4)),
     "fp8": ((15, 40, 0.3), (17, 150, 0.3)),

@@ -148,6 +148,8 @@ CEILINGS = {
     "block_quantized": (48, 190, 1.8),
     # Each of the two phases is a branch that copies the state.
     "one_bit_adam": (51, 460, 3.0),
+    # The chosen of a block are put in order by a sort, and bits of positions are packed in layouts that are copied.
+    "topk_two_bits": (72, 640, 2.2),
     # Sums stand in memory before the products; factors are made orthogonal column by column.
     "powersgd": (28, 440, 0.2),
     "dion": (24, 390, 0.2),
