@@ -198,11 +198,12 @@ def by_size(rules: Mapping[int, Rule]) -> Policy:
         gc.exchange(gc.by_size({0: "dense", 2**14: gc.compressors.block_quantized(bits=8)}), axis_name="data")
 
     Args:
-        rules: from how many entries on each rule holds: a compressor, ``"dense"``, ``"averaged"`` or another policy.
+        rules: maps the number of entries from which a rule holds to the rule: a compressor, ``"dense"``, ``"averaged"`` or
+            another policy.
 
     Raises:
         ValueError: for no rules and for negative bounds; when traced, for a tensor below the smallest bound.
-        TypeError: for a rule that is none of those.
+        TypeError: for any other rule.
     """
     if not rules:
         raise ValueError("by_size needs at least one rule, such as {0: 'dense'}")
