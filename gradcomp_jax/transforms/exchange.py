@@ -103,10 +103,10 @@ def exchange(
             returns each worker's shard of the update.
         mask: which leaves to compress, as for ``optax.masked``: a tree of booleans, the parameters' or a prefix of it, or a
             function of the parameters' shapes that returns one; :mod:`gradcomp_jax.masks` makes some. The others go dense. By
-            default leaves with two or more dimensions whose payload is smaller than the dense leaf, but for stacked vectors,
+            default leaves with two or more dimensions whose payload is smaller than the dense leaf, except stacked vectors,
             known by their names (``layers/norm/scale``). A policy decides alone.
         view: how leaves are divided into the compressor's blocks: ``rows``, stretches of a leaf; ``dealt``, a leaf's entries
-            dealt out in turn, so that block j of R has the entries j, j + R, ..., a sample of all of it; ``columns``, each of
+            dealt out in turn, so that block j of R has the entries j, j + R, ..., a sample of the leaf; ``columns``, each of
             a leaf's columns (its last dimension) by itself; ``tree``, all leaves together, dealt. By default ``dealt`` for
             :func:`~gradcomp_jax.compressors.topk` and ``rows`` for all others.
         dense_compressor: for the leaves left out, which cross joined together; float32 by default.
@@ -116,7 +116,7 @@ def exchange(
     Raises:
         ValueError: at construction, if compressor, memory and collective do not go together; when traced, if the gradients
             are already reduced over ``axis_name``, or the state is of other tensors or declared replicated.
-        TypeError: when traced, for a leaf that is no real floating-point array, or wider than float32.
+        TypeError: when traced, for a leaf that is not a real floating-point array, or is wider than float32.
         NameError: when traced outside the axis.
     """
     maker = made_by("exchange", locals())
