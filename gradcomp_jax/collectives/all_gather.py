@@ -1,4 +1,4 @@
-"""Everybody gets every payload."""
+"""Every worker gets every payload."""
 
 import dataclasses
 
@@ -9,13 +9,13 @@ from gradcomp_jax.compressors import Compressor
 
 @dataclasses.dataclass(frozen=True)
 class AllGather(Collective):
-    """Everybody gets every payload and reduces for itself: nothing is encoded twice, (N-1) payloads are sent.
+    """Sends every payload to every worker, which reduces them itself: nothing is encoded twice, (N-1) payloads are sent.
 
-    For few workers.
+    It is for few workers.
     """
 
     def sends(self, compressor: Compressor, rows: int, workers: int) -> list[Send]:
-        """Returns the payloads, to everybody."""
+        """Returns the payloads, to all workers."""
         return [Send("all_gather", compressor.payload_spec(rows))]
 
     def steps(self, message: Message, workers: Workers) -> Steps:

@@ -13,10 +13,10 @@ from gradcomp_jax.memory import Memory
 
 @dataclasses.dataclass(frozen=True)
 class AllReduce(Collective):
-    """An all-reduce of the payloads themselves, for codes whose payloads add up: 2(N-1)/N payloads are sent."""
+    """Adds the payloads themselves in an all-reduce, for codes whose payloads add up: 2(N-1)/N payloads are sent."""
 
     def check(self, compressor: Compressor, memory: Memory) -> None:
-        """Refuses payloads that do not add up, and a memory where their sum loses what no worker can keep."""
+        """Refuses payloads that do not add up, and a memory where their sum loses something that no worker can keep."""
         if not compressor.summable:
             raise ValueError(
                 f"collective='all_reduce' needs payloads that add up, and those of {type(compressor).__name__} do not; use"
@@ -31,7 +31,7 @@ class AllReduce(Collective):
             )
 
     def resolve(self, compressor: Compressor, rows: int, workers: int) -> Collective:
-        """Refuses as many workers as an integer sum could wrap for."""
+        """Refuses so many workers that an integer sum could wrap."""
         if not fits(compressor, workers):
             raise ValueError(
                 f"an int8 sum of {workers} ternaries can wrap (at most {compressor.most_workers} workers);"
@@ -51,5 +51,5 @@ class AllReduce(Collective):
 
 
 def fits(compressor: Compressor, workers: int) -> bool:
-    """Returns whether a sum of so many payloads does not wrap."""
+    """Returns whether the sum of all workers' payloads cannot wrap."""
     return compressor.most_workers is None or workers <= compressor.most_workers

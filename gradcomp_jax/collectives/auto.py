@@ -12,31 +12,31 @@ from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.compressors.dense import Dense
 from gradcomp_jax.memory import Memory
 
-# Entries up to which what goes dense joins a payload: beyond, the copies cost more than a collective's latency.
+# Dense tensors of up to so many entries join a payload: above that, the copies cost more than a collective's latency.
 MOST_RIDING = 2**18
 
-# Workers up to which a gather of selections is as few bytes as two phases, in one message in the place of two, and exact.
+# For up to so many workers a gather of selections sends as few bytes as two phases, in one message, and is exact.
 MOST_GATHERED = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Auto(Collective):
-    """The cheapest collective by bytes, the fewer messages on equal ones.
+    """Chooses the collective with the fewest bytes; of equal ones, the one with fewer messages.
 
     Attributes:
-        lossy_downlink: whether it may be two phases whose downlink loses something. Sparsifiers then take a gather for two
-            workers and two phases for more, however many: memory and bytes do not grow with N.
+        lossy_downlink: whether the choice may be two phases whose downlink loses something. Sparsifiers then take a gather for
+            two workers and two phases for any larger number: memory and bytes do not grow with N.
     """
 
     lossy_downlink: bool = False
 
     def check(self, compressor: Compressor, memory: Memory) -> None:
-        """Accepts everything: it chooses what goes together."""
+        """Accepts everything, because it chooses a collective that works."""
 
     def resolve(self, compressor: Compressor, rows: int, workers: int) -> Collective:
         """Chooses by the bytes of the code's payloads."""
         if self.lossy_downlink and compressor.downlink(workers).drops:
-            # By the number of workers alone: whether owners have a residual hangs on it, in every group and bucket alike.
+            # The number of workers alone decides, because whether owners have a residual depends on it, in all groups alike.
             return AllGather() if workers <= MOST_GATHERED else TwoPhase()
         # On equal bytes the earlier one wins: one collective is better than two. A bfloat16 all-reduce is widened to
         # float32 by some backends, where a two-phase exchange of 16-bit words is not.
@@ -51,7 +51,7 @@ class Auto(Collective):
         return min(among, key=lambda c: c.bytes_sent(compressor, rows, workers))
 
     def owners_from(self, compressor: Compressor, memory: Memory) -> int | None:
-        """Returns the fewest workers that do not gather, where owners have a residual from there on."""
+        """Returns the fewest workers that do not gather, if owners have a residual from that number on."""
         many = MOST_GATHERED + 1
         chosen = self.resolve(compressor, 1, many)
         keeps = chosen.remainder_of(compressor, memory, many) in ("split", "server")
@@ -62,15 +62,15 @@ class Auto(Collective):
         return self.resolve(compressor, rows, workers).sends(compressor, rows, workers)
 
     def steps(self, message: Message, workers: Workers) -> Steps:
-        """Refuses: only what it resolves to crosses."""
+        """Raises an error: only the collective that it resolves to can cross."""
         raise TypeError("resolve the collective before a message takes it")
 
 
 def rides_along(asked: Collective, chosen: Collective, compressor: Compressor, rows: int) -> bool:
-    """Returns whether an all-reduce that ``auto`` chose may be two phases instead, beside a payload that takes them.
+    """Returns whether an all-reduce that ``auto`` chose may be two phases instead, beside a payload that takes two phases.
 
-    An all-reduce is a reduce-scatter and an all-gather: float32 numbers sent to their owners and back are as many bytes,
-    and the same sums, without a collective of their own. Over a slow link that saves the latency of one.
+    An all-reduce is a reduce-scatter and an all-gather. Sending float32 numbers to their owners and back is as many bytes
+    and gives the same sums, without a separate collective. Over a slow link that saves the latency of one collective.
     """
     dense = isinstance(compressor, Dense) and compressor.lossless
     return dense and isinstance(asked, Auto) and isinstance(chosen, AllReduce) and rows <= MOST_RIDING
@@ -80,14 +80,14 @@ NAMES = ("auto", "all_gather", "two_phase", "all_reduce", "recursive_doubling")
 
 
 def as_collective(collective: Collective | str, *, lossy_downlink: bool = False) -> Collective:
-    """Returns a collective from its name, or as it is.
+    """Returns the collective of a name; a collective itself is returned unchanged.
 
     Args:
         collective: one of :data:`NAMES`, or an instance.
         lossy_downlink: see :class:`Auto`, for the name ``"auto"``.
 
     Raises:
-        ValueError: for another name.
+        ValueError: for an unknown name.
     """
     if isinstance(collective, Collective):
         return collective

@@ -1,4 +1,4 @@
-"""What every collective is: how messages cross an axis. It knows what it may carry, what goes out and what comes in."""
+"""The base class of collectives: how messages cross an axis. A collective checks what it carries, sends it and receives it."""
 
 import abc
 import dataclasses
@@ -17,11 +17,11 @@ Remainder = Literal["split", "put_back", "server", "drop"]
 
 @dataclasses.dataclass(frozen=True)
 class Workers:
-    """The workers along an axis.
+    """Describes the workers along an axis.
 
     Attributes:
         count: N, how many there are.
-        index: this one's number, int32 scalar.
+        index: this worker's number, int32 scalar.
         axis_name: the axis; ``None`` for one worker.
     """
 
@@ -31,19 +31,19 @@ class Workers:
 
     @classmethod
     def along(cls, axis_name: AxisName | None) -> "Workers":
-        """Returns those along a mapped axis."""
+        """Returns the workers along a mapped axis."""
         return cls(_compat.axis_size(axis_name) or 1, _compat.axis_index(axis_name), axis_name)
 
 
 class Send(NamedTuple):
-    """What a collective puts into an operation of the axis.
+    """Holds what a collective puts into one operation of the axis.
 
     Attributes:
-        by: ``permute``, to one partner; ``all_to_all``, slice i of each array to worker i; ``all_gather``, to everybody,
+        by: ``permute``, to one partner; ``all_to_all``, slice i of each array to worker i; ``all_gather``, to all workers,
             stacked; ``psum``, added up.
         payload: a tree of arrays.
-        partners: of ``permute``, whom each worker sends to.
-        shapes: of ``psum``, of the tensors that each array has the entries of, one after the other, where it has just these.
+        partners: for ``permute``, the worker that each worker sends to.
+        shapes: for ``psum``, the shapes of the tensors whose entries each array holds, one after the other and nothing else.
         bad: boolean scalar, whether the payload is unusable; ``None`` where its sender has checked it.
     """
 
@@ -55,23 +55,23 @@ class Send(NamedTuple):
 
 
 class Message(Protocol):
-    """What a collective reads of a message: the payload of one compressor on one worker."""
+    """Defines what a collective reads of a message: the payload of one compressor on one worker."""
 
     @property
     def compressor(self) -> Compressor:
-        """Returns the compressor that encoded it."""
+        """Returns the compressor that encoded the message."""
 
     @property
     def payload(self) -> Any:
-        """Returns leaves ``[rows, ...]``."""
+        """Returns the payload, leaves ``[rows, ...]``."""
 
     @property
     def shapes(self) -> Sequence[tuple[int, ...]]:
-        """Returns the shape of each tensor that it was made of; ``()`` of several that go as one."""
+        """Returns the shape of each tensor that the message was made of; ``()`` for several that go as one."""
 
     @property
     def info(self) -> RowInfo:
-        """Returns what is known of its rows: their counts, the side information of all workers, a key for a second encoding."""
+        """Returns the info of its rows: their counts, the side information of all workers, a key for a second encoding."""
 
     @property
     def remainder(self) -> Remainder | None:
@@ -81,22 +81,22 @@ class Message(Protocol):
     def residual(self) -> Array | None:
         """Returns what this worker keeps as an owner of rows, float32 ``[ceil(rows / N), block]``, or ``None``.
 
-        With one, owners take rows in turn; otherwise each owns as many that follow one another.
+        With a residual, owners take rows in turn; otherwise each owner has equally many consecutive rows.
         """
 
 
 _KINDS = {"permute": "collective-permute", "all_to_all": "all-to-all", "all_gather": "all-gather", "psum": "all-reduce"}
 
 Steps = Generator[Send, Any, InboundMessage]
-"""The operations of a collective: yields what it sends, is given what came, and returns the message that came of it."""
+"""The operations of a collective: a generator that yields what it sends, gets what came in, and returns an inbound message."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective(abc.ABC):
-    """How payloads cross an axis of N workers. Static and hashable."""
+    """Says how payloads cross an axis of N workers. It is static and hashable."""
 
     def check(self, compressor: Compressor, memory: Memory) -> None:
-        """Refuses combinations that cannot keep the laws, naming the remedy.
+        """Refuses combinations that break a law, naming the remedy.
 
         Raises:
             ValueError: at construction, before anything is traced.
@@ -108,10 +108,10 @@ class Collective(abc.ABC):
             )
 
     def resolve(self, compressor: Compressor, rows: int, workers: int) -> "Collective":
-        """Returns the collective that is taken for so many rows and workers: itself, unless it is to be chosen.
+        """Returns the collective for this number of rows and workers: itself, except ``auto``.
 
         Raises:
-            ValueError: if it does not go with this number of workers.
+            ValueError: if it does not work with this number of workers.
         """
         return self
 
@@ -120,19 +120,19 @@ class Collective(abc.ABC):
         return None
 
     def owners_from(self, compressor: Compressor, memory: Memory) -> int | None:
-        """Returns the number of workers from which on owners have a residual; ``None`` if they never have one."""
+        """Returns the number of workers from which owners have a residual; ``None`` if they never have one."""
         return None
 
     @abc.abstractmethod
     def sends(self, compressor: Compressor, rows: int, workers: int) -> list[Send]:
-        """Returns what :meth:`steps` yields for a message of ``rows`` rows, with shapes in the place of arrays."""
+        """Returns what :meth:`steps` yields for a message of ``rows`` rows, with shapes instead of arrays."""
 
     def bytes_sent(self, compressor: Compressor, rows: int, workers: int) -> int:
-        """Returns the bytes that one of ``workers`` sends for ``rows`` rows, padding to their number left out."""
-        # N times as many rows need no padding.
+        """Returns the bytes that one of ``workers`` sends for ``rows`` rows, without padding to a multiple of the workers."""
+        # With N times as many rows there is no padding.
         every = self.sends(compressor, rows * workers, workers)
         return sum(_costs.bytes_moved(_KINDS[s.by], nbytes(s.payload), workers) for s in every) // workers
 
     @abc.abstractmethod
     def steps(self, message: Message, workers: Workers) -> Steps:
-        """Takes one message across, in at most one operation of each kind but ``permute``, in the order of :class:`Send`."""
+        """Takes one message across in the order of :class:`Send`; operations other than ``permute`` occur at most once each."""

@@ -1,4 +1,4 @@
-r"""The mean of the workers' products :math:`X_i^T \Delta_i`, by their factors or by the products themselves."""
+r"""The mean of the workers' products :math:`X_i^T \Delta_i`, from the exchanged factors or from the exchanged products."""
 
 import functools
 from typing import Literal
@@ -16,7 +16,7 @@ EXCHANGES: tuple[Exchange, ...] = ("auto", "factors", "dense")
 
 
 def factor_bytes(x: jax.ShapeDtypeStruct | Array, delta: jax.ShapeDtypeStruct | Array, *, workers: int) -> int:
-    """Returns the bytes that one of ``workers`` sends to hand both factors to all others: all-gathers of them."""
+    """Returns the bytes that one of ``workers`` sends in all-gathers of both factors."""
     return (workers - 1) * (x.size * x.dtype.itemsize + delta.size * delta.dtype.itemsize)
 
 
@@ -28,7 +28,7 @@ def product_bytes(x: jax.ShapeDtypeStruct | Array, delta: jax.ShapeDtypeStruct |
 def resolve(
     exchange: Exchange, x: jax.ShapeDtypeStruct | Array, delta: jax.ShapeDtypeStruct | Array, *, workers: int
 ) -> Literal["factors", "dense"]:
-    """Turns ``auto`` into whichever exchange sends fewer bytes; of equals ``dense``, which computes less."""
+    """Turns ``auto`` into the exchange that sends fewer bytes; if both send as many, into ``dense``, which computes less."""
     if exchange != "auto":
         return exchange
     fewer = factor_bytes(x, delta, workers=workers) < product_bytes(x, delta, workers=workers)
@@ -61,7 +61,7 @@ def mean_product(x: Array, delta: Array, *, axis_name: AxisName, exchange: Excha
     return _mean_product(x, delta, axis_name, resolve(exchange, x, delta, workers=workers), workers)
 
 
-# Words carry no derivative: without a rule of its own a second derivative would silently come out as zero.
+# Words carry no derivative: without this rule a second derivative would silently be zero.
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
 def _mean_product(x: Array, delta: Array, axis_name: AxisName, exchange: str, workers: int) -> Array:
     if exchange == "factors":
@@ -81,7 +81,7 @@ def _no_second_derivative(*_: object) -> tuple[Array, Array]:
 
 
 def _product(x: Array, delta: Array) -> Array:
-    """``x^T delta`` over all dimensions but the last, accumulated and returned in float32."""
+    """Returns ``x^T delta`` over all dimensions but the last, accumulated in float32."""
     if x.dtype != delta.dtype:
         x, delta = x.astype(jnp.float32), delta.astype(jnp.float32)
     over = tuple(range(x.ndim - 1))

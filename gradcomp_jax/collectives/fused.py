@@ -1,4 +1,4 @@
-"""Many small arrays through one collective: one buffer crosses, not one for each array."""
+"""Takes many small arrays through one collective: one buffer crosses, not one for each array."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +10,7 @@ from gradcomp_jax._typing import Array, AxisName
 from gradcomp_jax.collectives import gathering, lanes, parts
 
 LARGE = 2**16
-"""Entries from which on a tensor crosses by itself where that is one operation all the same."""
+"""A tensor of at least so many entries crosses by itself, where the compiler makes one operation of all."""
 
 
 def _fuse(arrays: Sequence[Array], lead: int, cross: Callable[[Array], Array]) -> list[Array]:
@@ -33,7 +33,7 @@ def _fuse(arrays: Sequence[Array], lead: int, cross: Callable[[Array], Array]) -
 
 
 def _as_words(arrays: Sequence[Array], lead: int, cross: Callable[[Sequence[Array]], Sequence[Array]]) -> list[Array]:
-    """All arrays as the narrowest words that any of them has, for one buffer: a second one would cost its own latency."""
+    """Takes all arrays across as the narrowest words that any of them has: one buffer, without the latency of a second."""
     if not arrays:
         return []
     words = [kernels.to_words(a) for a in arrays]
@@ -57,7 +57,7 @@ def all_to_all(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Arra
         return lanes.all_to_all_in_lanes(flat, axis_name)
 
     def cross(flat: Sequence[Array]) -> Sequence[Array]:
-        # Only the branch of the platform that is lowered for stays in the program.
+        # Only the branch of the target platform stays in the program.
         return lax.platform_dependent(*flat, tpu=for_tpu, default=plain) if lanes.pay(flat) else plain(*flat)
 
     return _as_words(arrays, 1, cross)
@@ -73,8 +73,8 @@ def all_gather(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Arra
 def psum(arrays: Sequence[Array], axis_name: AxisName | None, shapes: Sequence[parts.Shapes] = ()) -> list[Array]:
     """Adds every worker's arrays, in their own dtype.
 
-    Accelerators' compilers combine the sums of large tensors, which nobody then copies into one buffer and out of it, nor
-    into another layout: ``shapes`` has those of the tensors that each of the first arrays was joined of.
+    Accelerators' compilers combine the sums of large tensors, so these need not be copied into one buffer and out of it, nor
+    into another layout. ``shapes`` has, for each of the first arrays, the shapes of the tensors that it was joined from.
     """
     if axis_name is None:
         return list(arrays)
@@ -96,14 +96,14 @@ def psum(arrays: Sequence[Array], axis_name: AxisName | None, shapes: Sequence[p
 
 
 def pmax(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Array]:
-    """Returns the largest of every worker's entries."""
+    """Returns the elementwise maximum over the workers."""
     if axis_name is None:
         return list(arrays)
     return _fuse(arrays, 0, lambda buffer: lax.pmax(buffer, axis_name))
 
 
 def permute(arrays: Sequence[Array], to: Sequence[int], axis_name: AxisName) -> list[Array]:
-    """Sends every array to worker ``to[index]``, a permutation; what comes back is from whom it sends here."""
+    """Sends every array to worker ``to[index]``, a permutation; returns the arrays of the worker that sends here."""
     pairs = list(enumerate(to))
 
     def cross(buffer: Array) -> Array:
@@ -118,5 +118,5 @@ def reduce_scatter(arrays: Sequence[Array], axis_name: AxisName) -> list[Array]:
     def cross(buffer: Array) -> Array:
         return gathering.reduce_scatter(buffer, axis_name)
 
-    # The leading dimension is gone afterwards: one that is kept would be of one entry.
+    # The leading dimension is dropped, because it would have one entry.
     return [a[0] for a in _fuse(arrays, 1, lambda buffer: cross(buffer)[None])]

@@ -1,4 +1,4 @@
-"""What comes in: the mean of all workers' messages, decoded as it is needed."""
+"""Inbound messages: the mean of all workers' messages, decoded as it is needed."""
 
 import dataclasses
 from typing import Any
@@ -11,27 +11,27 @@ from gradcomp_jax._typing import Array
 from gradcomp_jax.compressors import Compressor, RowInfo
 
 Span = tuple[int, int]
-"""The first of some rows, and the first one after them."""
+"""A range of rows: the first one, and the first one after them."""
 
 Laid = tuple[kernels.Deal, int] | None
-"""How rows that were dealt out are wanted: the deal, and the width of the matrix that its vector is seen as."""
+"""The layout in which dealt rows are wanted: the deal, and the width of the matrix that its vector is seen as."""
 
 
 @dataclasses.dataclass(frozen=True)
 class InboundMessage:
-    """What every worker holds of a message after its collective. Rows are those of the message, equal on every worker.
+    """Holds what every worker has of a message after its collective. Rows are those of the message, equal on every worker.
 
     Attributes:
-        payload: leaves ``[rows, ...]``; of every worker where ``stacked``, ``[N, rows, ...]``.
-        code: decodes it; ``None`` where it is float32 rows already.
+        payload: leaves ``[rows, ...]``; where ``stacked``, those of every worker, ``[N, rows, ...]``.
+        code: decodes the payload; ``None`` where it is float32 rows already.
         side: side information of the rows, or ``None``.
-        divisor: what the decoded rows are divided by to be the mean.
+        divisor: the decoded rows divided by it are the mean.
         stacked: whether the payloads of all workers are to be decoded and added.
         added: whether the payload is the sum of the workers' payloads.
-        drops: whether an entry that is zero in the mean was left out by its owner; else a zero is a number like any other.
+        drops: whether an entry that is zero in the mean was left out by its owner; otherwise a zero is an ordinary value.
         rounding: what this worker, as an owner, lost to rounding: rows, or a payload of ``code`` where it is a sparsifier.
-        rounding_factor: what that counts in this worker's own memory: N.
-        splits: whether workers take back some of what the mean lacks, see :meth:`taken`.
+        rounding_factor: the factor of that loss in this worker's own memory: N.
+        splits: whether workers take back part of what the mean lacks, see :meth:`taken`.
         residual: this owner's new residual.
     """
 
@@ -50,7 +50,7 @@ class InboundMessage:
     def mean(self, span: Span, laid: Laid, after: Any) -> Array:
         """Returns rows of the mean, float32 ``[b - a, block]``; with a :data:`Laid`, the vector dealt out over them.
 
-        Decoded anew for each use that names another ``after`` to wait for: an array that several passes share would be held.
+        Each use with another ``after`` decodes the mean again: an array that several passes share would be held.
         """
         payload = rows_of(self.payload, span, axis=1 if self.stacked else 0)
         if self.code is None:
@@ -63,7 +63,7 @@ class InboundMessage:
 
     def mean_payload(self, span: Span) -> Any:
         """Returns rows of the mean of the payloads, where they were added."""
-        # In floating point: the sums of an integer code are not divided in place.
+        # The division is in floating point: the sums of an integer code are not divided in place.
         return jax.tree.map(lambda a: a / self.divisor, rows_of(self.payload, span))
 
     def lost(self, span: Span, laid: Laid) -> Array | None:
@@ -79,7 +79,7 @@ class InboundMessage:
         return rows * self.rounding_factor
 
     def taken(self, compressor: Compressor, payload: Any, span: Span) -> Any:
-        """Returns what went out for good of a payload of this worker's: all but what the owners leave to it."""
+        """Returns the part of this worker's payload that counts as sent: all but what the owners leave to the worker."""
         return compressor.left_with_owner(payload, rows_of(self.payload, span)) if self.splits else payload
 
     def _side(self, span: Span) -> Array | None:
@@ -87,14 +87,14 @@ class InboundMessage:
 
 
 def rows_of(tree: Any, span: Span, axis: int = 0) -> Any:
-    """Returns some rows of every array of a tree."""
+    """Returns a range of rows of every array of a tree."""
     return jax.tree.map(lambda a: lax.slice_in_dim(a, *span, axis=axis), tree)
 
 
 def anew(code: Compressor, payload: Any, laid: Laid, after: Any) -> Any:
-    """Returns a payload to be decoded anew for each use if it was dealt out: an array that passes share would be held.
+    """Returns a payload such that each use decodes it again if it was dealt out: an array that passes share would be held.
 
-    On TPU decoding changes the layout, which costs more than the array does: there all uses share it.
+    On TPU decoding changes the layout, which costs more than holding the array: there all uses share it.
     """
     if not (laid and code.decodes_anew):
         return payload

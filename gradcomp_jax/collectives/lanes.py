@@ -1,8 +1,8 @@
-"""An all-to-all of long rows, laid out as TPU lays out what it computes on.
+"""An all-to-all of long rows, in the layout that TPU uses for computation.
 
-XLA:TPU (libtpu 0.0.42) takes the longer to compile an all-to-all of narrow words the longer its rows are, a minute and more;
-in rows of 128 lanes it takes seconds, and the program copies less. ``benchmarks/tpu.py --table passes --method
-block_quantized`` prints what that makes of a whole update.
+XLA:TPU (libtpu 0.0.42) takes a minute and more to compile an all-to-all of narrow words in long rows; the longer the rows, the
+longer it takes. In rows of 128 lanes it takes seconds, and the program copies less. ``benchmarks/tpu.py --table passes --method
+block_quantized`` prints the effect on a whole update.
 """
 
 import itertools
@@ -16,13 +16,13 @@ from gradcomp_jax._typing import Array, AxisName
 from gradcomp_jax.collectives.gathering import LANES
 
 LONG = 2**19
-"""Words for one device from which on an array has rows of lanes to itself: more of them would be more kernels."""
+"""An array of at least so many words for one device has its own rows of lanes. For shorter arrays that is too many kernels."""
 
 LONG_ALONE = 2**22
-"""The same of a single array of wider words: laid in lanes it is copied once more, which a shorter one does not win back."""
+"""The same for a single array of wider words: in lanes it is copied once more, which does not pay for a shorter one."""
 
 MOST_BYTES = 2**30
-"""Of one all-to-all on TPU. At 2^31 libtpu 0.0.42 ends the process, whatever the layout (seen for 256 chips of v5e)."""
+"""Most bytes of one all-to-all on TPU. At 2^31 libtpu 0.0.42 ends the process, in any layout (seen for 256 chips of v5e)."""
 
 
 def all_to_all(buffer: Array, axis_name: AxisName) -> Array:
@@ -32,7 +32,7 @@ def all_to_all(buffer: Array, axis_name: AxisName) -> Array:
 
 
 def pay(arrays: Sequence[Array]) -> bool:
-    """Returns whether arrays are to cross in lanes on TPU."""
+    """Returns whether arrays should cross in lanes on TPU."""
     alone = len(arrays) == 1 and arrays[0].dtype.itemsize > 1
     long = any(a.shape[1] >= (LONG_ALONE if alone else LONG) for a in arrays)
     return long or sum(a.size * a.dtype.itemsize for a in arrays) > MOST_BYTES
@@ -41,7 +41,8 @@ def pay(arrays: Sequence[Array]) -> bool:
 def all_to_all_in_lanes(arrays: Sequence[Array], axis_name: AxisName) -> list[Array]:
     """Sends row j of every array ``[N, n]`` of one dtype to worker j, in one buffer ``[N, rows, 128]``.
 
-    Long arrays are filled up to whole rows each, the others together. A buffer of more than ``MOST_BYTES`` crosses in parts.
+    Each long array is filled up to whole rows; the others are filled up together. A buffer of more than ``MOST_BYTES`` crosses
+    in parts.
     """
     workers = arrays[0].shape[0]
     long = [i for i, a in enumerate(arrays) if a.shape[1] >= LONG]

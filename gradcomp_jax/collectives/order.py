@@ -1,4 +1,4 @@
-"""Collectives in an order that a compiler keeps."""
+"""Keeps collectives in an order that a compiler does not change."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,9 @@ from gradcomp_jax._typing import Array
 def wait(arrays: Sequence[Array], after: Sequence[Array]) -> list[Array]:
     """Returns the same arrays, complete only once others are there.
 
-    For collectives that are not to be combined: one of all would wait for what the last of them is made of. An
+    This is for collectives that must not be combined: a combined one would wait for the inputs of the last of them. An
     optimization barrier does not keep XLA:TPU from combining, so the first entry of each array is made to depend on the
-    others in a way that no simplification sees through. The rest of an array is made without waiting.
+    others in a way that no compiler simplifies. The rest of an array is made without waiting.
 
     Args:
         arrays: of any shape, of a dtype of 1, 2 or 4 bytes.
@@ -30,7 +30,7 @@ def are_there(arrays: Sequence[Array]) -> Array | None:
 
 
 def _is_there(a: Array) -> Array:
-    """True, whatever the number is: it has no more ones than bits."""
+    """Returns true for every number: it has no more ones than bits."""
     first = lax.slice_in_dim(a.reshape(-1), 0, 1)[0]
     word = lax.bitcast_convert_type(first, jnp.dtype(f"uint{8 * a.dtype.itemsize}"))
     return lax.population_count(word) <= 8 * a.dtype.itemsize

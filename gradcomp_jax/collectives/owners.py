@@ -1,7 +1,7 @@
-"""Which worker owns which rows, where each reduces those that it owns.
+"""Owners: each worker owns some rows and reduces them.
 
-Owners with a residual take rows in turn: row r of a group belongs to worker r mod N, whichever rows a bucket has. So a residual
-has one place for each of its rows, and buckets may divide a group as they like.
+Owners with a residual take rows in turn: row r of a group belongs to worker r mod N, in every bucket. So a residual
+has one place for each of its rows, and buckets may divide a group in any way.
 """
 
 import dataclasses
@@ -18,13 +18,13 @@ from gradcomp_jax.collectives import parts
 
 @dataclasses.dataclass(frozen=True)
 class Owners:
-    """The owners of a message's rows.
+    """Describes the owners of a message's rows.
 
     Attributes:
-        rows: of the message.
-        workers: N, each an owner.
+        rows: rows of the message.
+        workers: N; each worker is an owner.
         in_turn: whether row r belongs to worker r modulo N; otherwise each owns consecutive rows, equally many.
-        shapes: of the tensors whose entries the rows are, where it matters to nobody which worker owns which.
+        shapes: shapes of the tensors whose entries the rows are, where any division among owners will do.
     """
 
     rows: int
@@ -34,7 +34,7 @@ class Owners:
 
     @property
     def each(self) -> int:
-        """Rows that a worker owns, the last ones of padding."""
+        """Returns how many rows a worker owns, padding at the end included."""
         return -(-self.rows // self.workers)
 
     def by_owner(self, tree: Any) -> Any:
@@ -47,19 +47,19 @@ class Owners:
 
     def mine(self, tree: Any, index: Array) -> Any:
         """Returns the rows that worker ``index`` owns, of all rows."""
-        # By the owner's number: that of its first row may be more than an index holds.
+        # Indexed by the owner's number: the number of its first row may be too large for an index.
         return jax.tree.map(lambda a: lax.dynamic_index_in_dim(self.by_owner(a), index, keepdims=False), tree)
 
     def place(self, tree: Any, index: Array) -> Any:
-        """Returns the rows that worker ``index`` owns among zeros for all others; only where those follow one another."""
+        """Returns the rows that worker ``index`` owns, with zeros for all others; only for consecutive rows."""
 
         def among_zeros(a: Array) -> Array:
             rows, *rest = a.shape
             if rows * self.workers < 2**31:
-                # In place: with a dimension of owners, TPU's tiles would be filled up and every row copied.
+                # This is in place: with a dimension of owners, TPU's tiles would be filled up and every row copied.
                 zeros = jnp.zeros((rows * self.workers, *rest), a.dtype)
                 return lax.dynamic_update_slice_in_dim(zeros, a, index * rows, 0)
-            # The number of a row is more than an index holds, an owner's is not.
+            # A row's number may be too large for an index, an owner's is not.
             zeros = jnp.zeros((self.workers, *a.shape), a.dtype)
             return lax.dynamic_update_index_in_dim(zeros, a, index, 0).reshape(-1, *rest)
 
@@ -67,11 +67,11 @@ class Owners:
 
 
 Run = tuple[int, int]
-"""The first of some rows that follow one another, and the first one after them."""
+"""Consecutive rows: the first one, and the first one after them."""
 
 
 def runs(starts: Sequence[int], rows: Sequence[int]) -> list[Run]:
-    """Returns the rows of segments, which begin at ``starts`` in rising order, as few runs."""
+    """Returns the rows of segments, which begin at ``starts`` in rising order, as few runs as possible."""
     result: list[Run] = []
     for start, count in zip(starts, rows, strict=True):
         if result and result[-1][1] == start:
@@ -94,7 +94,7 @@ def places(starts: Sequence[int], rows: Sequence[int], workers: int) -> list[int
 
 
 def spread(arrays: Sequence[Array], at: Sequence[int]) -> Array:
-    """Returns one array ``[rows, ...]`` with each segment's rows from its place on, and zeros between them."""
+    """Returns one array ``[rows, ...]`` with each segment's rows at its place, and zeros between them."""
     parts: list[Array] = []
     end = 0
     for place, array in zip(at, arrays, strict=True):
@@ -106,12 +106,12 @@ def spread(arrays: Sequence[Array], at: Sequence[int]) -> Array:
 
 
 def take(residual: Array, chosen: Sequence[Run], rows: int, worker: Array, workers: int) -> Array:
-    """Returns what this owner has of the chosen runs of rows, one run after the other, zeros for rows of other runs.
+    """Returns this owner's residual of the chosen runs of rows, one run after the other, with zeros for rows of other runs.
 
     The residual is ``[ceil(rows / N), block]``, of all the rows of a group; its entry s belongs to row ``s * N + worker``.
     """
     if chosen == [(0, rows)]:
-        # An owner has zeros beyond the last row, before and after.
+        # An owner has zeros beyond the last row, before and after the step.
         return residual
     zero = jnp.zeros((), residual.dtype)
     parts = [
@@ -122,7 +122,7 @@ def take(residual: Array, chosen: Sequence[Run], rows: int, worker: Array, worke
 
 
 def put(residual: Array, new: Array, chosen: Sequence[Run], rows: int, worker: Array, workers: int) -> Array:
-    """Returns the residual with new values of what :func:`take` gave."""
+    """Returns the residual with new values for the rows that :func:`take` returned."""
     if chosen == [(0, rows)]:
         return new
     start = 0

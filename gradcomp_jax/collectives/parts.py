@@ -1,4 +1,4 @@
-"""An array as the tensors that it was joined of: XLA neither joins nor cuts what it sees joined and then cut."""
+"""An array as the tensors that it was joined from: XLA removes a join that is followed by the same cuts."""
 
 import itertools
 import math
@@ -12,16 +12,16 @@ from gradcomp_jax._typing import Array
 Shapes = Sequence[tuple[int, ...]]
 
 _MOST_WORKERS = 32
-"""Workers up to which each owns a part of every tensor on TPU: of more, thinner parts would take more temporaries."""
+"""For up to so many workers each owns a part of every tensor on TPU: with more, thinner parts take more temporaries."""
 
 
 def are_of(array: Array, shapes: Shapes) -> bool:
-    """Returns whether an array, of rows of one entry, has just the entries of tensors of these shapes."""
+    """Returns whether an array, of rows of one entry, holds the entries of tensors of these shapes and nothing else."""
     return array.ndim > 0 and array.shape[0] == array.size == sum(math.prod(shape) for shape in shapes)
 
 
 def cut(array: Array, shapes: Shapes) -> list[Array]:
-    """Returns the tensors, in their own shapes, of what :func:`are_of` is true for; else the array."""
+    """Returns the tensors in their own shapes where :func:`are_of` is true; otherwise the array."""
     if not are_of(array, shapes):
         return [array]
     starts = itertools.accumulate((math.prod(shape) for shape in shapes), initial=0)
@@ -34,11 +34,11 @@ def joined(parts: Sequence[Array], shape: tuple[int, ...]) -> Array:
 
 
 def by_owner(array: Array, workers: int, each: int, in_turn: bool, shapes: Shapes) -> Array:
-    """Returns rows as ``[N, each, ...]``, what each worker owns: rows in turn, or one after the other.
+    """Returns the rows that each worker owns, ``[N, each, ...]``: rows in turn, or consecutive ones.
 
-    Where ``shapes`` says that any will do, it is a part of every tensor on TPU.
-    There a tensor's part is made of the tensor alone, and not of one long vector of all of them, which is several copies.
-    The last rows of each owner are what no equal parts could be made of.
+    Where ``shapes`` is given, any division will do, and on TPU each worker owns a part of every tensor.
+    There a tensor's part is made from the tensor alone, and not from one long vector of all of them, which is several copies.
+    The last rows of each owner are the entries that do not divide into equal parts.
     """
 
     def split(a: Array) -> Array:

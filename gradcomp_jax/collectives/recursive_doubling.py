@@ -1,4 +1,4 @@
-"""Recursive doubling: what a worker has doubles in every round."""
+"""Recursive doubling: the number of payloads that a worker has doubles in every round."""
 
 import dataclasses
 from typing import Any
@@ -15,17 +15,17 @@ from gradcomp_jax.memory import Memory
 
 @dataclasses.dataclass(frozen=True)
 class RecursiveDoubling(Collective):
-    """In log2(N) rounds, each pair of workers exchanges all that either has.
+    """Exchanges between pairs of workers all that they have, in log2(N) rounds.
 
-    Once the dense sum of that is fewer bytes than the payloads, it crosses instead. Few messages, for a short latency-bound
-    exchange; N must be a power of two.
+    Once the dense sum is fewer bytes than the payloads, the sum crosses instead. It sends few messages, for a short
+    latency-bound exchange; N must be a power of two.
 
     References:
         Renggli et al., 2019, SparCML, https://arxiv.org/abs/1802.08021, section 5.3.
     """
 
     def check(self, compressor: Compressor, memory: Memory) -> None:
-        """Refuses what is no sparsifier."""
+        """Refuses a compressor that is not a sparsifier."""
         super().check(compressor, memory)
         if not compressor.is_sparsifier:
             raise ValueError(
@@ -34,7 +34,7 @@ class RecursiveDoubling(Collective):
             )
 
     def resolve(self, compressor: Compressor, rows: int, workers: int) -> Collective:
-        """Refuses a number of workers that does not come out even."""
+        """Refuses a number of workers that is not a power of two."""
         if workers & (workers - 1):
             raise ValueError(
                 f"recursive doubling needs a power of two of workers, got {workers}; use collective='two_phase'"
@@ -42,7 +42,7 @@ class RecursiveDoubling(Collective):
         return self
 
     def sends(self, compressor: Compressor, rows: int, workers: int) -> list[Send]:
-        """Returns what each has before each round, to its partner."""
+        """Returns what each worker has before each round, to its partner."""
         dense = jax.ShapeDtypeStruct((rows, compressor.block), jnp.float32)
 
         def held(have: int) -> Any:
@@ -56,7 +56,7 @@ class RecursiveDoubling(Collective):
     def steps(self, message: Message, workers: Workers) -> Steps:
         """Exchanges payloads, then sums, with another partner in each round.
 
-        What two groups have is joined in the groups' order, not mine first, and sums are of two numbers: so every worker
+        What two groups have is joined in the groups' order on both sides, and sums are of two numbers. So every worker
         adds in the same order and gets the same bits.
         """
         code, info = message.compressor, message.info
@@ -73,12 +73,12 @@ class RecursiveDoubling(Collective):
 
 
 def rounds(workers: int) -> list[int]:
-    """Returns how many workers' payloads each has before each round: 1, 2, 4, ..., N / 2."""
+    """Returns how many workers' payloads each worker has before each round: 1, 2, 4, ..., N / 2."""
     return [1 << r for r in range(workers.bit_length() - 1)]
 
 
 def dense_is_less(compressor: Compressor, payloads: int) -> bool:
-    """Returns whether a row's float32 sum is no more bytes than so many workers' payloads of it."""
+    """Returns whether a row's float32 sum has no more bytes than this number of payloads of it."""
     return payloads * compressor.payload_bytes(1) >= compressor.block * 4
 
 

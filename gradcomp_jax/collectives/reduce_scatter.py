@@ -11,12 +11,12 @@ from gradcomp_jax.compressors import Compressor
 
 @dataclasses.dataclass(frozen=True)
 class ReduceScatter(Collective):
-    """Each worker gets the mean of its own shard of every sharded parameter, and of no other: for FSDP and ZeRO.
+    """Gives each worker the mean of its own shard of every sharded parameter only: for FSDP and ZeRO.
 
     Payloads go to their owners and no mean comes back: (N-1)/N payloads are sent, and nothing is encoded twice. A tensor
-    whose spec lays a dimension along the axis of the workers is divided along it, before rows are encoded: whole gradients in,
-    shards of the update out. Memories are of whole gradients, because each worker has one, and know how many entries their
-    tensor has, so that a change of the number of workers can divide them anew. Tensors that no spec divides take ``auto``.
+    whose spec lays a dimension along the axis of the workers is divided along it before rows are encoded: whole gradients in,
+    shards of the update out. Memories are of whole gradients, because each worker has one. They store how many entries their
+    tensor has, so that they can be divided again if the number of workers changes. Tensors that no spec divides take ``auto``.
 
     Attributes:
         param_specs: the parameters' ``jax.sharding.PartitionSpec``, a tree or a prefix of it.

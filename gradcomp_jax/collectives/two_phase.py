@@ -1,4 +1,4 @@
-"""Reduce-scatter and all-gather of payloads: the sharded parameter server, both directions compressed."""
+"""A reduce-scatter and an all-gather of payloads: the sharded parameter server, with both directions compressed."""
 
 import dataclasses
 from typing import get_args
@@ -19,21 +19,21 @@ from gradcomp_jax.memory.momentum import MomentumCorrection
 
 @dataclasses.dataclass(frozen=True)
 class TwoPhase(Collective):
-    """Payload rows go to their owners, who reduce them, encode the mean once more (the downlink) and give it to everybody.
+    """Sends payload rows to their owners, which reduce them, encode the mean again (the downlink) and send it to all workers.
 
-    2(N-1)/N payloads are sent whatever N is.
+    2(N-1)/N payloads are sent for every N.
 
     Attributes:
-        remainder: what becomes of what the downlink loses; by default ``server`` for sparsifiers with a memory, ``split`` for
-            those with momentum in it, ``put_back`` for other codes with one, else ``drop``. ``server``: the owner adds it to
-            its next mean. ``split``, for sparsifiers, whose losses are whole entries: each worker takes back of an entry that
-            the owner did not keep at most the smallest magnitude that it did keep in the row, and the owner adds the rest to
-            its next mean. ``put_back``: the owner's own memory takes what rounding lost, and the workers take back, whole,
-            what a sparsifier did not keep; where their gradients cancel, that is for ever. ``drop``: nothing; for codes
-            without a memory.
+        remainder: what becomes of what the downlink loses. By default it is ``server`` for sparsifiers with a memory, ``split``
+            for those with momentum in it, ``put_back`` for other codes with a memory, else ``drop``. ``server``: the owner adds
+            the loss to its next mean. ``split``, for sparsifiers, whose losses are whole entries: of an entry that the owner
+            did not keep, each worker takes back at most the smallest magnitude that the owner did keep in the row, and the
+            owner adds the rest to its next mean. ``put_back``: the owner's own memory takes what rounding lost, and the workers
+            take back, whole, what a sparsifier did not keep; where their gradients cancel, they hold it forever. ``drop``: the
+            loss is dropped; for codes without a memory.
 
     Raises:
-        ValueError: for another remainder.
+        ValueError: for an unknown remainder.
     """
 
     remainder: Remainder | None = None
@@ -44,7 +44,7 @@ class TwoPhase(Collective):
             _checks.one_of("remainder", self.remainder, get_args(Remainder))
 
     def check(self, compressor: Compressor, memory: Memory) -> None:
-        """Refuses a remainder that would lose what the memory keeps, or starve it."""
+        """Refuses a remainder that would lose what the memory keeps, or never send it."""
         super().check(compressor, memory)
         if self.remainder in ("split", "put_back") and not memory.keeps:
             raise ValueError(
@@ -81,19 +81,19 @@ class TwoPhase(Collective):
         return 1 if self.remainder_of(compressor, memory, 2) in ("split", "server") else None
 
     def sends(self, compressor: Compressor, rows: int, workers: int) -> list[Send]:
-        """Returns the payloads of every owner's rows, to their owners; then an owner's mean, to everybody."""
+        """Returns the payloads of every owner's rows, to their owners; then an owner's mean, to all workers."""
         mean = compressor.downlink(workers).payload_spec(Owners(rows, workers, in_turn=False).each)
         return [to_owners(compressor, rows, workers), Send("all_gather", mean)]
 
     def steps(self, message: Message, workers: Workers) -> Steps:
-        """Sends rows to their owners, and every owner's mean to everybody."""
+        """Sends rows to their owners, and every owner's mean to all workers."""
         downlink = message.compressor.downlink(workers.count)
         anyone = message.compressor.by_entry and message.remainder in (None, "drop")
         owners = dataclasses.replace(owners_of(message, workers), shapes=message.shapes if anyone else ())
         received = yield Send("all_to_all", owners.by_owner(message.payload))
         mean, info = owned_mean(message, received, owners, workers, clears=downlink.pads_nonzero)
         payload, _ = downlink.encode(mean, downlink.init(mean.shape), info)
-        # Every payload that came was checked by its sender; an owner's residual is in nobody's.
+        # Every payload that came in was checked by its sender; an owner's residual was not.
         bad = ~downlink.finite(payload, None, largest_of(workers.count))
         everyones = yield Send("all_gather", payload, bad=bad)
 
@@ -105,7 +105,7 @@ class TwoPhase(Collective):
         if message.remainder == "server":
             return dataclasses.replace(inbound, residual=mean - decoded())
         if message.remainder == "split":
-            # What each worker takes back, it works out from its own payload and the mean alone, and so does the owner for all.
+            # Each worker computes what it takes back from its own payload and the mean alone, and the owner does so for all.
             taken = message.compressor.reduce(message.compressor.left_with_owner(received, payload)) / workers.count
             assert message.residual is not None, "whose loss is split has a residual"
             residual = message.residual + taken - downlink.decode(payload)
@@ -118,7 +118,7 @@ class TwoPhase(Collective):
 
 
 def to_owners(compressor: Compressor, rows: int, workers: int) -> Send:
-    """Returns the shapes of what goes to the owners of so many rows."""
+    """Returns the shapes of the payloads that go to the owners of ``rows`` rows."""
     each = compressor.payload_spec(Owners(rows, workers, in_turn=False).each)
     return Send("all_to_all", jax.tree.map(lambda a: jax.ShapeDtypeStruct((workers, *a.shape), a.dtype), each))
 
@@ -131,7 +131,7 @@ def owners_of(message: Message, workers: Workers) -> Owners:
 def owned_mean(
     message: Message, received: object, owners: Owners, workers: Workers, *, clears: bool
 ) -> tuple[Array, RowInfo]:
-    """Reduces what came of the rows that this worker owns: their mean with its residual, and their info.
+    """Reduces the payloads of the rows that this worker owns: returns their mean plus its residual, and their info.
 
     ``received`` is every worker's payload of these rows, stacked; ``clears`` says that padding must be zeros for what follows.
     """
@@ -146,5 +146,5 @@ def owned_mean(
 
 
 def clear(rows: Array, info: RowInfo) -> Array:
-    """Returns rows without what a code leaves in the padding."""
+    """Returns rows with zeros in the padding, whatever a code left there."""
     return jnp.where(kernels.valid_mask(info.need("count"), rows.shape[1]), rows, 0.0)

@@ -1,4 +1,4 @@
-"""What every compressor is: a static pair of encode and decode over rows."""
+"""The base class of compressors: a static pair of encode and decode over rows."""
 
 import abc
 import dataclasses
@@ -16,10 +16,10 @@ from gradcomp_jax.kernels import LARGEST
 
 
 def largest_of(workers: int) -> float:
-    """Returns the largest magnitude that an exchange of N workers takes: a quarter of float32's largest number over N.
+    """Returns the largest magnitude that an exchange of N workers accepts: a quarter of float32's largest number, over N.
 
-    A sum of N such numbers is finite. So is what a memory holds afterwards: a target, less what was sent, plus N times
-    what an owner's rounding took from the mean.
+    A sum of N such numbers is finite. So is a memory afterwards, which is the target, less what was sent, plus N times
+    the rounding error of an owner's mean.
     """
     return LARGEST / (4 * workers)
 
@@ -27,9 +27,9 @@ def largest_of(workers: int) -> float:
 def largest_kept(workers: int, block: int) -> float:
     """Returns the largest magnitude that a memory keeps in a step that is skipped.
 
-    Were all entries of a block that large, their sums, products and the sums of N workers would be taken: a code multiplies at
-    most by a block's entries, and counts entries as too large from the limit over them on. So what a memory holds makes no two
-    steps in a row be skipped.
+    If all entries of a block were that large, their sums, their products and the sums of N workers would still be accepted: a
+    code multiplies at most by the entries of a block, and rejects entries above the limit divided by them. So what a memory
+    holds never causes two skipped steps in a row.
     """
     return largest_of(workers) / (16 * block**2)
 
@@ -39,10 +39,10 @@ AT_ONCE = 8
 
 
 def add_up(one: Callable[[Any, Array | int], Array], payloads: Any, *, at_once: int = AT_ONCE) -> Array:
-    """Returns the sum of what ``one(payload, i)`` makes of each worker's payload, stacked on a leading dimension.
+    """Returns the sum of ``one(payload, i)`` over the workers' payloads, stacked on a leading dimension.
 
-    Memory is one dense copy, whatever their number is, and the order is fixed. CPU takes a worker after the other, in a loop;
-    accelerators, where each turn of a loop is a pass over memory, up to ``at_once`` of them in one expression.
+    Memory is one dense copy for any number of workers, and the order is fixed. CPU takes one worker after the other, in a loop.
+    Accelerators, where each iteration of a loop is a pass over memory, take up to ``at_once`` workers in one expression.
     """
 
     def of(payloads: Any, i: Array | int) -> Any:
@@ -77,7 +77,7 @@ SideInformation = Literal["max", "mean", "seeds", "worker_seeds"] | None
 
 
 class RowInfo(NamedTuple):
-    """What is known of rows, or of a payload of them, besides their values.
+    """Holds what is known of rows, or of their payload, besides the values.
 
     Attributes:
         count: int32 ``[rows]``, valid entries of each row; the others are padding.
@@ -107,24 +107,24 @@ class RowInfo(NamedTuple):
 class Compressor(abc.ABC):
     """Encodes each row of a float32 ``[rows, block]`` view of a tensor by itself.
 
-    Static and hashable: configuration only, no arrays. Because every payload leaf leads with ``rows``, a
+    It is static and hashable: configuration only, no arrays. Because every payload leaf leads with ``rows``, a
     collective can split, carry and reassemble any payload without knowing its format.
 
     Attributes:
         block: entries of a row.
-        side_information: what all workers know beyond the payload, and nobody sends with it: ``max`` or ``mean``, that of
-            their statistics; ``seeds``, one for each row, from step and tensor; ``worker_seeds``, seeds of each worker's own.
+        side_information: what all workers know beyond the payload, and is not sent with it: ``max`` or ``mean``, that of
+            their statistics; ``seeds``, one for each row, from step and tensor; ``worker_seeds``, different for each worker.
         summable: payloads of several workers add up, leaf by leaf, to the payload of the sum.
         most_workers: how many workers' payloads can be added before an integer could wrap; ``None`` if any number.
         is_sparsifier: a payload holds some of a row's entries, and the others decode to exactly zero.
         drops: a row's entries compete for a place in the payload; those that are too small to get one are not in it.
-        deals: a block had better be a sample of the whole tensor than a stretch of it.
-        decodes_anew: passes that need a dealt payload decoded had better each decode it than share an array.
+        deals: a block should be a sample of the whole tensor and not a stretch of it.
+        decodes_anew: passes that need a dealt payload decoded should each decode it and not share an array.
         multiplies: decoding is matrix products.
         measures_largest: the statistic is the largest magnitude of each row, in which an entry that is not finite shows.
         by_entry: an entry is encoded by itself, whatever its place.
         lossless: decoding returns the rows bit for bit.
-        pads_nonzero: padding decodes to something other than zero; whoever decodes then clears it.
+        pads_nonzero: padding decodes to something other than zero; the caller of decode then clears it.
         unbiased: the decoded payload has the (clipped) rows as its expectation.
     """
 
@@ -144,12 +144,12 @@ class Compressor(abc.ABC):
 
     @property
     def row_shape(self) -> tuple[int, int] | None:
-        """Returns the rows and columns of the matrix that a row is; ``None``, by default, where it is none."""
+        """Returns the rows and columns of the matrix that a row is; ``None``, the default, if it is not a matrix."""
         return None
 
     @property
     def unbiased(self) -> bool:
-        """Returns whether the decoded payload has the expectation of the rows; by default what is lossless does."""
+        """Returns whether the expectation of the decoded payload is the rows; by default if it is lossless."""
         return self.lossless
 
     def init(self, shape: tuple[int, ...]) -> PyTree:
@@ -159,8 +159,8 @@ class Compressor(abc.ABC):
     def statistic(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array | None:
         """Returns what :meth:`encode` needs before its own pass: float32 ``[rows, ...]`` or ``[1]``; ``None`` by default.
 
-        In a function of its own so that each reads the rows once: the caller may compute them anew for each pass
-        instead of holding them. Not finite where an entry is not. Of ``info`` there is the count.
+        It is a separate function so that each reads the rows once: the caller may compute them again for each pass
+        instead of holding them. It is not finite where an entry is not. ``info`` has only the count.
         """
         return kernels.largest_of_rows(rows) if self.measures_largest else None
 
@@ -169,12 +169,12 @@ class Compressor(abc.ABC):
         return self.statistic(rows, info) if info.statistic is None else info.statistic
 
     def from_mean(self, mean: Array) -> Array:
-        """Makes the mean of the statistics, of all this compressor's tensors rows after rows, ready for use."""
+        """Prepares the mean of the statistics for use; it has the rows of all tensors of this compressor."""
         return mean
 
     @final
     def side_of(self, side: Array | None, worker: Array | int) -> Array | None:
-        """Returns the side information that one worker encodes with, and others decode its payload with."""
+        """Returns the side information with which one worker encodes, and the others decode its payload."""
         if side is None or self.side_information != "worker_seeds":
             return side
         return kernels.fold_seeds(side, worker)
@@ -188,13 +188,13 @@ class Compressor(abc.ABC):
 
     @abc.abstractmethod
     def decode(self, payload: Payload, info: RowInfo = RowInfo()) -> Array:
-        """Returns float32 ``[rows, block]``; of ``info`` there is the side information."""
+        """Returns float32 ``[rows, block]``; ``info`` has only the side information."""
 
     def finite(self, payload: Payload, statistic: Any, largest: float = LARGEST) -> Array:
-        """Returns whether every encoded entry is finite, boolean scalar, told from the payload and the statistic.
+        """Returns whether every encoded entry is finite, boolean scalar, from the payload and the statistic.
 
         Every code has a number in which one bad entry shows (the largest value, a scale), so the check costs no pass
-        over the gradient. A code that has sums or several entries in it may count smaller ones as too large, too.
+        over the gradient. A code that holds sums of entries may also count smaller ones as too large.
 
         Args:
             payload: what :meth:`encode` returned.
@@ -213,7 +213,7 @@ class Compressor(abc.ABC):
         return deal.flat(self.decode(payload, info)).reshape(-1, width)
 
     def reduce_dealt(self, payloads: Payload, deal: kernels.Deal, width: int, info: RowInfo = RowInfo()) -> Array:
-        """Returns :meth:`reduce`, as :meth:`decode_dealt` lays it."""
+        """Returns :meth:`reduce`, in the layout of :meth:`decode_dealt`."""
         return deal.flat(self.reduce(payloads, info)).reshape(-1, width)
 
     def sent_mask(self, payload: Payload, info: RowInfo = RowInfo()) -> Array:
@@ -223,18 +223,18 @@ class Compressor(abc.ABC):
     def reduce(self, payloads: Payload, info: RowInfo = RowInfo()) -> Array:
         """Decodes and sums the payloads of N workers, stacked on a new leading dimension.
 
-        Memory is one dense copy, whatever N is. The order of the sum is fixed, so equal payloads give equal bits on
-        every worker. ``info`` has what all workers know; what each encoded with follows by :meth:`side_of`.
+        Memory is one dense copy for every N. The order of the sum is fixed, so equal payloads give equal bits on
+        every worker. ``info`` has what all workers know; :meth:`side_of` derives what each worker encoded with.
         """
 
         def decoded(one: PyTree, i: Array | int) -> Array:
             return self.decode(one, info._replace(side=self.side_of(info.side, i)))
 
-        # Matrix products of several payloads would be joined, which copies what goes in and what comes out.
+        # Matrix products of several payloads would be joined, which copies their inputs and outputs.
         return add_up(decoded, payloads, at_once=1 if self.multiplies else AT_ONCE)
 
     def downlink(self, workers: int) -> "Compressor":
-        """Returns the compressor of the downlink: what an owner encodes the mean of ``workers`` payloads with."""
+        """Returns the compressor of the downlink, with which an owner encodes the mean of ``workers`` payloads."""
         return self
 
     def exact_downlink(self, workers: int) -> bool:
@@ -242,7 +242,7 @@ class Compressor(abc.ABC):
         return self.downlink(workers).lossless
 
     def rounding(self, rows: Array, payload: Payload, info: RowInfo = RowInfo()) -> Payload:
-        """Returns, of a sparsifier, a payload with the same positions and what rounding took from their values."""
+        """Returns, for a sparsifier, a payload with the same positions and the rounding errors of their values."""
         name = type(self).__name__
         if self.is_sparsifier:
             raise TypeError(
@@ -253,29 +253,29 @@ class Compressor(abc.ABC):
         raise TypeError(f"{name} is not a sparsifier: only what sends some of the entries has a rounding")
 
     def left_with_owner(self, payload: Payload, mean: Payload) -> Payload:
-        """Returns, of codes that :attr:`drop <drops>` entries, what of a worker's payload it does not take back.
+        """Returns, for codes that :attr:`drop <drops>` entries, the part of a worker's payload that it does not take back.
 
         Args:
-            payload: of one worker, or of several, stacked on a new leading dimension.
+            payload: payload of one worker, or of several, stacked on a new leading dimension.
             mean: what the owners kept of all workers' payloads.
 
         Returns:
-            The payload without the smallest magnitude of the row's mean, or without all that is smaller, where the mean lacks
-            the entry.
+            The payload. Where the mean lacks an entry, the smallest magnitude of the row's mean is subtracted from it; an entry
+            of smaller magnitude becomes zero.
         """
         raise TypeError(f"{type(self).__name__} drops no entries")
 
     def of_sum(self, total: Payload, workers: int) -> Payload:
-        """Returns N times what the update is decoded from, given the sum of N payloads: by default that sum."""
+        """Returns N times the payload that the update is decoded from, given the sum of N payloads: by default that sum."""
         return total
 
     def next_state(self, state: PyTree, mean: Payload) -> PyTree:
-        """Returns the state after the exchange, from the mean payload of all workers; of summable payloads only."""
+        """Returns the state after the exchange, from the mean payload of all workers; for summable payloads only."""
         return state
 
     @functools.cache  # noqa: B019  # static, and few
     def statistic_spec(self, rows: int) -> jax.ShapeDtypeStruct | None:
-        """Returns shape and dtype of the statistic of ``rows`` rows, if an all-reduce makes it known to all workers."""
+        """Returns shape and dtype of the statistic of ``rows`` rows, if it crosses in an all-reduce."""
         if self.side_information not in ("max", "mean"):
             return None
         return jax.eval_shape(lambda r, c: self.statistic(r, RowInfo(c), self.init(r.shape)), *self._specs(rows))

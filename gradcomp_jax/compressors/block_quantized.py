@@ -1,4 +1,4 @@
-"""Block-scaled integers of 8, 4 or 2 bits, or floating point of 4: a float32 scale for each block and packed values."""
+"""Block-scaled integers of 8, 4 or 2 bits, or floats of 4 bits: a float32 scale for each block and packed values."""
 
 import dataclasses
 from typing import NamedTuple
@@ -11,7 +11,12 @@ from gradcomp_jax.kernels.random import GENERATORS, Generator
 
 
 class QuantizedPayload(NamedTuple):
-    """``words``: int8 ``[rows, block]`` or packed uint8; ``scale``: float32 ``[rows, 1]``. Decodes to their product."""
+    """Holds quantized rows, which decode to values times scale.
+
+    Attributes:
+        words: int8 ``[rows, block]`` or packed uint8.
+        scale: float32 ``[rows, 1]``.
+    """
 
     words: Array
     scale: Array
@@ -19,7 +24,7 @@ class QuantizedPayload(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BlockQuantized(Compressor):
-    """See :func:`block_quantized`."""
+    """Implements :func:`block_quantized`."""
 
     bits: int
     stochastic: bool
@@ -59,21 +64,21 @@ def block_quantized(
     format: Format = "int",
     generator: Generator = "hash",
 ) -> BlockQuantized:
-    r"""Integers of few bits with one float32 scale for each block: 8.125 bits a value with the defaults.
+    r"""Sends integers of few bits with one float32 scale for each block: 8.125 bits a value with the defaults.
 
-    The scale is :math:`\|g\| / L`, the values are integers in [-L, L] with :math:`L = 2^{bits-1} - 1`: 127, 7 or 1. With
+    The scale is :math:`\|g\| / L`; the values are integers in [-L, L] with :math:`L = 2^{bits-1} - 1`: 127, 7 or 1. With
     ``e3m0`` they are zero and plus or minus 1, 2, 4, ..., 64, and L is 64: a float of a sign and three bits of exponent.
 
     Args:
         bits: 8, 4 or 2. Two bits hold {-1, 0, 1}; :func:`~gradcomp_jax.compressors.ternary` packs that in 1.6.
         block: entries that share a scale.
-        stochastic: unbiased rounding, for use without a residual; to the nearest value otherwise.
+        stochastic: rounds stochastically (unbiased), for use without a residual; otherwise to the nearest value.
         norm: ``max``, the largest magnitude, or ``l2``, with which most values of a block are small integers or zero.
         format: ``int``, or, with ``bits=4``, ``e3m0``.
         generator: ``hash`` or ``threefry``.
 
     Raises:
-        ValueError: for another width, norm or format, and for a block below 1.
+        ValueError: for an unknown width, norm or format, and for a block below 1.
 
     References:
         Alistarh et al., 2017, QSGD, https://arxiv.org/abs/1610.02132; Wang et al., 2023, ZeRO++,

@@ -11,14 +11,14 @@ from gradcomp_jax.compressors.base import Compressor, RowInfo
 
 
 class DensePayload(NamedTuple):
-    """Values ``[rows, 1]`` in the compressor's dtype; decoding is a cast."""
+    """Holds values ``[rows, 1]`` in the compressor's dtype; decoding is a cast."""
 
     values: Array
 
 
 @dataclasses.dataclass(frozen=True)
 class Dense(Compressor):
-    """See :func:`dense`."""
+    """Implements :func:`dense`."""
 
     dtype: Any
     by_entry = True
@@ -52,4 +52,4 @@ def dense(dtype: Any = jnp.float32) -> Dense:
     resolved = jnp.dtype(dtype)
     if resolved not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)):
         raise ValueError(f"dtype must be float32 or bfloat16, got {resolved.name}")
-    return Dense(1, resolved)  # nothing is padded but to the number of workers
+    return Dense(1, resolved)  # rows of one entry need no padding, except to the number of workers

@@ -12,19 +12,19 @@ from gradcomp_jax.kernels.random import GENERATORS, Generator
 
 
 class FixedPointPayload(NamedTuple):
-    """``words``: int8 or int16 ``[rows, block]``, in units of ``2**-fraction_bits``."""
+    """Holds ``words``, int8 or int16 ``[rows, block]``, in units of ``2**-fraction_bits``."""
 
     words: Array
 
 
 @dataclasses.dataclass(frozen=True)
 class FixedPoint(Compressor):
-    """See :func:`fixed_point`."""
+    """Implements :func:`fixed_point`."""
 
     bits: int
     fraction_bits: int
     generator: Generator
-    measures_largest = True  # integers have no room for what is not finite
+    measures_largest = True  # integers cannot hold a number that is not finite
     unbiased = True  # what lies beyond the range is lost on purpose
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[FixedPointPayload, PyTree]:
@@ -34,7 +34,7 @@ class FixedPoint(Compressor):
         return FixedPointPayload(words), state
 
     def decode(self, payload: FixedPointPayload, info: RowInfo = RowInfo()) -> Array:
-        """Integers times the grid's step."""
+        """Returns the integers times the grid's step."""
         return kernels.from_fixed(payload.words, self.fraction_bits)
 
     def reduce(self, payloads: FixedPointPayload, info: RowInfo = RowInfo()) -> Array:
@@ -59,7 +59,7 @@ def fixed_point(
         generator: ``hash`` or ``threefry``.
 
     Raises:
-        ValueError: for another width, or a negative ``fraction_bits``.
+        ValueError: for an unknown width, or a negative ``fraction_bits``.
 
     References:
         Gupta et al., 2015, https://arxiv.org/abs/1502.02551, section 3.

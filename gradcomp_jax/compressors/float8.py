@@ -11,7 +11,12 @@ Format = Literal["e4m3", "e5m2"]
 
 
 class Float8Payload(NamedTuple):
-    """``words``: uint8 ``[rows, block]``; ``scale``: float32 ``[rows, 1]``, or ``None`` for plain casts."""
+    """Holds rows in eight bits.
+
+    Attributes:
+        words: uint8 ``[rows, block]``.
+        scale: float32 ``[rows, 1]``, or ``None`` for plain casts.
+    """
 
     words: Array
     scale: Array | None
@@ -19,14 +24,14 @@ class Float8Payload(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Float8(Compressor):
-    """See :func:`float8`."""
+    """Implements :func:`float8`."""
 
     format: Format
     scaled: bool
     measures_largest = True
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[Float8Payload, PyTree]:
-        """Casts to the nearest value of the format; beyond its range, to its largest."""
+        """Casts to the nearest value of the format; beyond its range, to its largest number."""
         largest = self.statistic_of(rows, info) if self.scaled else None
         words, scale = kernels.to_float8(rows, self.format, largest=largest)
         return Float8Payload(words, scale), state
@@ -49,7 +54,7 @@ def float8(format: Format = "e4m3", *, block: int = 256, scaled: bool = True) ->
         scaled: one float32 scale for each block.
 
     Raises:
-        ValueError: for another format, and for a block below 1.
+        ValueError: for an unknown format, and for a block below 1.
 
     References:
         Micikevicius et al., 2022, FP8 Formats for Deep Learning, https://arxiv.org/abs/2209.05433, section 3.

@@ -14,14 +14,14 @@ from gradcomp_jax.compressors.base import LARGEST, Compressor, RowInfo
 
 
 class LowRankPayload(NamedTuple):
-    """``right``: float32 ``[matrices, columns, rank]``, Q of each matrix."""
+    """Holds ``right``, float32 ``[matrices, columns, rank]``, Q of each matrix."""
 
     right: Array
 
 
 @dataclasses.dataclass(frozen=True)
 class LowRank(Compressor):
-    """See :func:`low_rank`. A row is one whole matrix, so that matrices of one shape go through it together."""
+    """Implements :func:`low_rank`. A row is one whole matrix, so that matrices of one shape are encoded together."""
 
     rank: int
     shape: tuple[int, int]
@@ -47,7 +47,7 @@ class LowRank(Compressor):
         return kernels.times(self._matrices(rows), state)
 
     def from_mean(self, mean: Array) -> Array:
-        """Returns orthonormal columns; all matrices of one shape in one go."""
+        """Returns orthonormal columns, for all matrices of one shape together."""
         return kernels.orthogonalize(mean)
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[LowRankPayload, PyTree]:
@@ -57,7 +57,7 @@ class LowRank(Compressor):
         return LowRankPayload(right), state
 
     def finite(self, payload: LowRankPayload, statistic: Any, largest: float = LARGEST) -> Array:
-        """Holds entries to a matrix's part of the limit: products add up its entries, and an entry shows in part.
+        """Checks entries against the limit divided by the matrix: products add up its entries, and an entry shows in part.
 
         An entry that the factors do not show, in a row and a column that are zero otherwise, stays in the memory, finite.
         """
@@ -68,9 +68,9 @@ class LowRank(Compressor):
         return kernels.outer(info.need("side"), payload.right).reshape(-1, self.block)
 
     def next_state(self, state: Array, mean: LowRankPayload) -> Array:
-        """Returns the warm start: Q of this step, but for directions in which there was nothing.
+        """Returns the warm start: Q of this step, except columns that are zero, which keep the previous direction.
 
-        A column of zeros would stay zero for ever. Only the columns' span matters, so they are kept at a length where
+        A column of zeros would stay zero forever. Only the columns' span matters, so they are kept at a length where
         nothing underflows.
         """
         largest = jnp.max(jnp.abs(mean.right), axis=1, keepdims=True)
@@ -83,13 +83,13 @@ def low_rank(rank: int, shape: tuple[int, int], *, seed: int = 0) -> LowRank:
     r"""Sends a matrix as :math:`P Q^T` of the given rank: rank (rows + columns) float32 values for rows x columns.
 
     :math:`P = \mathrm{orth}(\frac1N \sum_i M_i Q_{t-1})`, :math:`Q_t = \frac1N \sum_i M_i^T P`, and the mean of the matrices is
-    taken for :math:`P Q_t^T`. Both sums are plain all-reduces, whatever N is. :math:`Q` is the warm start of the next step and
-    the only state; it is equal on every worker. A tensor of several matrices, one after the other, has a P and a Q for each.
+    approximated by :math:`P Q_t^T`. Both sums are plain all-reduces for every N. :math:`Q` is the warm start of the next step
+    and the only state; it is equal on every worker. A tensor of several matrices, in sequence, has a P and a Q for each.
 
     Args:
         rank: r, at least 1.
         shape: rows and columns of the matrix.
-        seed: of the first Q.
+        seed: seed of the first Q.
 
     Raises:
         ValueError: for a rank below 1 or above the smaller side, and for an empty matrix.
@@ -107,41 +107,41 @@ def low_rank(rank: int, shape: tuple[int, int], *, seed: int = 0) -> LowRank:
 
 
 def highest_rank(shape: tuple[int, int]) -> int:
-    """Returns the highest rank at which a matrix's factors have fewer entries than the matrix, and 1 where none has."""
+    """Returns the highest rank at which a matrix's factors have fewer entries than the matrix, or 1 if there is none."""
     rows, columns = shape
     return max(1, (rows * columns - 1) // (rows + columns))
 
 
 @dataclasses.dataclass(frozen=True)
 class LowRankDirection(LowRank):
-    """See :func:`low_rank_direction`."""
+    """Implements :func:`low_rank_direction`."""
 
     momentum: float
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[LowRankPayload, PyTree]:
-        r"""Computes :math:`(1 - \mu) R`, what leaves the memory."""
+        r"""Computes :math:`(1 - \mu) R`, which leaves the memory."""
         payload, state = super().encode(rows, state, info)
         return LowRankPayload((1 - self.momentum) * payload.right), state
 
     def of_sum(self, total: LowRankPayload, workers: int) -> LowRankPayload:
-        """Returns the columns at length 1, by the sides of the matrix, whatever the factor that all of them have."""
+        """Returns the columns at length 1, times a factor from the sides of the matrix; a common factor of all drops out."""
         rows, columns = self.shape
         return LowRankPayload(kernels.unit_columns(total.right) * (workers * math.sqrt(columns / rows)))
 
 
 def low_rank_direction(rank: int, shape: tuple[int, int], *, momentum: float = 0.95, seed: int = 0) -> LowRankDirection:
-    r"""Sends a momentum at low rank, of which the update is a direction: Dion's code, for a memory without decay.
+    r"""Sends a momentum at low rank, and makes the update from its direction: Dion's code, for a memory without decay.
 
-    With P and :math:`R = M^T P` as :func:`low_rank` has P and Q, :math:`(1 - \mu) P R^T` of a worker's matrix counts as
-    sent, and what stays in the memory is its momentum. The update is not the mean of what was sent but
-    :math:`\sqrt{columns / rows} \, P Q^T`, in which Q is the workers' mean R with columns of length 1: singular values of
-    about 1, and no length of the gradient's. Columns in which there is nothing stay zero.
+    P and :math:`R = M^T P` are computed like P and Q of :func:`low_rank`. :math:`(1 - \mu) P R^T` of a worker's matrix counts
+    as sent, and what stays in the memory is its momentum. The update is not the mean of what was sent but
+    :math:`\sqrt{columns / rows} \, P Q^T`, where Q is the workers' mean R with columns of length 1: its singular values are
+    about 1, independent of the gradient's length. Columns of zeros stay zero.
 
     Args:
         rank: r, at least 1.
-        shape: rows and columns of the matrix; of a dense layer inputs and outputs.
+        shape: rows and columns of the matrix; for a dense layer, inputs and outputs.
         momentum: :math:`\mu`, in [0, 1).
-        seed: of the first Q.
+        seed: seed of the first Q.
 
     Raises:
         ValueError: for a rank below 1 or above the smaller side, an empty matrix, and a momentum outside [0, 1).

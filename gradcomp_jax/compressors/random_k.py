@@ -15,25 +15,25 @@ from gradcomp_jax.compressors.topk import block_for
 @_registered.node
 @dataclasses.dataclass(frozen=True)
 class RandomKPayload:
-    """``value``: float32 or bfloat16 ``[rows, k]``, in the order of the positions that the seeds give."""
+    """Holds ``value``, float32 or bfloat16 ``[rows, k]``, in the order of the positions that the seeds give."""
 
     value: Array
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomK(Compressor):
-    """See :func:`random_k`."""
+    """Implements :func:`random_k`."""
 
     k: int
     rescale: bool
     dtype: Any
     side_information = "seeds"  # of the positions
-    measures_largest = True  # an entry that is not finite shows there though it is not chosen
+    measures_largest = True  # an entry that is not finite shows there even if it is not chosen
     is_sparsifier = True
 
     @property
     def summable(self) -> bool:  # type: ignore[override]
-        """Returns whether values are float32: they add without a loss, at the same positions on all workers."""
+        """Returns whether values are float32: then they add without loss, at the same positions on all workers."""
         return self.dtype == jnp.float32
 
     @property
@@ -68,15 +68,15 @@ class RandomK(Compressor):
         return self.decode(RandomKPayload(total), info)
 
     def downlink(self, workers: int) -> "RandomK":
-        """Returns the same positions, where the mean has all it has, with its factor in it already."""
+        """Returns a code of the same positions, which hold all entries of the mean; the rescaling is already in them."""
         return dataclasses.replace(self, rescale=False)
 
     def exact_downlink(self, workers: int) -> bool:
-        """Returns whether values cross as float32: then the same positions hold all there is."""
+        """Returns whether values cross as float32: then the same positions hold the whole mean."""
         return self.dtype == jnp.float32
 
     def rounding(self, rows: Array, payload: RandomKPayload, info: RowInfo = RowInfo()) -> RandomKPayload:
-        """Returns what the narrower dtype took from the chosen values, in float32."""
+        """Returns the rounding errors of the chosen values in the narrower dtype, in float32."""
         exact = kernels.take_from_rows(rows, self._index(info))
         return RandomKPayload(exact - payload.value.astype(jnp.float32))
 
@@ -87,17 +87,17 @@ def random_k(
 ) -> RandomK:
     r"""Sends ``max(1, round(density * block))`` entries of every block at random, the same ones on every worker.
 
-    Every row has a seed that follows from the step, so positions need not be sent: half or less of what top-k sends for
+    Every row has a seed that follows from the step, so positions are not sent: it sends at most half of what top-k sends for
     as many entries. Each of k bins of a row gives one entry; every entry is chosen with probability :math:`k / block`.
 
     Args:
         density: fraction of the entries to send, in (0, 1].
         block: entries of a row; by default as for :func:`~gradcomp_jax.compressors.topk`.
         rescale: multiplies by :math:`block / k`, which makes the code unbiased, for use without a residual.
-        dtype: of the values on the wire, float32 or bfloat16.
+        dtype: dtype of the values on the wire, float32 or bfloat16.
 
     Raises:
-        ValueError: for a density outside (0, 1] or another dtype.
+        ValueError: for a density outside (0, 1] or an unknown dtype.
         TypeError: for a traced density.
 
     References:

@@ -1,7 +1,7 @@
-"""DRIVE and EDEN: a random rotation makes any block look Gaussian, and a Gaussian has known best levels.
+"""DRIVE and EDEN: a random rotation makes any block look Gaussian, and the best levels for a Gaussian are known.
 
 Rotations differ by worker. With one rotation for all, the sum could be rotated back once; but equal gradients would have equal
-errors, which do not average out. In two phases each owner rotates N payloads of 1/N of the rows back, as much work as for one
+errors, which do not average out. In two phases each owner rotates back N payloads of 1/N of the rows, as much work as for one
 gradient.
 """
 
@@ -15,12 +15,17 @@ from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import LARGEST, Compressor, RowInfo
 
 _FURTHER = (2**31 - 1, 2**31 - 3)  # no worker has these numbers
-_LEAST = 32  # the shortest block whose rotations are near enough to uniformly random ones
-_LONG = 256  # from which on two of them are
+_LEAST = 32  # the shortest block for which three rotations are near enough to a uniformly random one
+_LONG = 256  # the shortest block for which two are
 
 
 class RotatedPayload(NamedTuple):
-    """``words``: packed level numbers, see :func:`~gradcomp_jax.kernels.encode_normal`; ``scale``: float32 ``[rows, 1]``."""
+    """Holds rotated rows.
+
+    Attributes:
+        words: packed level numbers, see :func:`~gradcomp_jax.kernels.encode_normal`.
+        scale: float32 ``[rows, 1]``.
+    """
 
     words: Array
     scale: Array
@@ -28,24 +33,24 @@ class RotatedPayload(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Rotated(Compressor):
-    """See :func:`rotated`."""
+    """Implements :func:`rotated`."""
 
     bits: int
     corrected: bool
     side_information = "worker_seeds"
-    measures_largest = True  # in units of it no square over- or underflows
-    pads_nonzero = True  # a rotation knows no padding
+    measures_largest = True  # in units of the largest no square over- or underflows
+    pads_nonzero = True  # a rotation mixes entries into the padding
     multiplies = True
 
     @property
     def unbiased(self) -> bool:
-        """Returns whether the scale is the unbiased one: over random rotations, to a thousandth of a block's norm."""
+        """Returns whether the scale is the unbiased one: unbiased over random rotations, to a thousandth of a block's norm."""
         return self.corrected
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[RotatedPayload, PyTree]:
         """Rotates, rounds to the nearest level, and finds the scale."""
         largest = self.statistic_of(rows, info)[:, None]
-        # A NaN is not below it and stays in the scale, where it is seen.
+        # A NaN is not below the bound and stays in the scale, where it is detected.
         usable = ~(largest < jnp.finfo(jnp.float32).tiny)
         turned = jnp.where(usable, rows / jnp.where(usable, largest, 1.0), 0.0)
         for seeds in self._seeds(info):
@@ -58,11 +63,11 @@ class Rotated(Compressor):
         return RotatedPayload(words, jnp.where(usable, scale * largest, 0.0)), state
 
     def finite(self, payload: RotatedPayload, statistic: Any, largest: float = LARGEST) -> Array:
-        """Holds entries to a block's part of the limit: rotated, a block's entries may meet in one."""
+        """Checks entries against the limit divided by the block: the rotation may add up all entries of a block in one."""
         return super().finite(payload, statistic, largest / self.block)
 
     def _seeds(self, info: RowInfo) -> tuple[Array, ...]:
-        """Returns a seed for each rotation: where the scale has to be unbiased, two or three make any block look Gaussian."""
+        """Returns a seed for each rotation. An unbiased scale needs two or three, which make any block look Gaussian."""
         seeds, further = info.need("side"), 0 if not self.corrected else 1 if self.block >= _LONG else 2
         return seeds, *(kernels.fold_seeds(seeds, number) for number in _FURTHER[:further])
 
@@ -76,20 +81,20 @@ class Rotated(Compressor):
 
 @_arguments.checked
 def rotated(bits: int = 4, *, block: int = 1024, unbiased: bool = True) -> Rotated:
-    r"""Sends 1 to 4 bits a value: a random rotation, the best levels of a Gaussian, a float32 scale for each block.
+    r"""Sends 1 to 4 bits a value: a random rotation, the best levels for a Gaussian, a float32 scale for each block.
 
     :math:`R` is a randomized Hadamard rotation, :math:`y = R x`, :math:`q = Q(y / \sigma_y)` the nearest Lloyd-Max levels,
     and :math:`\hat x = S R^{-1} q` with :math:`S = \|x\|^2 / \langle y, q \rangle` (unbiased) or
     :math:`S = \langle y, q \rangle / \|q\|^2` (the least square error, for use with a residual).
 
-    The first scale is unbiased over uniformly random rotations. A randomized Hadamard rotation is not nearly one where two
-    or three entries are most of a block: at 1 bit such a block decodes to its largest entry in every draw, and after a second
-    one small entries beside a large one still decode to several times their value, because random signs leave all entries on
-    a grid. So the unbiased code rotates twice (three times below a block of 256), and turns pairs of entries by random
-    angles before each transform. What bias is left is below a thousandth of the block's norm in every entry, for blocks of
+    The first scale is unbiased over uniformly random rotations. A randomized Hadamard rotation is far from uniform where two
+    or three entries dominate a block: at 1 bit such a block decodes to its largest entry in every draw. After a second
+    rotation, small entries beside a large one still decode to several times their value, because random signs leave all entries
+    on a grid. So the unbiased code rotates twice (three times below a block of 256), and turns pairs of entries by random
+    angles before each transform. The remaining bias is below a thousandth of the block's norm in every entry, for blocks of
     32 or more; shorter ones are refused. With a residual one rotation, by signs, is enough.
 
-    Seeds follow from step, tensor and worker, and are not sent. One bit is DRIVE, more are EDEN. Bits on the wire: 1, 2,
+    Seeds follow from step, tensor and worker, and are not sent. One bit is DRIVE, more bits are EDEN. Bits on the wire: 1, 2,
     3.2 (ten values in 32 bits) or 4, and 32 / block.
 
     Args:
@@ -98,7 +103,7 @@ def rotated(bits: int = 4, *, block: int = 1024, unbiased: bool = True) -> Rotat
         unbiased: which scale.
 
     Raises:
-        ValueError: for another width, for a block that is no power of two, and for an unbiased code of a block below 32.
+        ValueError: for an unknown width, for a block that is not a power of two, and for an unbiased code of a block below 32.
 
     References:
         Vargaftik et al., 2021, DRIVE, https://arxiv.org/abs/2105.08339, sections 3 and 4; Vargaftik et al., 2022, EDEN,

@@ -1,4 +1,4 @@
-"""One bit a value: signs, with what they stand for in each block."""
+"""One bit a value: signs, and the values that they stand for in each block."""
 
 import dataclasses
 from typing import Literal, NamedTuple, get_args
@@ -13,10 +13,10 @@ Scaling = Literal["means", "l1", "unit"]
 
 
 class SignPayload(NamedTuple):
-    """Signs and their values.
+    """Holds signs and their values.
 
     Attributes:
-        words: uint8 ``[rows, ceil(block / 8)]``, a bit set where an entry is negative.
+        words: uint8 ``[rows, ceil(block / 8)]``; a bit is set where an entry is negative.
         values: float32 ``[rows, 2]``, what positive and negative entries decode to (``means``); float32 ``[rows, 1]``, the
             magnitude of both (``l1``); uint8 ``[rows, 1]``, 1 unless the whole row is zero (``unit``).
     """
@@ -27,29 +27,29 @@ class SignPayload(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sign(Compressor):
-    """See :func:`sign`."""
+    """Implements :func:`sign`."""
 
     scaling: Scaling
     pads_nonzero = True  # padding has a sign too
 
     def statistic(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
-        """Sums magnitudes; for ``means`` positive and negative entries, and counts the latter.
+        """Sums magnitudes; for ``means``, sums positive and negative entries, and counts the negative ones.
 
-        float32 ``[rows, 3]`` or ``[rows, 1]``.
+        The result is float32 ``[rows, 3]`` for ``means``, otherwise ``[rows, 1]``.
         """
         if self.scaling != "means":
             return kernels.sum_of_rows(jnp.abs(rows))[:, None]
-        # Each by itself: a difference of sums would lose the smaller. XLA:CPU's maximum takes a NaN for 0, a choice does not.
+        # Separate sums: a difference of sums would lose the smaller. XLA:CPU's maximum takes a NaN for 0, a select does not.
         parts = (jnp.maximum(rows, 0.0), jnp.where(rows > 0, 0.0, rows), (rows < 0).astype(jnp.float32))
         return kernels.sums_of_rows(*parts)
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[SignPayload, PyTree]:
-        """Packs the signs. Exact zeros count as positive; with ``unit`` values, which cannot make up for it, at random."""
+        """Packs the signs. Exact zeros count as positive; with ``unit`` values, which cannot correct that, they draw a sign."""
         sums = self.statistic_of(rows, info)
         if self.scaling == "unit":
             coin = kernels.hash_bits(info.need("key"), rows.shape) >> 31 == 1
             words = kernels.pack_bits((rows < 0) | ((rows == 0) & coin), 1)
-            # A NaN is not equal to zero; that an entry is not finite shows in the sum.
+            # A NaN is not equal to zero; an entry that is not finite shows in the sum.
             return SignPayload(words, (sums != 0).astype(jnp.uint8)), state
         entries = info.need("count").astype(jnp.float32)
         if self.scaling == "l1":
@@ -71,7 +71,7 @@ class Sign(Compressor):
 
 @_arguments.checked
 def sign(scaling: Scaling = "l1", *, block: int = 2048) -> Sign:
-    r"""Sends one bit a value, and for each block what the two signs stand for.
+    r"""Sends one bit a value, and for each block the values that the two signs stand for.
 
     - ``means``: the mean of the block's positive and the mean of its negative entries (1-bit SGD).
     - ``l1``: :math:`\pm \|x\|_1 / n` (EF-signSGD).
@@ -85,7 +85,7 @@ def sign(scaling: Scaling = "l1", *, block: int = 2048) -> Sign:
         block: entries that share their values.
 
     Raises:
-        ValueError: for another scaling, and for a block below 1.
+        ValueError: for an unknown scaling, and for a block below 1.
 
     References:
         Seide et al., 2014, 1-Bit Stochastic Gradient Descent, Interspeech, section 3.2; Bernstein et al., 2018,

@@ -15,7 +15,7 @@ from gradcomp_jax.kernels.random import GENERATORS, Generator
 
 
 class TernaryPayload(NamedTuple):
-    """Values in {-1, 0, 1} and, unless the workers share it, their scale.
+    """Holds values in {-1, 0, 1} and, unless the workers share it, their scale.
 
     Attributes:
         trits: uint8 ``[rows, ceil(block / 5)]`` (base 3) or int8 ``[rows, block]``.
@@ -28,7 +28,7 @@ class TernaryPayload(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Ternary(Compressor):
-    """See :func:`ternary`."""
+    """Implements :func:`ternary`."""
 
     clip: float | None
     granularity: Literal["tensor", "bucket"]
@@ -41,12 +41,12 @@ class Ternary(Compressor):
 
     @property
     def summable(self) -> bool:  # type: ignore[override]
-        """Ternaries of one scale add exactly, as long as each has a byte to grow in."""
+        """Returns whether payloads add exactly: ternaries of one scale do if each has a byte."""
         return self.share_scale and self.packing == "int8"
 
     @property
     def side_information(self) -> SideInformation:  # type: ignore[override]
-        """Returns the scale, so that the sum is an integer of levels."""
+        """Returns ``max``, the common scale, if the workers share it, so that the sum is an integer number of levels."""
         return "max" if self.share_scale else None
 
     def statistic(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
@@ -56,7 +56,7 @@ class Ternary(Compressor):
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[TernaryPayload, PyTree]:
         """Clips, scales, rounds stochastically and packs."""
         bound = self.statistic_of(rows, info)
-        # On the downlink of a code with a shared scale that scale is the side information, but each bucket has its own.
+        # On the downlink of a code with a shared scale, that scale is the side information, but each bucket has its own scale.
         scale = info.side if self.share_scale and info.side is not None else bound
         code = kernels.ternarize_packed if self.packing == "base3" else kernels.ternarize
         trits = code(rows, bound, scale, info.need("key"), generator=self.generator)
@@ -70,7 +70,7 @@ class Ternary(Compressor):
         return trits.astype(jnp.float32) * scale
 
     def reduce(self, payloads: TernaryPayload, info: RowInfo = RowInfo()) -> Array:
-        """Adds the integers first where the scale is shared, so the sum has exactly 2N + 1 levels."""
+        """Adds the integers first if the scale is shared, so that the sum has exactly 2N + 1 levels."""
         if not self.share_scale:
             return super().reduce(payloads, info)
         ones = jnp.ones((payloads.trits.shape[1],), jnp.float32)
@@ -78,7 +78,7 @@ class Ternary(Compressor):
         return total if info.side is None else total * info.side[:, None]
 
     def downlink(self, workers: int) -> Compressor:
-        """Returns exact levels of the sum, or ternary once more with a scale for each bucket."""
+        """Returns exact levels of the sum, or ternary again with a scale for each bucket."""
         if self.downlink_code == "exact":
             return Levels(self.block, workers)
         return dataclasses.replace(self, granularity="bucket", share_scale=False, packing="base3")
@@ -89,16 +89,16 @@ class Ternary(Compressor):
 
 
 class LevelsPayload(NamedTuple):
-    """``words``: uint32 ``[rows, ceil(block / d)]``, d digits in base 2N + 1 each."""
+    """Holds ``words``, uint32 ``[rows, ceil(block / d)]``, d digits in base 2N + 1 each."""
 
     words: Array
 
 
 @dataclasses.dataclass(frozen=True)
 class Levels(Compressor):
-    """The mean of N ternaries of one shared scale: an integer in [-N, N], times scale / N.
+    """Sends the mean of N ternaries of one shared scale: an integer in [-N, N], times scale / N.
 
-    Takes ``ceil(log2(2N + 1))`` bits or a little less a value: 4.57 at N = 8, 8 at N = 64.
+    It takes ``ceil(log2(2N + 1))`` bits a value or a little less: 4.57 at N = 8, 8 at N = 64.
     """
 
     workers: int
@@ -141,7 +141,7 @@ def ternary(
         granularity: one scale for each tensor, or for each bucket.
         share_scale: the scale is the largest over the workers (one float32 each crosses), so the sum is an integer.
         packing: ``base3`` (1.6 bits) or ``int8`` (a byte, which ``collective="all_reduce"`` adds).
-        downlink: ``exact``: the exact sum, as an integer; ``ternary``: ternarized once more, cheaper and noisier.
+        downlink: ``exact``: the exact sum, as an integer; ``ternary``: ternarized again, cheaper and noisier.
         generator: ``hash`` or ``threefry``.
 
     Raises:

@@ -16,17 +16,17 @@ from gradcomp_jax.compressors.union import Union, index_dtype
 MAX_BLOCK = 65536
 
 _MOST_COMPARED = 128
-"""Pairs of a row's positions that are compared; of more, they are looked up."""
+"""Up to so many pairs of a row's positions are compared; above that, positions are looked up."""
 
 
 @_registered.node
 @dataclasses.dataclass(frozen=True)
 class TopKPayload:
-    """Some of a row's entries.
+    """Holds some of a row's entries.
 
     Attributes:
         positions: uint8, uint16 or uint32 ``[rows, k]``, distinct within a row; or uint8, ``packed``: k and the block.
-        value: float32, bfloat16 or int8 ``[rows, k]``; of two bits, uint8 ``[rows, ceil(k / 4)]``.
+        value: float32, bfloat16 or int8 ``[rows, k]``; with two bits, uint8 ``[rows, ceil(k / 4)]``.
         scale: float32 ``[rows, 1]``, the unit of int8 values; bfloat16 ``[rows, 2]``, the magnitudes of two bits; or ``None``.
     """
 
@@ -50,7 +50,7 @@ class TopKPayload:
 
 @dataclasses.dataclass(frozen=True)
 class TopK(Compressor):
-    """See :func:`topk`."""
+    """Implements :func:`topk`."""
 
     k: int
     k_downlink: int
@@ -65,7 +65,7 @@ class TopK(Compressor):
 
     @property
     def decodes_anew(self) -> bool:  # type: ignore[override]
-        """Returns whether entries are few: those are compared with, many are scattered."""
+        """Returns whether entries are few: few are placed by comparing, many are scattered."""
         return self.k <= kernels.ROUNDS
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[TopKPayload, PyTree]:
@@ -76,7 +76,7 @@ class TopK(Compressor):
         return self._payload(index, kernels.take_from_rows(rows, index)), state
 
     def encode_dealt(self, flat: Array, deal: kernels.Deal, state: PyTree, info: RowInfo) -> tuple[TopKPayload, PyTree]:
-        """Returns the same, without turning the tensor around."""
+        """Returns the same without transposing the tensor."""
         if self.exact:
             return self.encode(deal.blocks(flat), state, info)
         index, value = kernels.top_of_dealt(flat, deal, self.k)
@@ -95,7 +95,7 @@ class TopK(Compressor):
         return TopKPayload(index, value.astype(self.dtype), None, packed)
 
     def finite(self, payload: TopKPayload, statistic: Any, largest: float = LARGEST) -> Array:
-        """Looks at the payload: the largest of a block is in it, or in a mean of ``k`` of them."""
+        """Checks the payload: it holds the largest entry of a block, or a mean of ``k`` entries with the largest."""
         most = largest / self.k if self.bits == 2 else largest
         return super().finite(payload, statistic, most) & kernels.all_finite(payload.numbers(), most)
 
@@ -134,7 +134,7 @@ class TopK(Compressor):
         return kernels.on_cpu(into_one, functools.partial(super().reduce, info=info), payloads)
 
     def downlink(self, workers: int) -> Compressor:
-        """Returns a code of ``k_downlink`` entries of every block of the mean, of all that arrived, or another one."""
+        """Returns a code of ``k_downlink`` entries of every block of the mean, of all entries that arrived, or another code."""
         if self.downlink_code == "topk":
             return dataclasses.replace(self, k=self.k_downlink)
         if self.downlink_code == "union":
@@ -142,11 +142,11 @@ class TopK(Compressor):
         return self.downlink_code
 
     def rounding(self, rows: Array, payload: TopKPayload, info: RowInfo = RowInfo()) -> TopKPayload:
-        """Returns what the narrower dtype took from the chosen values, in float32."""
+        """Returns the rounding errors of the chosen values in the narrower dtype, in float32."""
         return TopKPayload(payload.index, kernels.take_from_rows(rows, payload.index) - payload.numbers())
 
     def left_with_owner(self, payload: TopKPayload, mean: TopKPayload) -> TopKPayload:
-        """Returns the same positions, in float32. Of a row whose mean has fewer than ``k`` entries it is all."""
+        """Returns the same positions, in float32. If a row's mean has fewer than ``k`` entries, nothing is subtracted."""
         front = tuple(range(payload.index.ndim - mean.index.ndim))  # a mean has no axis of workers
         value, kept = payload.numbers(), jnp.expand_dims(mean.numbers(), front)
         bound = jnp.min(jnp.abs(kept), axis=-1, keepdims=True)
@@ -160,7 +160,7 @@ class TopK(Compressor):
 
 
 def block_for(density: float) -> int:
-    """Returns the block that serves a density: 1024, or longer where 1024 entries would hold less than one to send."""
+    """Returns the block for a density: 1024, or longer where fewer than one of 1024 entries would be sent."""
     block = 1024
     while block < MAX_BLOCK and density * block < 0.75:
         block *= 2
@@ -187,19 +187,19 @@ def topk(
     Args:
         density: fraction of the entries to send, in (0, 1].
         block: entries of a row; by default 1024, longer below a density of about 1/1365.
-        downlink_density: fraction that the owners send; by default half as many entries again as a worker does, rounded down,
-            and at least one more, because workers that disagree send different ones.
+        downlink_density: fraction that the owners send. By default they send half as many entries again as a worker, rounded
+            down, and at least one more, because workers choose different entries.
         downlink: what the owners of a two-phase exchange send: ``topk``, the largest entries of the mean; ``union``, every
             entry that any worker sent, exactly, or whole blocks where that is less; or another compressor of this block.
-        dtype: of the values on the wire: float32, bfloat16, or int8 with a float32 scale for each block, which pays from
-            four entries of a block on. What rounding takes stays in the memory.
-        bits: 2 for values of two bits: a sign, and which of two bfloat16 magnitudes, means of the smaller and the larger ones.
-        exact: sorts every block, many times slower, where otherwise an entry may be missed for larger ones close to it. In a
-            block as long as the tensor, as ``gc.topk_sgd(exact=True)`` has it, this is the papers' selection.
+        dtype: dtype of the values on the wire: float32, bfloat16, or int8 with a float32 scale for each block, which pays from
+            four entries of a block on. Rounding errors stay in the memory.
+        bits: 2 for values of two bits: a sign, and one of two bfloat16 magnitudes, means of the smaller and the larger ones.
+        exact: sorts every block, which is many times slower. Otherwise an entry may be missed because of larger ones close to
+            it. With a block as long as the tensor, as in ``gc.topk_sgd(exact=True)``, this is the papers' selection.
         pack_positions: sends positions in order, in about two bits each and the logarithm of their distance.
 
     Raises:
-        ValueError: for a density outside (0, 1], a block outside [1, 2**20], another dtype, one
+        ValueError: for a density outside (0, 1], a block outside [1, 2**20], an unknown dtype, one
             beside ``bits``, a downlink that does not fit.
         TypeError: for a traced density.
 

@@ -18,7 +18,12 @@ def index_dtype(block: int) -> Any:
 @_registered.node
 @dataclasses.dataclass(frozen=True)
 class UnionPayload:
-    """``index``: unsigned ``[rows, k]``, or ``None`` where rows are whole; ``value``: float32 ``[rows, k or block]``."""
+    """Holds the entries of a mean, or whole rows.
+
+    Attributes:
+        index: unsigned ``[rows, k]``, or ``None`` where rows are whole.
+        value: float32 ``[rows, k or block]``.
+    """
 
     index: Array | None
     value: Array
@@ -26,9 +31,9 @@ class UnionPayload:
 
 @dataclasses.dataclass(frozen=True)
 class Union(Compressor):
-    """Every entry of rows with at most ``k`` entries that are not zero, in float32.
+    """Sends every entry that is not zero, in float32, of rows with at most ``k`` such entries.
 
-    The sum of N selections of k' entries has at most N k' of them. Once index and value of so many cost more than the
+    The sum of N selections of k' entries has at most N k' of them. If their indices and values cost more than the
     whole row does, the row is sent whole: SparCML's switch to dense (Renggli et al., 2019,
     https://arxiv.org/abs/1802.08021, section 5.1), decided from shapes.
     """

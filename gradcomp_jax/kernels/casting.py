@@ -1,7 +1,6 @@
-"""Numbers in other dtypes: as wide as sums need them, and as unsigned words, so that a collective moves them as they are.
+"""Casts numbers to dtypes wide enough for sums, and to unsigned words, which a collective moves unchanged.
 
-Some backends widen bfloat16 or int8 inside a collective, which doubles the bytes; an unsigned word is data
-and crosses untouched.
+Some backends widen bfloat16 or int8 inside a collective, which doubles the bytes; unsigned words cross unchanged.
 """
 
 import functools
@@ -15,15 +14,15 @@ _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
 
 
 def widened(x: Array) -> Array:
-    """Returns floats of fewer than 32 bits as float32, and all else as it is."""
+    """Returns floats of fewer than 32 bits as float32, and all other arrays unchanged."""
     narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
     return x.astype(jnp.float32) if narrow else x
 
 
 def range_of(dtype: jnp.dtype) -> float | None:
-    """Returns the largest number of a floating dtype whose range is narrower than float32's, ``None`` of every other.
+    """Returns the largest number of a floating dtype whose range is narrower than float32's, ``None`` for every other dtype.
 
-    Of bfloat16 too: what an exchange takes is far below the largest number of either.
+    It is ``None`` for bfloat16 too: what an exchange accepts is far below the largest number of either.
     """
     if not jnp.issubdtype(dtype, jnp.floating):
         return None
@@ -32,7 +31,7 @@ def range_of(dtype: jnp.dtype) -> float | None:
 
 
 def narrowed(x: Array, dtype: jnp.dtype) -> Array:
-    """Casts to ``dtype``; beyond a narrower range a number becomes the largest there is. A NaN stays one."""
+    """Casts to ``dtype``. A number beyond a narrower range becomes the largest of that range; a NaN stays a NaN."""
     most = range_of(dtype)
     return (x if most is None else jnp.clip(x, -most, most)).astype(dtype)
 
@@ -50,9 +49,9 @@ def from_words(words: Array, dtype: jnp.dtype) -> Array:
 
 
 def split_words(words: Array, itemsize: int) -> Array:
-    """Words ``[..., n]`` as ``[..., k * n]`` narrower ones of ``itemsize`` bytes: the low parts of all, then the next.
+    """Splits words ``[..., n]`` into ``[..., k * n]`` narrower ones of ``itemsize`` bytes: the low parts of all, then the next.
 
-    A plane after the other, because a last dimension of k is padded to a whole row of lanes on TPU.
+    It goes plane after plane, because TPU pads a last dimension of k to a whole row of lanes.
     """
     if words.dtype.itemsize == itemsize:
         return words

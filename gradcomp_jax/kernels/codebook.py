@@ -1,4 +1,4 @@
-"""The best levels for normally distributed numbers, of which a random rotation makes any block.
+"""The best levels for normally distributed numbers. A random rotation makes any block nearly normal.
 
 Vargaftik et al., 2021, DRIVE, https://arxiv.org/abs/2105.08339, section 3; Vargaftik et al., 2022, EDEN,
 https://arxiv.org/abs/2108.08842, section 3.
@@ -20,8 +20,8 @@ MOST_BITS = 4
 def normal_codebook(bits: int) -> np.ndarray:
     """Returns the ``2 ** bits`` levels of least mean square error for a standard normal, ascending: float64, read-only.
 
-    Each level is the mean of what is nearest to it (Lloyd's condition), iterated until nothing moves. The levels are
-    symmetric about zero; of one bit they are ``-sqrt(2 / pi)`` and ``sqrt(2 / pi)``.
+    Each level is the mean of the numbers nearest to it (Lloyd's condition), iterated to convergence. The levels are
+    symmetric about zero; for one bit they are ``-sqrt(2 / pi)`` and ``sqrt(2 / pi)``.
 
     Args:
         bits: 1 to 4.
@@ -34,7 +34,7 @@ def normal_codebook(bits: int) -> np.ndarray:
     """
     if not 1 <= bits <= MOST_BITS:
         raise ValueError(f"bits must be 1 to {MOST_BITS}, got {bits}; for more use quantize")
-    # The positive half alone, so that it is symmetric to the last bit.
+    # Only the positive half is computed, so that the levels are symmetric to the last bit.
     levels = np.linspace(0, 3, 2 ** (bits - 1) + 2)[1:-1]
     for _ in range(10_000):
         edges = np.concatenate([[0.0], (levels[1:] + levels[:-1]) / 2])
@@ -54,19 +54,19 @@ def encode_normal(rows: Array, bits: int) -> Array:
     """Returns the nearest level of each entry, packed.
 
     Args:
-        rows: float32 ``[rows, block]``, standard normal or nearly so; beyond the outermost level is that level. A NaN
-            has no level: the caller's scale must carry it.
+        rows: float32 ``[rows, block]``, standard normal or nearly so; a number beyond the outermost level gets that level. A
+            NaN has no level: the caller's scale must carry it.
         bits: 1 to 4.
 
     Returns:
-        uint8 ``[rows, ceil(block * bits / 8)]``; of 3 bits uint32 ``[rows, ceil(block / 10)]``, ten levels to a word.
+        uint8 ``[rows, ceil(block * bits / 8)]``; for 3 bits uint32 ``[rows, ceil(block / 10)]``, ten levels to a word.
 
     Raises:
         ValueError: for another number of bits.
     """
     book = normal_codebook(bits)
     half = book.size // 2
-    # The levels are symmetric: the middles of one side serve both. Comparisons vectorise where a search would not.
+    # The levels are symmetric, so the midpoints of one side serve both. Comparisons vectorise, a search does not.
     magnitude = jnp.abs(rows)
     step = jnp.zeros(rows.shape, jnp.int32)
     for middle in (book[half + 1 :] + book[half:-1]) / 2:
@@ -83,7 +83,7 @@ def decode_normal(words: Array, block: int, bits: int) -> Array:
     half = book.size // 2
     level = unpack_digits(words, block, 8) if bits == 3 else unpack_bits(words, block, bits).astype(jnp.int32)
     step = jnp.where(level < half, half - 1 - level, level - half)
-    # A chain of choices, not a table: a look-up goes entry by entry.
+    # A chain of selects, not a table: a look-up goes entry by entry.
     magnitude = jnp.full(level.shape, book[half], jnp.float32)
     for j in range(1, half):
         magnitude = jnp.where(step >= j, jnp.float32(book[half + j]), magnitude)

@@ -14,25 +14,25 @@ from gradcomp_jax._typing import Array
 from gradcomp_jax.kernels.separable import on_both_sides
 
 WHOLE = 128
-"""Up to this block a row is one line; a longer one is a chunk of two dimensions."""
+"""A row of up to this many entries is one line; a longer row is a chunk of two dimensions."""
 
 LONGEST = 1024
-"""The larger side of a chunk: its matrix is a constant of every program that transforms."""
+"""The largest side of a chunk: its matrix is a constant of every program that transforms."""
 
 
 def dct(rows: Array) -> Array:
-    r"""Returns the orthonormal DCT-II of each row: norms stay what they are.
+    r"""Returns the orthonormal DCT-II of each row, which preserves norms.
 
     :math:`y_k = \sqrt{2/b}\, c_k \sum_i x_i \cos(\pi (2i + 1) k / 2b)`, with :math:`c_0 = \sqrt{1/2}` and otherwise 1, as
-    one matrix product. A block above 128 is seen as a two-dimensional chunk ``[a, b]``, a the largest divisor of the block
-    that is at most its square root, and is transformed along both, as two small products: this is DeMo's transform of a
-    chunk, and not the one of a line of a * b entries.
+    one matrix product. A block above 128 is seen as a two-dimensional chunk ``[a, b]``, where a is the largest divisor of the
+    block that is at most its square root. It is transformed along both sides, as two small products: this is DeMo's transform
+    of a chunk, and not that of a line of a * b entries.
 
     Args:
         rows: float32 ``[rows, block]``.
 
     Returns:
-        float32 ``[rows, block]``; of a chunk, frequency (j, k) is entry ``j * b + k``.
+        float32 ``[rows, block]``; in a chunk, frequency (j, k) is entry ``j * b + k``.
 
     Raises:
         ValueError: for a chunk with a side above 1024.
@@ -42,15 +42,15 @@ def dct(rows: Array) -> Array:
 
 
 def inverse_dct(rows: Array) -> Array:
-    """Inverts :func:`dct` up to rounding: the DCT-III."""
+    """Inverts :func:`dct` up to rounding; this is the DCT-III."""
     a, b = sides(rows.shape[1])
     return on_both_sides(rows, _matrix(a).T, _matrix(b).T)
 
 
 def inverse_dct_of_few(index: Array, value: Array, block: int) -> Array:
-    """Returns :func:`inverse_dct` of rows that are zero but for a few frequencies, up to rounding.
+    """Returns :func:`inverse_dct` of rows that are zero except at a few frequencies, up to rounding.
 
-    A frequency of a chunk is the product of two cosines, so a sum of few is one product of two narrow matrices for each
+    A frequency of a chunk is the product of two cosines, so a sum of a few is one product of two narrow matrices for each
     row. No dense row of frequencies is made: accelerators would scatter into it, and read it twice.
 
     Args:
@@ -75,10 +75,10 @@ def are_few(k: int, block: int) -> bool:
 
 
 def _cosines(frequency: Array, size: int) -> Array:
-    """The rows of :func:`_matrix` of int32 ``[rows, k]`` frequencies, ``[rows, k, size]``: computed, not gathered."""
+    """Returns the rows of :func:`_matrix` for int32 ``[rows, k]`` frequencies, ``[rows, k, size]``: computed, not gathered."""
     frequency = frequency[..., None]
     turn = 2 * lax.broadcasted_iota(jnp.int32, (1, 1, size), 2) + 1
-    # In units of a quarter turn over the size; a cosine is that of the nearest half turn's distance, or its negative.
+    # Angles are in units of a quarter turn over the size; a cosine is, up to its sign, that of the distance to a half turn.
     angle = lax.rem(turn * frequency, jnp.int32(4 * size))
     angle = jnp.minimum(angle, 4 * size - angle)
     beyond = angle > size
@@ -92,11 +92,11 @@ def _cosines(frequency: Array, size: int) -> Array:
 
 
 _TAYLOR = [(-1) ** j * (math.pi / 2) ** (2 * j) / math.factorial(2 * j) for j in range(8)]
-"""The cosine of a part of a quarter turn, in even powers of it: to 1e-10 within a quarter turn."""
+"""Coefficients of the cosine, in even powers of a fraction of a quarter turn: to 1e-10 within a quarter turn."""
 
 
 def sides(block: int) -> tuple[int, int]:
-    """Returns what :func:`dct` sees a block as: (1, block) up to 128, otherwise the most nearly square [a, b].
+    """Returns the sides of a block for :func:`dct`: (1, block) up to 128, otherwise the most nearly square [a, b].
 
     Raises:
         ValueError: for a block below 1, or one without a divisor that leaves both sides at most 1024.
@@ -116,7 +116,7 @@ def sides(block: int) -> tuple[int, int]:
 
 @functools.cache
 def _matrix(size: int) -> np.ndarray:
-    """Float32 ``[size, size]``: frequency k in row k."""
+    """Returns float32 ``[size, size]``, with frequency k in row k."""
     k, i = np.arange(size)[:, None], np.arange(size)[None]
     matrix = np.sqrt(2 / size) * np.cos(np.pi * (2 * i + 1) * k / (2 * size))
     matrix[0] = np.sqrt(1 / size)

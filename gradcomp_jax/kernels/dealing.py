@@ -1,6 +1,6 @@
 """A tensor's entries dealt out over blocks in turn, so that each block is a sample of the whole tensor.
 
-An embedding's hot rows, a layer's hot columns and a kernel's hot tap then fall to all blocks alike.
+The large rows of an embedding, the large columns of a layer and the large tap of a kernel are then spread over all blocks.
 """
 
 import dataclasses
@@ -13,23 +13,23 @@ import numpy as np
 from gradcomp_jax._typing import Array
 
 _PAGE = 1024  # entries
-_LONG = 8192  # entries of a line from which a block's lines do not lie in a cache together
-_APART = 17  # entries: a cache line and one
+_LONG = 8192  # entries of a line; a block's lines of this length and more do not fit a cache together
+_APART = 17  # entries: one more than a cache line
 
-_LONGEST_SPREAD = 2**16  # entries of a block: one more of a longer one would be a large part of most tensors
+_LONGEST_SPREAD = 2**16  # entries of a block: one more block that is longer would be a large part of most tensors
 
 MOST_TRIED = 24
-"""How many numbers of rows are compared."""
+"""How many candidates for the number of rows are compared."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Deal:
-    """Block r has the entries r, r + rows, r + 2 rows, ... of a vector, zeros beyond its end.
+    """Says how a vector is dealt: block r has its entries r, r + rows, r + 2 rows, ..., and zeros beyond its end.
 
     Attributes:
         size: entries of the vector.
         block: entries of a block.
-        rows: how many blocks there are; ``block * rows`` is at least ``size``.
+        rows: number of blocks; ``block * rows`` is at least ``size``.
     """
 
     size: int
@@ -46,12 +46,12 @@ class Deal:
 
 
 def dealt_rows(size: int, block: int, periods: tuple[int, ...] = ()) -> int:
-    """Returns how many blocks to deal ``size`` entries out over: ``ceil(size / block)`` or a little more.
+    """Returns the number of blocks to deal ``size`` entries to: ``ceil(size / block)`` or a little more.
 
-    With as many blocks as fit exactly, a block's entries are often all of one column, because the step from one to the next is
-    a multiple of the tensor's width. Of blocks up to 65,536 entries at most one in 256 more (one more, of fewer than 512) are
-    tried, and the number taken whose steps spread best over all the periods, by the largest gap between the places that a
-    block's entries have in one.
+    With exactly ``ceil(size / block)`` blocks, a block's entries often lie in one column, because the step from one entry to
+    the next is a multiple of the tensor's width. So, for blocks up to 65,536 entries, numbers up to one in 256 larger are tried
+    too (one larger, if there are fewer than 512 blocks). Each number has a largest gap between the places of a block's entries
+    in a period, over all periods; the number with the smallest such gap is taken.
 
     Args:
         size: entries.
@@ -71,24 +71,24 @@ def dealt_rows(size: int, block: int, periods: tuple[int, ...] = ()) -> int:
 @functools.lru_cache(maxsize=4096)
 def _best_stride(least: int, most: int, block: int, periods: tuple[int, ...]) -> int:
     tried = np.unique(np.linspace(least, most, min(MOST_TRIED, most - least + 1)).astype(int))
-    # An odd number shares no factor of two with a dimension, whose factors are mostly those.
+    # An odd number shares no factor of two with a dimension, and most factors of dimensions are two.
     tried = np.unique(np.concatenate([tried, np.minimum(tried | 1, most)]))
     return int(min(tried, key=lambda rows: (_cost(int(rows), block, periods), rows)))
 
 
 def _cost(rows: int, block: int, periods: tuple[int, ...]) -> float:
-    """The largest gap in any period; more where lines begin so close to whole pages apart that they share places in a cache."""
+    """Returns the largest gap in any period; more where lines are so near to whole pages apart that they share cache places."""
     apart = min(rows % _PAGE, -rows % _PAGE) if rows >= _LONG else _APART
     return round(max(_gap(rows, block, p) for p in periods) + max(0.0, 1 - apart / _APART), 3)
 
 
 def _gap(rows: int, block: int, period: int) -> float:
-    """The largest gap between the places of a block's entries in a period, 1 where they are as even as they can be."""
+    """Returns the largest gap between the places of a block's entries in a period; 1 where they are as even as possible."""
     places = np.sort(np.arange(block, dtype=np.int64) * rows % period)
     gaps = np.diff(places, append=places[0] + period)
     return float(gaps.max()) * min(block, period) / period
 
 
 def periods_of(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the products of a shape's trailing dimensions, of all but the first one."""
+    """Returns the products of a shape's trailing dimensions, without the first dimension."""
     return tuple(math.prod(shape[i:]) for i in range(1, len(shape)))

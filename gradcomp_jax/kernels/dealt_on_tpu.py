@@ -1,8 +1,8 @@
-"""Dealt blocks on TPU, by kernels of Pallas: the largest entry of each, and the way back, in the tiles of a matrix.
+"""Pallas kernels for dealt blocks on TPU: they find the largest entry of each block, and place it, in the tiles of a matrix.
 
-A row of a matrix has neighbouring blocks, so of a table along the blocks it is a stretch. A tile of 8 x 128 entries is 8
-stretches, each a row of the matrix further: a load with a stride, and a rotation, because a stretch begins anywhere in 128.
-XLA:TPU copies the matrix to the layout of dealt lines instead, and back.
+Neighbours in a row of the matrix are in neighbouring blocks, so a row is a stretch of a table along the blocks. A tile of
+8 x 128 entries is 8 stretches, one for each row of the matrix: a load with a stride, and a rotation, because a stretch may
+begin at any of 128 lanes. XLA:TPU copies the matrix to the layout of dealt lines instead, and back.
 """
 
 import os
@@ -16,16 +16,16 @@ from gradcomp_jax._typing import Array
 from gradcomp_jax.kernels.dealing import Deal
 
 SWITCH = "GRADCOMP_PALLAS"
-"""The environment variable that asks for these kernels; read when a program is traced."""
+"""The environment variable that enables these kernels; it is read when a program is traced."""
 
 _SUBLANES, _LANES = 8, 128  # of a tile
-_TILE = 2**18  # entries of the matrix that a step of the grid has
+_TILE = 2**18  # entries of the matrix in one step of the grid
 _TABLE = 2**19  # blocks: two tables and a tile, each twice, fit 16 MiB of vector memory
 _UNROLLED = 2**15  # entries of a row, whose parts are unrolled
 
 
 def takes(deal: Deal, width: int) -> bool:
-    """Returns whether these kernels are asked for, and serve a matrix ``[size / width, width]``.
+    """Returns whether these kernels are enabled, and support a matrix ``[size / width, width]``.
 
     Raises:
         ValueError: if the environment variable is neither 0 nor 1.
@@ -44,7 +44,7 @@ def best_of_dealt(matrix: Array, deal: Deal, low_bits: int, interpret: bool = Fa
     Args:
         matrix: float32 ``[size / width, width]``, a width that :func:`takes` allows.
         deal: how its entries are dealt.
-        low_bits: of a key, for position and sign.
+        low_bits: the bits of a key for position and sign.
         interpret: runs anywhere, slowly.
 
     Returns:
@@ -99,7 +99,7 @@ def best_of_dealt(matrix: Array, deal: Deal, low_bits: int, interpret: bool = Fa
     )(matrix)
     turns = -(-best.size // deal.rows)
     around = jnp.pad(best.reshape(-1), (0, turns * deal.rows - best.size), constant_values=-1)
-    # Zeros beyond the vector's end are entries too, and of equal ones the last is best: it is in the last line.
+    # Zeros beyond the vector's end are entries too, and of equal entries the last is best: it is in the last line.
     last = (deal.block - 1) * deal.rows + lax.iota(jnp.int32, deal.rows)
     return jnp.maximum(around.reshape(turns, -1).max(axis=0), jnp.where(last >= deal.size, (deal.block - 1) << 1, -1))
 
@@ -109,7 +109,7 @@ def placed_in_matrix(index: Array, value: Array, deal: Deal, width: int, interpr
 
     Args:
         index: int32 ``[rows]``.
-        value: float32 or bfloat16 ``[rows]``; of bfloat16, blocks have at most 2**15 entries.
+        value: float32 or bfloat16 ``[rows]``; with bfloat16, blocks have at most 2**15 entries.
         deal: how entries are dealt.
         width: one that :func:`takes` allows.
         interpret: runs anywhere, slowly.
@@ -122,12 +122,12 @@ def placed_in_matrix(index: Array, value: Array, deal: Deal, width: int, interpr
     rows = 2 * _SUBLANES if packed else _SUBLANES
 
     def table(entries: Array, step: int) -> Array:
-        """Along the blocks and, ``step`` more, around again: int32 ``[length, 128]``."""
+        """Returns a table along the blocks, which continues from the start with ``step`` added: int32 ``[length, 128]``."""
         turns = lax.iota(jnp.int32, -(-length * _LANES // deal.rows))
         around = entries[None, :] + (turns * jnp.int32(step))[:, None]
         return around.reshape(-1)[: length * _LANES].reshape(-1, _LANES)
 
-    # A turn further is a line further. So positions are a line less there, and are compared with that of the first entry.
+    # One turn around the table is one line further. So positions there are one less, and are compared with the first entry's.
     if packed:
         low = lax.bitcast_convert_type(value, jnp.uint16).astype(jnp.int32)
         tables = [table((index << 16) | low, -(1 << 16))]
@@ -156,7 +156,7 @@ def placed_in_matrix(index: Array, value: Array, deal: Deal, width: int, interpr
                 inside = (pl.ds(pl.multiple_of(c * rows, rows), rows), pl.ds(part * _LANES, _LANES))
                 out_ref[inside] = jnp.concatenate(found).astype(value.dtype)
 
-        # What is beyond the matrix has no line, and is not written.
+        # Entries beyond the matrix have no line, and are not written.
         lax.fori_loop(0, lax.div(jnp.minimum(tile, height - step * tile + rows - 1), rows), rows_of_a_tile, None)
 
     return pl.pallas_call(
@@ -172,12 +172,12 @@ def placed_in_matrix(index: Array, value: Array, deal: Deal, width: int, interpr
 
 
 def _tile(height: int, width: int) -> int:
-    """Rows of the matrix that a step of the grid has: whole tiles of bfloat16."""
+    """Returns the rows of the matrix in one step of the grid: whole tiles of bfloat16."""
     return max(16, min(_TILE // width, height) // 16 * 16)
 
 
 def _length(deal: Deal, width: int) -> int:
-    """Rows of 128 blocks that a table has: eight rows of the matrix begin in any block and go on around."""
+    """Returns the rows of 128 blocks in a table: eight rows of the matrix may begin in any block and wrap around."""
     return -(-(deal.rows // _LANES + _SUBLANES * width // _LANES + 2) // _SUBLANES) * _SUBLANES
 
 
@@ -187,7 +187,7 @@ def _iotas() -> tuple[Array, Array]:
 
 
 def _start(first: Array, width: int, rows: int) -> tuple[Array, Array, Array, Array]:
-    """Line and block in which a row of the matrix begins, and that block's row and lane in a table."""
+    """Returns the line and the block in which a row of the matrix begins, and that block's row and lane in a table."""
     start = first * width
     line, at = lax.div(start, rows), lax.rem(start, rows)
     return line, at, lax.div(at, _LANES), lax.rem(at, _LANES)

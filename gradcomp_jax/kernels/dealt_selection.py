@@ -26,7 +26,7 @@ from gradcomp_jax.kernels.selection import (
 )
 
 _LINES = 16
-"""Lines that are reduced at once: of more, XLA's CPU backend makes a slow loop."""
+"""Most lines that are reduced in one step: for more, XLA's CPU backend makes a slow loop."""
 
 _LARGEST = 2**31 - 1
 
@@ -34,9 +34,9 @@ _Placing = Callable[[Array, Array], Array]
 
 
 def top_of_dealt(flat: Array, deal: Deal, k: int) -> tuple[Array, Array]:
-    """Returns :func:`~gradcomp_jax.kernels.selection.top_entries` of every dealt block, without turning the vector around.
+    """Returns :func:`~gradcomp_jax.kernels.selection.top_entries` of every dealt block, without transposing the vector.
 
-    A vector is seen as lines of ``deal.rows`` neighbours, of which each has one entry of every block; maxima are over lines.
+    A vector is seen as lines of ``deal.rows`` neighbours. Each line has one entry of every block; maxima are over lines.
 
     Args:
         flat: float32 ``[size]``.
@@ -49,19 +49,19 @@ def top_of_dealt(flat: Array, deal: Deal, k: int) -> tuple[Array, Array]:
     low_bits = _low_bits(deal.block)
     lines = _run(deal.block, k)
     if low_bits > 20 or lines == 1 or parts_of(deal.block // lines, k, 2 * ROUNDS) is None:
-        # Nothing to reduce, or to be sorted: as rows.
+        # There is nothing to reduce, or the rows are sorted: they are taken as rows.
         return top_entries(deal.blocks(flat), k)
 
     def in_lines(flat: Array) -> Array:
         return _best_of_lines(flat, deal, k, lines, low_bits)
 
     def at_once(flat: Array) -> Array:
-        # All lines in one reduction, the vector filled up within it: each part of it would be a pass of its own.
+        # All lines are in one reduction, which also fills up the vector: each part of it would be a separate pass.
         padded = jnp.pad(flat, (0, deal.block * deal.rows - deal.size))
         return _best_of_lines(padded, deal, k, deal.block if k == 1 else lines, low_bits)
 
     def in_one_layout(flat: Array) -> Array:
-        # TPU's tiles of lines are not those of the vector: what is changed between them should be one array, the vector itself.
+        # TPU's tiles of lines are not those of the vector: only one array should change between them, the vector itself.
         whole = deal.size // deal.rows
         first = lax.optimization_barrier(flat[: whole * deal.rows].reshape(whole, deal.rows))
         found = _best_of_runs(first.reshape(-1), 0, deal.rows, whole, 1, low_bits)
@@ -82,7 +82,7 @@ def top_of_dealt(flat: Array, deal: Deal, k: int) -> tuple[Array, Array]:
 
 
 def _run(block: int, k: int) -> int:
-    """How many lines are reduced at once; as many are left as :func:`top_entries` wants lanes."""
+    """Returns how many lines are reduced in one step; as many maxima are left as :func:`top_entries` wants lanes."""
     run = _LINES
     while run > 1 and (block % run or (k > 1 and block // run < (LANES if k <= 2 * ROUNDS else LANES // 2) * k)):
         run //= 2
@@ -90,14 +90,14 @@ def _run(block: int, k: int) -> int:
 
 
 def _best_of_lines(flat: Array, deal: Deal, k: int, run: int, low_bits: int) -> Array:
-    """The ``k`` best keys of every block, int32 ``[rows, k]``."""
+    """Returns the ``k`` best keys of every block, int32 ``[rows, k]``."""
     rows, block = deal.rows, deal.block
     apart = _apart(block, k, run)
     length = run * apart * rows
     whole = flat.size // length
     found = [_best_of_runs(flat[: whole * length], 0, rows, run, apart, low_bits)] if whole else []
     if whole * run * apart < block:
-        # Only the lines that the vector's end cuts are filled up: a padded vector would be read entry by entry.
+        # Only the lines at the vector's end are filled up: a padded vector would be read entry by entry.
         rest = flat[whole * length :]
         rest = jnp.pad(rest, (0, block * rows - flat.size))
         found.append(_best_of_runs(rest, whole, rows, run, apart, low_bits))
@@ -106,17 +106,17 @@ def _best_of_lines(flat: Array, deal: Deal, k: int, run: int, low_bits: int) -> 
         found = [jnp.concatenate(found).reshape(parts, -1, rows).swapaxes(0, 1)]
     best = [functools.reduce(jnp.maximum, [jnp.max(f, axis=0) for f in found])]
     for _ in range(k // parts - 1):
-        # Keys of one block are distinct: below the last one is without it.
+        # Keys of one block are distinct, so those below the last one exclude it.
         below = [jnp.max(jnp.where(f < best[-1][None], f, -1), axis=0) for f in found]
         best.append(functools.reduce(jnp.maximum, below))
     return jnp.stack(best).reshape(k, rows).T
 
 
 def _apart(block: int, k: int, run: int) -> int:
-    """How many lines lie from one of a run to the next.
+    """Returns the distance in lines from one line of a run to the next.
 
-    The next line may have a block's entry in the next column, or in the same row: neighbours, of which a run should not have
-    several where several are wanted.
+    A block's entry in the next line may be in the next column, or in the same row. Where several entries are wanted, such
+    neighbours should not be in one run.
     """
     apart = 1
     while k > 1 and block % (32 * apart * run) == 0:
@@ -125,7 +125,7 @@ def _apart(block: int, k: int, run: int) -> int:
 
 
 def _best_of_runs(flat: Array, first: int, rows: int, run: int, apart: int, low_bits: int) -> Array:
-    """The best key of every block in each run of lines: int32 ``[runs, rows]``."""
+    """Returns the best key of every block in each run of lines: int32 ``[runs, rows]``."""
     lines = flat.reshape(-1, run, apart, rows)
     bits = lax.bitcast_convert_type(lines, jnp.int32)
     group, within, beside = (lax.broadcasted_iota(jnp.int32, lines.shape, d) for d in range(3))
@@ -150,7 +150,7 @@ def place_dealt(index: Array, value: Array, deal: Deal, width: int) -> Array:
         index: int32 ``[rows, k]``, distinct within a row.
         value: float32 ``[rows, k]``.
         deal: how entries are dealt.
-        width: of the matrix that the vector is seen as; divides its size.
+        width: width of the matrix that the vector is seen as; divides its size.
     """
     k = index.shape[1]
 
@@ -190,13 +190,13 @@ def place_packed(index: Array, value: Array, deal: Deal, width: int) -> Array:
         for j in range(k):
             low = lax.bitcast_convert_type(value[:, j], jnp.uint16).astype(jnp.int32)
             word = (index[:, j] << 16) | low
-            # A row of the matrix may end in the line after the one that it begins in.
+            # A row of the matrix may end one line after the line that it begins in.
             there = _along(word, deal, width, second=-(1 << 16))
             total = jnp.where(there >> 16 == first, lax.bitcast_convert_type(there << 16, jnp.float32), total)
         return total
 
     def plain(index: Array, value: Array) -> Array:
-        # In bfloat16 until they lie as the matrix does: on TPU the change of layout then moves half the bytes.
+        # Values stay bfloat16 until they lie as the matrix does: on TPU the change of layout then moves half the bytes.
         return _compared(index, value, deal, width).astype(jnp.float32)
 
     if k > ROUNDS or deal.block > 2**15 or not _fits(deal, width):
@@ -205,7 +205,7 @@ def place_packed(index: Array, value: Array, deal: Deal, width: int) -> Array:
 
 
 def _on_platforms(cpu: _Placing, plain: _Placing, index: Array, value: Array, deal: Deal, width: int) -> Array:
-    """Returns ``cpu`` of both on CPU and ``plain``, the same numbers, elsewhere; on TPU a kernel's, where it is asked for."""
+    """Returns ``cpu`` on CPU and ``plain``, the same numbers, elsewhere; on TPU those of a kernel where it is enabled."""
 
     def by_kernel(index: Array, value: Array) -> Array:
         return dealt_on_tpu.placed_in_matrix(index[:, 0], value[:, 0], deal, width).astype(jnp.float32)
@@ -215,42 +215,42 @@ def _on_platforms(cpu: _Placing, plain: _Placing, index: Array, value: Array, de
 
 
 def _compared(index: Array, value: Array, deal: Deal, width: int) -> Array:
-    """What :func:`place_dealt` returns, laid line by line at once: nothing is turned around."""
+    """Returns :func:`place_dealt`, made line by line from the start: nothing is transposed."""
     lines = placed_by_comparing(index, value, deal.block, axis=0)
     return lines.reshape(-1)[: deal.size].reshape(-1, width)
 
 
 def _fits(deal: Deal, width: int) -> bool:
-    """Whether a row of the matrix lies in two lines at most, and places fit 32 bits."""
+    """Returns whether a row of the matrix lies in at most two lines, and places fit 32 bits."""
     return width <= deal.rows and deal.size <= _LARGEST
 
 
 def _places(index: Array, deal: Deal) -> Array:
-    """Where the entries at ``index`` of each block lie in the vector."""
+    """Returns the places in the vector of the entries at ``index`` of each block."""
     return lax.broadcasted_iota(jnp.int32, index.shape, 0) + deal.rows * index.astype(jnp.int32)
 
 
 def _begins(deal: Deal, width: int) -> tuple[Array, Array]:
-    """The line, and the block, in which each row of the matrix begins: int32 ``[size / width, 1]``."""
+    """Returns the line and the block in which each row of the matrix begins: int32 ``[size / width, 1]``."""
     start = lax.broadcasted_iota(jnp.uint32, (deal.size // width, 1), 0) * np.uint32(width)
     return (start // np.uint32(deal.rows)).astype(jnp.int32), (start % np.uint32(deal.rows)).astype(jnp.int32)
 
 
 def _line_numbers(deal: Deal, width: int) -> Array:
-    """The line of every entry of the matrix."""
+    """Returns the line of every entry of the matrix."""
     column = lax.broadcasted_iota(jnp.int32, (deal.size // width, width), 1)
     line, block = _begins(deal, width)
     return line + (column >= deal.rows - block).astype(jnp.int32)
 
 
 def _along(table: Array, deal: Deal, width: int, second: int = 0) -> Array:
-    """What a table ``[rows]`` says of each entry's block: int32 ``[size / width, width]``.
+    """Returns the entry of a table ``[rows]`` for each entry's block: int32 ``[size / width, width]``.
 
-    A row of the matrix has neighbouring blocks. So it is a stretch of the table and its beginning once more (to which
-    ``second`` is added), which the compiler loads as vectors; the block of an entry by itself it would divide for.
+    Neighbours in a row of the matrix are in neighbouring blocks. So a row is a stretch of the table followed by its beginning
+    again (to which ``second`` is added), which the compiler loads as vectors. Each entry's block would take a division.
     """
     twice = jnp.concatenate([table, table[:width] + jnp.int32(second)])
-    # Looks at nothing but the entry itself, and is an array in memory: fused, its two halves would be a branch for each entry.
+    # It depends on the entry alone, and is an array in memory: fused, its two halves would be a branch for each entry.
     least = np.int32(-(2**31))
     twice = lax.reduce_window(twice, least, lax.max, (2,), (1,), ((0, twice.size),), window_dilation=(twice.size,))
     stretches = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(), start_index_map=(0,))

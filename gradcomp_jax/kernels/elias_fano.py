@@ -1,4 +1,4 @@
-"""Increasing numbers in two bits each and the logarithm of their mean distance: positions of few entries of a long row."""
+"""Packs increasing numbers in about two bits each plus the logarithm of their mean distance: positions in a long row."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -8,7 +8,7 @@ from gradcomp_jax.kernels.packing import pack_bits, unpack_bits
 from gradcomp_jax.kernels.selection import mark_in_rows
 
 _MOST_COMPARED = 2**14
-"""Comparisons for each row; beyond them a sort finds what they would."""
+"""Most comparisons for each row; above that a sort finds the same."""
 
 
 def elias_fano_bytes(k: int, below: int) -> int:
@@ -18,13 +18,13 @@ def elias_fano_bytes(k: int, below: int) -> int:
 
 
 def to_elias_fano(numbers: Array, below: int) -> Array:
-    """Packs numbers that do not decrease: in unary by how much all but their low bits grow, then those.
+    """Packs numbers that do not decrease: the growth of their high parts in unary, then their low bits.
 
-    With l low bits, number i sets bit ``(number >> l) + i`` of a row of bits, which no other sets.
+    With l low bits, number i sets bit ``(number >> l) + i`` of a row of bits, which no other number sets.
 
     Args:
         numbers: integer ``[..., k]`` in ``[0, below)``, not decreasing along the last dimension.
-        below: what is above all of them.
+        below: a bound above all numbers.
 
     Returns:
         uint8 ``[..., elias_fano_bytes(k, below)]``.
@@ -46,7 +46,7 @@ def from_elias_fano(packed: Array, k: int, below: int) -> Array:
     bits = unpack_bits(packed, size + k * low, 1).astype(jnp.int32)
     unary, rest = bits[..., :size], bits[..., size:].reshape(*bits.shape[:-1], k, low)
     if k * size <= _MOST_COMPARED:
-        # As many bits are before the one of number i as have at most i ones up to them.
+        # The number of bits before that of number i equals the number of bits with at most i ones up to them.
         ones = jnp.cumsum(unary, axis=-1)
         places = jnp.sum(ones[..., None, :] <= jnp.arange(k)[:, None], axis=-1, dtype=jnp.int32)
     else:
@@ -55,9 +55,9 @@ def from_elias_fano(packed: Array, k: int, below: int) -> Array:
 
 
 def _bits(k: int, below: int) -> tuple[int, int]:
-    """Low bits of each number, the logarithm of the mean distance rounded down; and all those in unary.
+    """Returns the low bits of each number, the logarithm of the mean distance rounded down; and the number of unary bits.
 
-    Of these there is one for each number, and one for each step of its high part.
+    There is one unary bit for each number, and one for each step of the high part.
     """
     low = max(0, (below // max(k, 1)).bit_length() - 1)
     return low, k + ((below - 1) >> low)

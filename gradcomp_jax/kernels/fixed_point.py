@@ -15,8 +15,7 @@ def to_fixed(rows: Array, key: Array | None, *, bits: int, fraction_bits: int, g
     A value on the grid is never moved. What lies beyond :math:`[-2^{bits-1}, 2^{bits-1} - 1]\,2^{-F}` saturates.
 
     Args:
-        rows: float32 ``[rows, block]``. A NaN or an infinity has no integer, and becomes one all the same: whoever must
-            know tests the input.
+        rows: float32 ``[rows, block]``. A NaN or an infinity becomes some integer: a caller that must know tests the input.
         key: rounds stochastically with this key; to the nearest, ties to even, with ``None``.
         bits: 8 or 16.
         fraction_bits: F, from 0 to 126.
@@ -26,14 +25,14 @@ def to_fixed(rows: Array, key: Array | None, *, bits: int, fraction_bits: int, g
         int8 or int16 ``[rows, block]``.
 
     Raises:
-        ValueError: for another width, or fraction bits outside their range.
+        ValueError: for an unknown width, or fraction bits outside their range.
 
     References:
         Gupta et al., 2015, https://arxiv.org/abs/1502.02551, section 3.2.
     """
     if bits not in _DTYPES:
         raise ValueError(f"bits must be 8 or 16, got {bits}")
-    # A power of two multiplies exactly; what overflows is beyond the range anyhow.
+    # A power of two multiplies exactly; a product that overflows is beyond the range anyway.
     scaled = rows * jnp.float32(2.0 ** _fraction(fraction_bits))
     drawn = None if key is None else uniform(key, rows.shape, generator)
     top = 2 ** (bits - 1)
@@ -41,9 +40,9 @@ def to_fixed(rows: Array, key: Array | None, *, bits: int, fraction_bits: int, g
 
 
 def from_fixed(words: Array, fraction_bits: int) -> Array:
-    """Inverts :func:`to_fixed` up to rounding: integers of any width, of a sum too, to float32 of the same shape.
+    """Inverts :func:`to_fixed` up to rounding: integers of any width, also of a sum, to float32 of the same shape.
 
-    Exact for integers below 2**24.
+    It is exact for integers below 2**24.
     """
     return words.astype(jnp.float32) * jnp.float32(2.0 ** -_fraction(fraction_bits))
 

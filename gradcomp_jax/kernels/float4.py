@@ -1,7 +1,7 @@
 """Floating point of four bits without a mantissa (E3M0): a sign, and zero or one of seven powers of two.
 
-Exponent 0 is zero and exponent e is 2**(e - 1) here, up to 64. With the usual bias these are 0, 1/4, 1/2, ..., 16: a scale
-that goes with them makes the two the same.
+Exponent 0 is zero and exponent e is 2**(e - 1) here, up to 64. With the usual bias these are 0, 1/4, 1/2, ..., 16; the scale
+makes up for the difference.
 """
 
 import jax.numpy as jnp
@@ -14,18 +14,18 @@ _BIAS = 127
 
 
 def to_e3m0(scaled: Array, drawn: Array | None) -> Array:
-    """Returns the nearest number's code, the larger of two that are as near; with numbers drawn from [0, 1), unbiased.
+    """Returns the nearest number's code, the larger of two equally near; with numbers drawn from [0, 1), unbiased.
 
     Args:
-        scaled: float32. What is beyond 64 saturates; a NaN has a code all the same: its scale must carry it.
+        scaled: float32. A number beyond 64 saturates; a NaN becomes some code: its scale must carry it.
         drawn: float32 of the same shape, or ``None``.
 
     Returns:
         int32 of the same shape, in [0, 16): the sign, then three bits of exponent.
     """
     magnitude = jnp.abs(scaled)
-    # From 2**e at code e the way to the next number is one mantissa long, which a carry rounds: below 1, where numbers are
-    # 0 and 1, of 1 + x, and from there on of 2 x.
+    # From 2**e at code e the distance to the next number is one whole mantissa, which a carry rounds. Below 1, where the
+    # numbers are 0 and 1, it is the mantissa of 1 + x, and from 1 on that of 2 x.
     bits = lax.bitcast_convert_type(jnp.maximum(1 + magnitude, 2 * magnitude), jnp.int32)
     half = 1 << (_MANTISSA - 1)
     carry = jnp.int32(half) if drawn is None else (drawn * jnp.float32(2 * half)).astype(jnp.int32)

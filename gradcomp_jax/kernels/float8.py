@@ -18,14 +18,14 @@ _LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
 
 
 def to_float8(rows: Array, dtype: Float8, *, largest: Array | None = None) -> tuple[Array, Array | None]:
-    """Casts to the nearest number of the format, ties to even; beyond its largest, to that.
+    """Casts to the nearest number of the format, ties to even; a number beyond its largest becomes the largest.
 
     Args:
-        rows: float32 ``[rows, block]``. A NaN stays one; an infinity saturates, and shows in ``scale`` alone.
+        rows: float32 ``[rows, block]``. A NaN stays a NaN; an infinity saturates, and shows only in ``scale``.
         dtype: ``e4m3`` (3 bits of mantissa, up to 448, in steps of 2**-9 or more) or ``e5m2`` (2 bits, up to 57344,
             steps of 2**-16).
-        largest: float32 ``[rows]``, the rows' largest magnitudes: each row is scaled so that its own becomes the
-            format's. Plain casts without.
+        largest: float32 ``[rows]``, the rows' largest magnitudes: each row is scaled so that its largest becomes the
+            format's. Without it casts are plain.
 
     Returns:
         ``(words, scale)``: uint8 ``[rows, block]``; float32 ``[rows, 1]``, or ``None`` without ``largest``. A row of
@@ -39,7 +39,7 @@ def to_float8(rows: Array, dtype: Float8, *, largest: Array | None = None) -> tu
     if largest is None:
         return _words(rows, dtype), None
     scale = largest[:, None] * jnp.float32(1 / top)
-    # A NaN is not below the smallest normal number: it stays in the scale, where it is seen.
+    # A NaN is not below the smallest normal number: it stays in the scale, where it is detected.
     usable = ~(scale < jnp.finfo(jnp.float32).tiny)
     scaled = jnp.where(usable, rows / jnp.where(usable, scale, 1.0), 0.0)
     return _words(scaled, dtype), jnp.where(usable, scale, 0.0)
@@ -47,7 +47,7 @@ def to_float8(rows: Array, dtype: Float8, *, largest: Array | None = None) -> tu
 
 def _words(x: Array, dtype: Float8) -> Array:
     top = _LARGEST[dtype]
-    # Comparisons, which a NaN fails: a minimum of floats may lose it.
+    # A NaN fails comparisons; a minimum of floats may lose it.
     x = jnp.where(x > top, top, jnp.where(x < -top, -top, x))
     return lax.bitcast_convert_type(x.astype(_DTYPES[dtype]), jnp.uint8)
 

@@ -18,14 +18,14 @@ _ANGLES = 2**31 - 2  # no worker has this number
 def hadamard(rows: Array) -> Array:
     r"""Returns the Walsh-Hadamard transform of each row, orthonormal and its own inverse.
 
-    As two products with small matrices, :math:`H_{ab} = H_a \otimes H_b`: 2 sqrt(block) multiplications an entry in the
-    shape that matrix units are made for, where the butterfly's log2(block) stages would each be a pass over memory.
+    It is two products with small matrices, :math:`H_{ab} = H_a \otimes H_b`: 2 sqrt(block) multiplications an entry, in a
+    shape that suits matrix units. The butterfly's log2(block) stages would each be a pass over memory.
 
     Args:
         rows: float32 ``[rows, block]``, the block a power of two.
 
     Raises:
-        ValueError: for another block.
+        ValueError: for a block that is not a power of two.
     """
     block = rows.shape[1]
     if block < 1 or block & (block - 1):
@@ -37,32 +37,32 @@ def hadamard(rows: Array) -> Array:
 def rotate(rows: Array, seeds: Array, *, planes: bool = False) -> Array:
     """Flips signs at random, then applies :func:`hadamard`; the same seeds on every worker give the same rotations.
 
-    Signs alone make sums of few values: a block with one large entry becomes numbers on a grid, and a second rotation a
-    finer grid. With ``planes`` every pair of entries is also turned by a random angle, and nothing is on a grid.
+    Signs alone make sums of few values: a block with one large entry becomes numbers on a grid, and a second rotation makes a
+    finer grid. With ``planes`` every pair of entries is also turned by a random angle, and no entry is on a grid.
 
     Args:
         rows: float32 ``[rows, block]``, the block a power of two.
         seeds: uint32 ``[rows]``; each row has its own signs and angles.
-        planes: turn entry j and entry j + block / 2 in their plane, between signs and transform.
+        planes: turns entry j and entry j + block / 2 in their plane, between signs and transform.
     """
     signed = _with_signs(rows, seeds)
     return hadamard(_in_planes(signed, seeds, 1.0) if planes else signed)
 
 
 def rotate_back(rows: Array, seeds: Array, *, planes: bool = False) -> Array:
-    """Turns back what :func:`rotate` has rotated."""
+    """Inverts :func:`rotate`."""
     back = hadamard(rows)
     return _with_signs(_in_planes(back, seeds, -1.0) if planes else back, seeds)
 
 
 def _in_planes(rows: Array, seeds: Array, direction: float) -> Array:
-    """Turns planes by an angle of 2 arctan(t), t uniform in [-1, 1): after the signs, any direction of a plane can come out."""
+    """Turns planes by an angle of 2 arctan(t), t uniform in [-1, 1): with the signs, any direction of a plane is possible."""
     half = rows.shape[1] // 2
     if not half:
         return rows
     drawn = seeded_bits(fold_seeds(seeds, _ANGLES), half) >> 8
     t = drawn.astype(jnp.int32).astype(jnp.float32) * jnp.float32(2**-23) - 1.0
-    # Sine and cosine of the double angle, from the tangent: no trigonometry.
+    # Sine and cosine of the double angle follow from the tangent, without trigonometric functions.
     both = 1.0 / (1.0 + t * t)
     cosine, sine = (1.0 - t * t) * both, direction * 2.0 * t * both
     a, b = rows[:, :half], rows[:, half:]
@@ -75,7 +75,7 @@ def _with_signs(rows: Array, seeds: Array) -> Array:
 
 
 def _matrix(size: int) -> np.ndarray:
-    """Sylvester's, divided by sqrt(size)."""
+    """Returns Sylvester's matrix, divided by sqrt(size)."""
     matrix = np.ones((1, 1))
     while matrix.shape[0] < size:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])

@@ -10,21 +10,21 @@ from gradcomp_jax.kernels.platforms import on_cpu
 from gradcomp_jax.kernels.reductions import largest_of_rows
 
 UNROLLED = 16
-"""Columns up to which accelerators multiply one by one."""
+"""Accelerators multiply up to so many columns one by one."""
 
 _IN_A_ROW = 8
-"""Columns up to which an orthogonalization has code for each, in the place of a loop."""
+"""Up to so many columns, an orthogonalization has code for each column instead of a loop."""
 
 _DEPENDENT = 1e-5
-"""A column of which less than this part is new is a rounding error's direction, not the gradient's."""
+"""If less than this part of a column is new, its direction is that of a rounding error, not of the gradient."""
 
 
 def orthogonalize(p: Array) -> Array:
     """Returns orthonormal columns that span what the columns of each matrix span.
 
-    Modified Gram-Schmidt, column by column, twice over: one pass leaves columns that nearly depend on each other
-    orthogonal to a few digits only, the second to rounding. A column that is zero, or of which less than 1e-5 is not in
-    the span of those before it, becomes zero, so of ``r > n`` columns at least ``r - n`` do.
+    It runs modified Gram-Schmidt, column by column, twice. One pass leaves nearly dependent columns orthogonal to only a few
+    digits, the second makes them orthogonal to rounding. A column becomes zero if it is zero, or if less than 1e-5 of it is
+    outside the span of those before it. So of ``r > n`` columns at least ``r - n`` become zero.
 
     Args:
         p: float32 ``[batch, n, r]``, of any magnitudes.
@@ -38,7 +38,7 @@ def orthogonalize(p: Array) -> Array:
     """
     if p.size == 0:
         return p
-    # Columns as rows of memory, and in units of their largest entry: no square over- or underflows.
+    # Columns are rows of memory, in units of their largest entry, so that no square over- or underflows.
     columns = jnp.swapaxes(p, 1, 2)
     batch, r, n = columns.shape
     top = largest_of_rows(columns.reshape(batch * r, n)).reshape(batch, r, 1)
@@ -50,8 +50,8 @@ def orthogonalize(p: Array) -> Array:
 def times(m: Array, q: Array) -> Array:
     """Returns :math:`M Q` of each pair, float32 ``[batch, n, m]`` and ``[batch, m, r]``: float32 ``[batch, n, r]``.
 
-    On accelerators the sums of a few columns are one pass that reads what the matrix is made of; a matrix product would
-    have it written first.
+    On accelerators the sums for a few columns are one pass that reads the sources of the matrix; a matrix product needs the
+    matrix written first.
     """
 
     def product(m: Array, q: Array) -> Array:
@@ -67,8 +67,8 @@ def times(m: Array, q: Array) -> Array:
 def outer(p: Array, q: Array) -> Array:
     """Returns :math:`P Q^T` of each pair, ``[batch, n, r]`` and ``[batch, m, r]``: float32 ``[batch, n, m]``.
 
-    Accelerators add up an outer product for each column in the pass that uses them; a matrix product would be written and
-    read again.
+    Accelerators add up an outer product for each column in the pass that uses the result; a matrix product would be written
+    and read again.
     """
 
     def product(p: Array, q: Array) -> Array:
@@ -81,7 +81,7 @@ def outer(p: Array, q: Array) -> Array:
 
 
 def unit_columns(q: Array) -> Array:
-    """Returns each column at length 1, float32 ``[batch, m, r]``; a column of zeros as it is, one that is not finite as NaN."""
+    """Returns each column at length 1, float32 ``[batch, m, r]``; zeros stay zeros, a column that is not finite gives NaN."""
     top = jnp.max(jnp.abs(q), axis=1, keepdims=True)
     usable = ~(top < jnp.finfo(jnp.float32).tiny)
     # In units of the largest entry no square over- or underflows.
@@ -90,7 +90,7 @@ def unit_columns(q: Array) -> Array:
 
 
 def _gram_schmidt(rest: Array) -> Array:
-    """One pass over ``[batch, r, n]``: each column is taken out of all that follow as soon as it is known."""
+    """Runs one pass over ``[batch, r, n]``: each column is removed from all later ones as soon as it is known."""
     length = jnp.sqrt(jnp.sum(rest * rest, axis=2))
     if rest.shape[1] > _IN_A_ROW:
         return lax.fori_loop(0, rest.shape[1], lambda j, rest: _take_out(j, rest, length), rest)
@@ -103,7 +103,7 @@ def _gram_schmidt(rest: Array) -> Array:
 
 
 def _take_out(j: Array, rest: Array, length: Array) -> Array:
-    """One column normalized, and taken out of those that follow: a turn of the loop, whose program does not grow with r."""
+    """Normalizes one column and removes it from the later ones: the body of a loop, so the program does not grow with r."""
     column = _normalized(lax.dynamic_index_in_dim(rest, j, 1, keepdims=False), jnp.take(length, j, axis=1))
     follows = lax.iota(jnp.int32, rest.shape[1]) > j
     rest = jnp.where(follows[None, :, None], _without(rest, column), rest)
@@ -111,14 +111,14 @@ def _take_out(j: Array, rest: Array, length: Array) -> Array:
 
 
 def _normalized(column: Array, length: Array) -> Array:
-    """What is left of each column ``[batch, n]``, at length 1; zeros of one that had ``length`` and is nearly gone."""
+    """Returns the rest of each column ``[batch, n]``, at length 1; zeros if little of its original ``length`` is left."""
     left = jnp.sqrt(jnp.sum(column * column, axis=1))
-    # A NaN is not below the bound either: it stays, and is seen.
+    # A NaN is not below the bound: it stays, and is detected.
     keep = ~(left <= _DEPENDENT * length)[:, None]
     return jnp.where(keep, column / jnp.where(keep, left[:, None], 1.0), 0.0)
 
 
 def _without(rest: Array, column: Array) -> Array:
-    """The columns ``[batch, r, n]`` without their parts along one of length 1."""
+    """Returns the columns ``[batch, r, n]`` without their parts along a column of length 1."""
     along = jnp.einsum("bn,brn->br", column, rest, precision=lax.Precision.HIGHEST)
     return rest - along[:, :, None] * column[:, None]

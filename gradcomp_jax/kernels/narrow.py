@@ -1,4 +1,4 @@
-"""Rows of floats in two bytes or one, rounded without bias: what a state holds between two steps.
+"""Rows of floats in two bytes or one byte each, rounded without bias: a state between two steps.
 
 int8 and float8_e4m3fn have a float32 scale for each stretch of a row; bfloat16 has float32's range and needs none.
 """
@@ -17,18 +17,18 @@ NARROW = ("bfloat16", "int8", "float8_e4m3fn")
 """Dtypes that :func:`to_narrow` takes."""
 
 _TOP = {"int8": 127.0, "float8_e4m3fn": 448.0}
-_SHORTEST, _LONGEST = 128, 1024  # of a row that is divided
-_LEAST = 16  # entries of a block: under that, a scale takes more than bytes save
+_SHORTEST, _LONGEST = 128, 1024  # of the stretches of a row that is divided
+_LEAST = 16  # entries of a block: with fewer, a scale takes more than the narrow values save
 _SMALLEST = (127 - 6) << 23  # float32's 2**-6, e4m3's smallest normal number
 
 
 def narrow_dtype(dtype: str, block: int) -> str:
-    """Returns the dtype that blocks of so many entries are stored in: bfloat16 where they are too short for a scale."""
+    """Returns the dtype that blocks of ``block`` entries are stored in: bfloat16 where they are too short for a scale."""
     return "bfloat16" if dtype in _TOP and block < _LEAST else dtype
 
 
 def is_scaled(dtype: str) -> bool:
-    """Returns whether a dtype has too small a range to go without scales."""
+    """Returns whether a dtype needs scales because its range is too small."""
     return dtype in _TOP
 
 
@@ -39,23 +39,23 @@ def scale_width(block: int) -> int:
 
 
 def narrow_scale(rows: Array, dtype: str) -> Array | None:
-    """Returns what each stretch of a row is a multiple of: float32 ``[rows, block / width]``; ``None`` for bfloat16.
+    """Returns the scale of each stretch of a row: float32 ``[rows, block / width]``; ``None`` for bfloat16.
 
-    The largest magnitude of a stretch over the dtype's largest number; 0 where that is no normal float32, and such a stretch
-    is stored as zeros.
+    It is the largest magnitude of a stretch over the dtype's largest number. It is 0 where that is not a normal float32, and
+    such a stretch is stored as zeros.
     """
     if dtype not in _TOP:
         return None
     n, block = rows.shape
     width = scale_width(block)
-    # Less than the largest: scale times top must be finite again.
+    # Less than the largest, because scale times top must be finite again.
     most = jnp.minimum(largest_of_rows(rows.reshape(-1, width)), LARGEST * (1 - 2**-20))
     scale = most * jnp.float32(1 / _TOP[dtype])
     return jnp.where(scale < jnp.finfo(jnp.float32).tiny, 0.0, scale).reshape(n, block // width)
 
 
 def to_narrow(rows: Array, dtype: str, scale: Array | None, key: Array) -> Array:
-    """Rounds to one of the two neighbours in a narrow dtype, stochastically: the expectation over keys is the number.
+    """Rounds stochastically to one of the two neighbours in a narrow dtype: the expectation over keys is the number.
 
     Zeros stay zeros. An entry is off by less than one step of its grid, with a standard deviation of at most half a step. A
     step is ``scale`` for int8; for float8_e4m3fn an eighth of the power of two below the entry, and at least ``scale / 512``;
@@ -71,7 +71,7 @@ def to_narrow(rows: Array, dtype: str, scale: Array | None, key: Array) -> Array
         ``[rows, block]`` in the dtype.
     """
     if scale is None:
-        # Within bfloat16's range: the next number above would be an infinity.
+        # Numbers stay within bfloat16's range: the next number above would be an infinity.
         top = float(jnp.finfo(jnp.bfloat16).max)
         bits = lax.bitcast_convert_type(jnp.clip(rows, -top, top), jnp.uint32) + (hash_bits(key, rows.shape) >> 16)
         return lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
@@ -85,14 +85,14 @@ def to_narrow(rows: Array, dtype: str, scale: Array | None, key: Array) -> Array
 def _to_e4m3(x: Array, bits: Array) -> Array:
     """Rounds magnitudes up to 448 by random bits: uint8.
 
-    In integers: backends without the format make many operations of a cast.
+    It computes in integers, because backends without the format need many operations for a cast.
     """
     word = lax.bitcast_convert_type(x, jnp.int32)
     size = word & 0x7FFFFFFF
     drawn = (bits >> 8).astype(jnp.int32)
-    # Of an exponent and three bits, by what is below them: a carry goes on to the next power of two.
+    # Exponent and three bits are rounded by the bits below them: a carry continues into the next power of two.
     normal = ((size + (drawn >> 4)) >> 20) - (120 << 3)
-    # Below 2**-6 in steps of 2**-9, by 24 bits below those.
+    # Below 2**-6 numbers are rounded to steps of 2**-9, by the 24 bits below those.
     small = ((jnp.abs(x) * jnp.float32(2**33)).astype(jnp.int32) + drawn) >> 24
     code = jnp.minimum(jnp.where(size < _SMALLEST, small, normal), 0x7E)
     return (code | ((word >> 24) & 0x80)).astype(jnp.uint8)
@@ -113,14 +113,14 @@ def from_narrow(values: Array, scale: Array | None = None) -> Array:
 
 
 def chosen(condition: Array, new: Array, old: Array) -> Array:
-    """Returns ``jnp.where(condition, new, old)``, of narrow floats as words: the CPU backend would widen and narrow both."""
+    """Returns ``jnp.where(condition, new, old)``, for narrow floats on words: the CPU backend would widen and narrow both."""
     if str(jnp.result_type(new)) not in NARROW or jnp.issubdtype(new.dtype, jnp.integer):
         return jnp.where(condition, new, old)
     return from_words(jnp.where(condition, to_words(new), to_words(old)), new.dtype)
 
 
 def _spread(scale: Array, shape: tuple[int, ...]) -> Array:
-    """A scale for each entry of its stretch."""
+    """Returns the scale of each entry, that of its stretch."""
     n, block = shape
     parts = scale.shape[-1]
     return jnp.broadcast_to(scale[:, :, None], (n, parts, block // parts)).reshape(n, block)

@@ -1,8 +1,8 @@
 """Small integers packed densely into machine words.
 
 A row of ``n`` digits in base ``b`` becomes ``ceil(n / d)`` words of ``d`` digits each. The digits of one
-word lie ``ceil(n / d)`` apart in the row (planes), so that packing is a handful of contiguous slices, which
-vectorise, rather than a walk over neighbours, which does not.
+word lie ``ceil(n / d)`` apart in the row (planes), so that packing takes a few contiguous slices, which
+vectorise. Packing neighbours would not.
 """
 
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jax import lax
 from gradcomp_jax._typing import Array
 from gradcomp_jax.kernels.platforms import held_on_cpu, on_cpu
 
-_EXACT = 2**16  # words of 32 bits hold at most two digits of such a base, and a half is a digit
+_EXACT = 2**16  # words of 32 bits hold at most two digits of such a base, and half a word is a digit
 _WORDS = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32}
 
 
@@ -30,15 +30,15 @@ def digits_per_word(base: int, word_bits: int) -> int:
 
 
 def packed_length(n: int, base: int, word_bits: int) -> int:
-    """Words that hold ``n`` digits."""
+    """Returns the number of words that hold ``n`` digits."""
     return -(-n // digits_per_word(base, word_bits))
 
 
 def plane_starts(n: int, base: int, word_bits: int) -> list[int]:
-    """Returns where in a row of ``n`` digits each of a word's planes begins.
+    """Returns where each plane begins in a row of ``n`` digits.
 
-    The last planes begin early where the row is not a multiple of the planes: they overlap and carry some digits once
-    more, so that no row has to be padded, which would copy the tensor.
+    Where the row is not a multiple of the planes, the last planes begin early: they overlap and carry some digits twice,
+    so that no row has to be padded, which would copy the tensor.
     """
     width = packed_length(n, base, word_bits)
     return [min(j * width, n - width) for j in range(digits_per_word(base, word_bits))]
@@ -57,7 +57,7 @@ def pack_digits(digits: Array, base: int, *, word_bits: int = 8) -> Array:
     """
     n = digits.shape[-1]
     width = packed_length(n, base, word_bits)
-    # Arithmetic in 32 bits vectorises where that in bytes does not.
+    # Arithmetic in 32 bits vectorises, arithmetic in bytes does not.
     total = jnp.zeros((*digits.shape[:-1], width), jnp.uint32)
     for j, start in enumerate(plane_starts(n, base, word_bits)):
         plane = lax.slice_in_dim(digits, start, start + width, axis=-1).astype(jnp.uint32)
@@ -75,27 +75,27 @@ def unpack_digits(words: Array, n: int, base: int) -> Array:
     count = digits_per_word(base, word_bits)
     if n == 0 or count == 1:
         return words[..., :n]
-    # What an earlier plane gave already is left out.
+    # Digits that an earlier plane gave already are left out.
     skips = [min(j * width - start, width) for j, start in enumerate(plane_starts(n, base, word_bits))]
     if word_bits == 32:
         digit = jnp.int8 if base <= 128 else jnp.int32
         return _joined([plane.astype(digit) for plane in _digits(words, base, count)], skips).astype(jnp.int32)
-    # Every place gets its word first, then its digit: one expression whose constants go along the row.
+    # Every place gets its word first, then its digit: one expression whose constants vary along the row.
     return _digit_of(_joined([words] * count, skips), width, count, base)
 
 
 def _joined(planes: list[Array], skips: list[int]) -> Array:
-    """What is left of the planes, end to end; on CPU in memory: joined on the fly they would be read entry by entry."""
+    """Returns the planes without the skipped digits, end to end; on CPU in memory: fused, they would be read entry by entry."""
     width = planes[0].shape[-1]
     parts = [lax.slice_in_dim(p, skip, width, axis=-1) for p, skip in zip(planes, skips, strict=True) if skip < width]
     return held_on_cpu(jnp.concatenate(parts, axis=-1))
 
 
 def _digit_of(words: Array, width: int, count: int, base: int) -> Array:
-    """The digit of each entry's place, int32, of words below 2**16; a place is ``width`` entries long."""
+    """Returns the digit of each entry's place, int32, from words below 2**16; a place is ``width`` entries long."""
 
     def by_place(entry: Array, values: list[float], dtype: jnp.dtype | type) -> Array:
-        # Comparisons, not a table: a reader of another shape than rows would look up entry by entry.
+        # Comparisons, not a table: where the result is read in another shape, a look-up goes entry by entry.
         chosen = jnp.full(entry.shape, values[0], dtype)
         for j in range(1, count):
             chosen = jnp.where(entry >= j * width, jnp.asarray(values[j], dtype), chosen)
@@ -106,7 +106,7 @@ def _digit_of(words: Array, width: int, count: int, base: int) -> Array:
             bits = base.bit_length() - 1
             shift = by_place(entry, [bits * j for j in range(count)], jnp.int32)
             return (words.astype(jnp.int32) >> shift) & jnp.int32(base - 1)
-        # In float32, where a multiplication divides: the half keeps every quotient clear of the next integer.
+        # In float32 a multiplication divides; the half keeps every quotient away from the next integer.
         middle = words.astype(jnp.int32).astype(jnp.float32) + 0.5
         here, above = (by_place(entry, [float(base) ** -(j + up) for j in range(count)], jnp.float32) for up in (0, 1))
         return (jnp.floor(middle * here) - base * jnp.floor(middle * above)).astype(jnp.int32)
@@ -114,16 +114,16 @@ def _digit_of(words: Array, width: int, count: int, base: int) -> Array:
     def entries(words: Array) -> tuple[Array, Array]:
         return words, lax.broadcasted_iota(jnp.int32, words.shape, words.ndim - 1)
 
-    # The barrier ties the positions to these words: in a loop over workers CPU would hoist them, a dense array each.
+    # The barrier makes the positions depend on these words: from a loop over workers CPU would hoist them, a dense array each.
     return on_cpu(lambda w: digit(*lax.optimization_barrier(entries(w))), lambda w: digit(*entries(w)), words)
 
 
 def _digits(words: Array, base: int, count: int) -> list[Array]:
-    """The ``count`` digits of words of 32 bits, int32, lowest first."""
+    """Returns the ``count`` digits of words of 32 bits, int32, lowest first."""
     if base & (base - 1) == 0:
         bits = base.bit_length() - 1
         return [((words >> (bits * j)) & jnp.uint32(base - 1)).astype(jnp.int32) for j in range(count)]
-    # Halves of so few digits that float32 divides them exactly: integers have no vector instruction for it.
+    # Halves have so few digits that float32 divides them exactly: integers have no vector instruction for division.
     low = count // 2
     cut = jnp.uint32(base**low)
     found = []

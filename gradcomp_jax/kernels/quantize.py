@@ -1,4 +1,4 @@
-"""Block-scaled numbers: one float32 scale for each row, values rounded to a symmetric grid of 8, 4 or 2 bits; signs."""
+"""Block-scaled numbers: one float32 scale for each row, and values rounded to a symmetric grid of 8, 4 or 2 bits; and signs."""
 
 from typing import Literal
 
@@ -23,7 +23,7 @@ FORMATS: tuple[Format, ...] = ("int", "e3m0")
 
 
 def levels(bits: int, format: Format = "int") -> int:
-    """Returns the largest number of a grid, 127, 7 or 1; 64 of e3m0. Zero is on it, and negation does not leave it."""
+    """Returns the largest number of a grid: 127, 7 or 1; 64 for e3m0. The grid has zero, and the negative of every number."""
     return 2 ** (bits - 1) - 1 if format == "int" else 64
 
 
@@ -37,16 +37,16 @@ def quantize(
     largest: Array | None = None,
     generator: Generator = "hash",
 ) -> tuple[Array, Array]:
-    """Quantizes each row against its own largest magnitude, or its L2 norm, and packs.
+    """Quantizes each row relative to its own largest magnitude, or its L2 norm, and packs.
 
     Args:
-        rows: float32 ``[rows, block]``. Padding of zeros does not move the scale.
+        rows: float32 ``[rows, block]``. Padding of zeros does not change the scale.
         bits: 8, 4 or 2. Two bits hold {-1, 0, 1}, as base 3 does in 1.6.
-        key: rounds stochastically (unbiased) with this key; to the nearest value without.
-        norm: what the largest integer stands for: ``max``, the row's largest magnitude, or ``l2``, its L2 norm, which no
-            entry exceeds either: with a key most integers are then small or zero.
-        format: ``int``, or, of 4 bits, ``e3m0``: zero, and plus or minus 1, 2, 4, ..., 64.
-        largest: float32 ``[rows]``, the rows' norms, of whichever kind, where they are known.
+        key: rounds stochastically (unbiased) with this key; without it, to the nearest value.
+        norm: the value of the largest integer: ``max``, the row's largest magnitude, or ``l2``, its L2 norm, which no
+            entry exceeds either. With ``l2`` and a key, most integers are small or zero.
+        format: ``int``, or, with 4 bits, ``e3m0``: zero, and plus or minus 1, 2, 4, ..., 64.
+        largest: float32 ``[rows]``, the rows' norms, of the kind that ``norm`` names, where they are known.
         generator: ``hash`` or ``threefry``.
 
     Returns:
@@ -54,7 +54,7 @@ def quantize(
         :func:`~gradcomp_jax.kernels.packing.pack_digits`; float32 ``[rows, 1]``. A row of zeros has scale 0.
 
     Raises:
-        ValueError: for another width, norm or format, and for e3m0 with another width than 4.
+        ValueError: for an unknown width, norm or format, and for e3m0 with another width than 4.
 
     References:
         Alistarh et al., 2017, QSGD, https://arxiv.org/abs/1610.02132, section 3.1.
@@ -71,8 +71,8 @@ def quantize(
     if largest is None:
         largest = largest_of_rows(rows) if norm == "max" else norm_of_rows(rows)
     scale = largest[:, None] * jnp.float32(1 / top)
-    # Below the smallest normal float the quotient overflows or is flushed: such a row decodes to zeros and whoever
-    # keeps a residual keeps all of it. A NaN is not below it and stays in the scale, where it is seen.
+    # Below the smallest normal float the quotient overflows or is flushed: such a row decodes to zeros, and a residual
+    # keeps all of it. A NaN is not below it and stays in the scale, where it is detected.
     usable = ~(scale < jnp.finfo(jnp.float32).tiny)
     divisor = jnp.where(usable, scale, 1.0)
 
@@ -97,7 +97,7 @@ def quantize(
 def _plane_draws(
     key: Array | None, rows: Array, starts: list[int], width: int, generator: Generator
 ) -> list[Array | None]:
-    """Uniform numbers for each plane, or ``None``; a hash serves two planes."""
+    """Returns uniform numbers for each plane, or ``None``; one hash serves two planes."""
     if key is None:
         return [None] * len(starts)
     n, block = rows.shape
@@ -116,7 +116,7 @@ def dequantize(words: Array, scale: Array, block: int, bits: int = 8, format: Fo
 
 
 def check_format(format: Format, bits: int) -> None:
-    """Raises ``ValueError`` for another format than there are, and for one of another width."""
+    """Raises ``ValueError`` for an unknown format, and for a format of another width."""
     _checks.one_of("format", format, FORMATS)
     if format == "e3m0" and bits != 4:
         raise ValueError(f"format='e3m0' is of 4 bits: pass bits=4, got {bits}")
@@ -125,7 +125,7 @@ def check_format(format: Format, bits: int) -> None:
 def pack_signs(rows: Array) -> Array:
     """Packs the signs, bits set where negative: float32 ``[rows, block]`` to uint8 ``[rows, ceil(block / 8)]``.
 
-    Zeros, of either sign, count as positive; what a zero decodes to is its code's affair.
+    Zeros, of either sign, count as positive; the code decides what a zero decodes to.
     """
     return pack_bits(rows < 0, 1)
 

@@ -13,14 +13,14 @@ from jax import lax
 from gradcomp_jax._typing import Array
 from gradcomp_jax.kernels.casting import from_words, to_words
 
-# XLA's CPU backend of jax 0.10 makes float32 of all of a bfloat16 array before it cuts rows from it.
+# XLA's CPU backend of jax 0.10 converts a whole bfloat16 array to float32 before it cuts rows from it.
 _SLICES_WIDEN = jax.__version_info__ < (0, 11)
 _LANES = 64
 _MAGNITUDE = 0x7FFFFFFF  # a float32 without its sign
 
 
 _RUN = 32
-"""Neighbours that are reduced at once: the longest run that XLA's CPU backend unrolls and vectorises whole."""
+"""Neighbours in one run of a reduction: the longest run that XLA's CPU backend unrolls and vectorises completely."""
 
 
 def max_of_rows(keys: Array) -> Array:
@@ -29,7 +29,7 @@ def max_of_rows(keys: Array) -> Array:
 
 
 def _max_in_stages(keys: Array) -> Array:
-    """Runs of neighbours first: on CPU a reduction over a long innermost dimension is a chain of dependent steps.
+    """Reduces runs of neighbours first: on CPU a reduction over a long innermost dimension is a chain of dependent steps.
 
     The barrier keeps the compiler from merging the stages again.
     """
@@ -38,7 +38,7 @@ def _max_in_stages(keys: Array) -> Array:
         block //= _RUN
         keys = lax.optimization_barrier(jnp.max(keys.reshape(n, block, _RUN), axis=2))
     while block % 2 == 0:
-        # Few are left: halves against halves, which fuses into one expression.
+        # The few that are left are reduced by halves, which fuses into one expression.
         block //= 2
         keys = jnp.maximum(keys[:, :block], keys[:, block:])
     return keys[:, 0] if block == 1 else jnp.max(keys, axis=1)
@@ -58,9 +58,9 @@ LARGEST = float(jnp.finfo(jnp.float32).max)
 
 
 def all_finite(x: Array, largest: float = LARGEST) -> Array:
-    """Returns whether no entry is a NaN, an infinity or above a magnitude: any floating dtype, any shape to a boolean scalar.
+    """Returns whether no entry is a NaN, an infinity or above ``largest``: any floating dtype, any shape to a boolean scalar.
 
-    A NaN fails every comparison; a maximum of floats may lose it (XLA's CPU backend drops NaNs from it by default).
+    It compares, because a NaN fails every comparison; a maximum of floats may lose it (XLA's CPU backend does by default).
     """
     return jnp.all(jnp.abs(x.astype(jnp.float32)) <= largest)
 
@@ -76,7 +76,7 @@ def largest(rows: Array) -> Array:
 def largest_of_rows(rows: Array) -> Array:
     """Returns the largest magnitude of each row: float32 ``[rows, block]`` to ``[rows]``; NaN where a row has one.
 
-    Magnitudes order as their bit patterns do, and a maximum of integers needs none of the care for NaNs that makes one
+    Magnitudes are ordered as their bit patterns are. A maximum of integers needs no handling of NaNs, which makes a maximum
     of floats several times slower.
     """
     if rows.shape[0] == 0:
@@ -84,7 +84,7 @@ def largest_of_rows(rows: Array) -> Array:
     bits = lax.bitcast_convert_type(rows, jnp.int32) & jnp.int32(_MAGNITUDE)
 
     def by_lanes(bits: Array) -> Array:
-        # Without arithmetic before it, a maximum lane by lane is faster than one of runs.
+        # Without arithmetic before it, a maximum by lanes is faster than one by runs.
         lanes = rows.shape[1] % _LANES == 0 and rows.shape[1] > _LANES
         return _max_in_stages(max_of_lanes(bits, _LANES) if lanes else bits)
 
@@ -95,11 +95,12 @@ def largest_of_rows(rows: Array) -> Array:
 def norm_of_rows(rows: Array) -> Array:
     """Returns the L2 norm of each row: float32 ``[rows, block]`` to ``[rows]``, not finite where an entry is not.
 
-    Squares are of entries over the largest, so none over- or underflows. A row whose largest entry is subnormal, a zero
-    of some backends, gives that entry; so does one whose largest has a subnormal reciprocal, 2**126 or more.
+    Entries are divided by the largest before they are squared, so no square over- or underflows. A row whose largest entry is
+    subnormal, which some backends flush to zero, gives that entry. So does a row whose largest entry is 2**126 or more, whose
+    reciprocal is subnormal.
     """
     top = largest_of_rows(rows)
-    # A NaN is not below the smallest normal number: it divides, and is seen.
+    # A NaN is not below the smallest normal number: it divides, and is detected.
     usable = ~(top < jnp.finfo(jnp.float32).tiny) & ~(top >= 2.0**126)
     parts = rows / jnp.where(usable, top, 1.0)[:, None]
     return jnp.where(usable, top * jnp.sqrt(jnp.sum(parts * parts, axis=1)), top)
@@ -109,7 +110,7 @@ def sum_of_rows(rows: Array) -> Array:
     """Returns the sum of each row: float32 ``[rows, block]`` to ``[rows]``, in an order that follows from the block."""
 
     def by_lanes(x: Array) -> Array:
-        # Sums of floats may not be reordered: along the row each waits for the one before it, lane by lane none does.
+        # Sums of floats may not be reordered: along the row each waits for the one before it, by lanes none does.
         n, block = x.shape
         if block % _LANES or block <= _LANES:
             return jnp.sum(x, axis=1)
@@ -125,7 +126,7 @@ def sums_of_rows(*values: Array) -> Array:
         return jnp.stack([sum_of_rows(x) for x in values], axis=1)
 
     def at_once(*values: Array) -> Array:
-        # XLA:GPU fuses what makes the arrays into one reduction and reads their source once; XLA:TPU would copy the stack.
+        # XLA:GPU fuses the arrays' sources into one reduction and reads them once; XLA:TPU would copy the stack.
         return jnp.sum(jnp.stack(values, axis=1), axis=2)
 
     return lax.platform_dependent(*values, cpu=in_turn, tpu=in_turn, default=at_once)
@@ -135,7 +136,7 @@ def sum_of_workers(values: Array) -> Array:
     """Returns the sum over the first dimension: floats ``[workers, ...]`` to float32 ``[...]``."""
 
     def in_turn(x: Array) -> Array:
-        # A sum over few long rows is many times slower in the library that XLA's CPU backend takes for it.
+        # The library that XLA's CPU backend uses is many times slower for a sum over few long rows.
         rows = to_words(x) if _SLICES_WIDEN and x.dtype.itemsize < 4 else x
         return functools.reduce(jnp.add, [from_words(rows[i], x.dtype).astype(jnp.float32) for i in range(len(x))])
 

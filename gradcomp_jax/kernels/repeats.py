@@ -1,4 +1,4 @@
-"""Entries of which several may have the same place: what many workers chose, placed in one go."""
+"""Entries of which several may have the same place: the choices of many workers, placed in one scatter."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -7,10 +7,10 @@ from gradcomp_jax._typing import Array
 
 
 def place_repeated(index: Array, value: Array, block: int) -> Array:
-    """Returns dense rows with the sum of all values of each index at it.
+    """Returns dense rows that hold, at each index, the sum of all its values.
 
-    Entries of one place are added up by comparing them all; the first of them carries the sum, and a single scatter, each
-    of whose places is written once, places it. So the order of the sum is fixed, where a scatter that adds has none on GPU.
+    Entries of one place are found by comparing all entries and added up. The first of them gets the sum, and a single scatter
+    writes each place once. So the order of the sum is fixed; a scatter that adds has no fixed order on GPU.
 
     Args:
         index: integer ``[rows, k]``.
@@ -25,7 +25,7 @@ def place_repeated(index: Array, value: Array, block: int) -> Array:
     same = index[:, :, None] == index[:, None, :]
     total = jnp.sum(jnp.where(same, value[:, None, :], 0.0), axis=2)
     earlier = lax.broadcasted_iota(jnp.int32, (1, k, k), 2) < lax.broadcasted_iota(jnp.int32, (1, k, k), 1)
-    # What is not the first of its place goes beyond the row, to a place of its own.
+    # An entry that is not the first of its place goes beyond the row, to a separate place.
     place = jnp.where((same & earlier).any(2), block + lax.broadcasted_iota(jnp.int32, (n, k), 1), index)
     row = lax.broadcasted_iota(jnp.int32, (n, k), 0)
     return jnp.zeros((n, block), jnp.float32).at[row, place].set(total, unique_indices=True, mode="drop")

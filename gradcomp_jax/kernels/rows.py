@@ -10,7 +10,7 @@ from gradcomp_jax.kernels.casting import narrowed
 from gradcomp_jax.kernels.platforms import held_on_tpu
 
 _LARGE = 2**20
-"""Entries of an array whose temporaries count."""
+"""Entries from which an array's temporaries matter."""
 
 
 def row_count(size: int, block: int) -> int:
@@ -30,8 +30,8 @@ def as_rows(x: Array, block: int) -> Array:
 def from_rows(rows: Array, shape: tuple[int, ...], dtype: jnp.dtype, *, held: bool = False) -> Array:
     """Inverts :func:`as_rows`: drops the padding and restores shape and dtype, as :func:`narrowed` casts.
 
-    ``held``: TPU has rows that become a large array of another width in memory first. The change of tiles is a copy there, and
-    the rows would be computed anew for each piece of it.
+    With ``held``, TPU first holds in memory the rows that become a large array of another width. The change of tiles is a copy
+    there, and the rows would be computed again for each piece of it.
     """
     size = math.prod(shape)
     if held and size >= _LARGE and len(shape) > 1 and shape[-1] != rows.shape[-1]:
@@ -46,7 +46,7 @@ def valid_counts(size: int, block: int) -> Array:
     """Returns how many entries of each row are not padding: int32 ``[rows]``; ``size`` may exceed an int32."""
     rows = row_count(size, block)
     whole = jnp.full((rows,), block, jnp.int32)
-    # The last row by its number: where it begins may be more than an int32 holds.
+    # The last row is found by its number: its first entry's position may exceed an int32.
     is_last = jax.lax.iota(jnp.int32, rows) == rows - 1
     return jnp.where(is_last, size - (rows - 1) * block, whole) if block > 1 else whole
 

@@ -1,4 +1,4 @@
-"""Entries that are chosen by chance, from seeds that every worker knows; and all entries that are not zero."""
+"""Chooses entries at random, from seeds that every worker knows; and finds all entries that are not zero."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,11 +10,11 @@ from gradcomp_jax.kernels.selection import take_from_rows
 
 
 def random_of_rows(seeds: Array, block: int, k: int) -> Array:
-    """Draws ``k`` distinct positions of each row, one at random in each of k bins of a row that is turned at random.
+    """Draws ``k`` distinct positions of each row: one in each of k bins, after a random rotation of the row.
 
-    Bin j is from ``floor(j * block / k)`` to ``floor((j + 1) * block / k)``. The turn gives every entry the same
-    probability ``k / block`` also where the bins differ in size. (A draw is a remainder of 32 bits, so "the same" is up
-    to ``block / 2**32``.)
+    Bin j is from ``floor(j * block / k)`` to ``floor((j + 1) * block / k)``. The rotation gives every entry the same
+    probability ``k / block``, also where the bins differ in size. (A draw is a remainder of 32 bits, so probabilities are
+    equal up to ``block / 2**32``.)
 
     Args:
         seeds: uint32 ``[rows]``; equal seeds give equal positions.
@@ -35,7 +35,7 @@ def random_of_rows(seeds: Array, block: int, k: int) -> Array:
     edge = np.arange(k + 1, dtype=np.int64) * block // k
     start, size = edge[:-1].astype(np.uint32), np.diff(edge).astype(np.uint32)
     bits = seeded_bits(seeds, k + 1)
-    # One column more than bins: the turn must not depend on what a bin drew.
+    # One column more than bins: the rotation must not depend on what a bin drew.
     turn = lax.rem(bits[:, k:], jnp.uint32(block))
     inside = lax.rem(bits[:, :k], jnp.broadcast_to(size, shape))
     place = start[None] + inside + turn
@@ -43,15 +43,15 @@ def random_of_rows(seeds: Array, block: int, k: int) -> Array:
 
 
 def nonzero_of_rows(rows: Array, k: int) -> tuple[Array, Array]:
-    """Returns all entries that are not zero, of rows that have at most ``k`` of them; exact, by position.
+    """Returns all entries that are not zero, exactly and by position, of rows that have at most ``k`` of them.
 
     Args:
         rows: float32 ``[rows, block]``, the block at most 2**23. A NaN is not zero.
-        k: at most ``block``. Of a row with more entries that are not zero the first ``k`` are given.
+        k: at most ``block``. For a row with more entries that are not zero, the first ``k`` are returned.
 
     Returns:
-        ``(index, value)``: int32 and float32 ``[rows, k]``. Places that are not needed come last, with value 0 and the
-        positions of the row's first zeros: all k positions of a row are distinct, as ``place_in_rows`` wants them.
+        ``(index, value)``: int32 and float32 ``[rows, k]``. Unused places come last, with value 0 and the positions of the
+        row's first zeros: all k positions of a row are distinct, as ``place_in_rows`` requires.
 
     Raises:
         ValueError: for more positions than there are entries.
@@ -60,8 +60,8 @@ def nonzero_of_rows(rows: Array, k: int) -> tuple[Array, Array]:
     if not 0 <= k <= block:
         raise ValueError(f"k must be between 0 and the block of {block}, got {k}")
     position = lax.broadcasted_iota(jnp.int32, rows.shape, 1)
-    # Keys that fall with the position, those of zeros below all others. As float32, where they are exact: backends sort
-    # integers whole, several times slower.
+    # Keys fall with the position, and keys of zeros are below all others. They are float32, where they are exact: for
+    # integers backends sort the whole row, which is several times slower.
     key = jnp.where(rows != 0, 2 * block - position, block - position).astype(jnp.float32)
     best = lax.top_k(key, k)[0].astype(jnp.int32)
     index = jnp.where(best > block, 2 * block - best, block - best)

@@ -1,4 +1,4 @@
-"""Which entries to send: the largest of each row."""
+"""Selects the entries to send: the largest of each row."""
 
 import functools
 from collections.abc import Callable
@@ -11,24 +11,24 @@ from gradcomp_jax.kernels.platforms import on_cpu
 from gradcomp_jax.kernels.reductions import max_of_lanes, max_of_rows
 
 ROUNDS = 8
-"""Up to this many entries are found one after the other; twice as many where lanes thin the row out first."""
+"""Up to this many entries are found one after the other; twice as many where lanes reduce the row first."""
 
 LANES = 16
-"""Lanes for each entry wanted: few of the largest then share one."""
+"""Lanes for each wanted entry: few of the largest then share a lane."""
 
 COMPARED = 16
 """Up to this many entries of a row are placed by comparing positions, on accelerators; on CPU up to :data:`ROUNDS`."""
 
 _TURNS = 16
-"""Stretches that a part of a row is made of."""
+"""Number of stretches in a part of a row."""
 
 _ONE_EXPONENT = 1 << 23  # of a float32
 
 
 def _keys(rows: Array, low_bits: int) -> Array:
-    """One int32 for each entry, ordered as the magnitudes are, that names its position in its row and its sign.
+    """Returns an int32 key for each entry, ordered as the magnitudes are, with its position in its row and its sign.
 
-    The low ``low_bits`` bits of the mantissa give way to the sign (the lowest of them) and the position.
+    The low ``low_bits`` bits of the mantissa are replaced by the sign (the lowest bit) and the position.
     """
     bits = lax.bitcast_convert_type(rows, jnp.int32)
     position = lax.broadcasted_iota(jnp.int32, rows.shape, 1)
@@ -41,7 +41,7 @@ def _low_bits(block: int) -> int:
 
 
 def _best_keys(rows: Array, k: int) -> Array:
-    """The ``k`` best keys of every row, int32 ``[rows, k]``."""
+    """Returns the ``k`` best keys of every row, int32 ``[rows, k]``."""
     low_bits = _low_bits(rows.shape[1])
     keys = _keys(rows, low_bits)
     if k == 1:
@@ -54,12 +54,13 @@ def _best_keys(rows: Array, k: int) -> Array:
 
 
 def approximate_best(keys: Array, *, k: int, low_bits: int) -> Array:
-    """TPU's own approximate top-k (Chern et al., 2022, https://arxiv.org/abs/2206.14286) over keys.
+    """Runs TPU's own approximate top-k (Chern et al., 2022, https://arxiv.org/abs/2206.14286) over keys.
 
-    The compiler counts fewer passes for it than for several maxima; for one entry a single maximum of keys is less.
+    The compiler counts fewer passes for it than for several maxima; for one entry a single maximum of keys is cheaper.
 
-    It takes floats. Keys are made positive normal numbers below 4 in their order: shifted by a bit, of which the magnitude
-    pays the lowest, and lifted by one exponent. A NaN would not be ordered, and a subnormal would lose its position.
+    It takes floats, so keys become positive normal numbers below 4 in the same order: they are shifted by one bit, which costs
+    the lowest bit of the magnitude, and raised by one exponent. A NaN would not be ordered, and a subnormal would lose its
+    position.
     """
     position_and_sign = (1 << low_bits) - 1
     low = keys & jnp.int32(position_and_sign)
@@ -71,17 +72,17 @@ def approximate_best(keys: Array, *, k: int, low_bits: int) -> Array:
 
 def _best_in_parts(keys: Array, *, k: int) -> Array:
     n, block = keys.shape
-    # Where lanes thin the row out, a round reads little, and more are affordable: longer parts miss less.
+    # Where lanes reduce the row, a round reads little, so more rounds are affordable: longer parts miss less.
     rounds = 4 * ROUNDS if 4 * LANES * k <= block else 2 * ROUNDS if LANES * k < block else ROUNDS
     parts = parts_of(block, k, rounds) or 1
     if parts > 1 and block % (_TURNS * parts) == 0:
-        # Each part has stretches from all over the row: neighbours that are large together fall to all of them.
+        # Each part has stretches from all over the row, so neighbours that are large together are spread over the parts.
         keys = keys.reshape(n, _TURNS, parts, -1).swapaxes(1, 2)
     return _best_of_part(keys.reshape(n * parts, block // parts), k // parts, rounds).reshape(n, k)
 
 
 def parts_of(block: int, k: int, rounds: int) -> int | None:
-    """Equal parts of a row, with so few entries wanted of each that they can be found one after the other, if there are any."""
+    """Returns the number of equal parts of a row, each with at most ``rounds`` wanted entries; ``None`` if there is none."""
     return next((p for p in range(1, k + 1) if block % p == 0 and k % p == 0 and k // p <= rounds), None)
 
 
@@ -89,51 +90,53 @@ def _best_of_part(keys: Array, k: int, rounds: int) -> Array:
     block = keys.shape[1]
     if k == 1:
         return max_of_rows(keys)[:, None]
-    # The best of each lane first, in one pass; then the best lanes. With 16 lanes for each entry wanted, few of the
-    # largest share a lane, and one that does stays behind and is seen in the next step.
+    # One pass finds the best of each lane; then the best lanes are found. With 16 lanes for each wanted entry, few of the
+    # largest share a lane, and an entry that is missed stays behind and takes part in the next step.
     lanes = 64
     while lanes < LANES * k:
         lanes *= 2
     if block % lanes == 0 and block > 2 * lanes and k <= rounds:
-        # Entries a multiple of the lanes apart share one, neighbours a run; what shares both is a corner of neither.
+        # Entries a multiple of the lanes apart share a lane, neighbours share a run; few entries share both.
         runs = max_of_rows(keys.reshape(-1, block // lanes)).reshape(keys.shape[0], lanes)
         keys = jnp.concatenate([max_of_lanes(keys, lanes), runs], axis=1)
     if k > rounds:
-        # As float32, whose order is that of the bits here: backends sort integers whole, several times slower.
+        # Keys are read as float32, whose order is that of the bits here: for integers backends sort the whole row, which is
+        # several times slower.
         place = lax.top_k(lax.bitcast_convert_type(keys, jnp.float32), k)[1]
         return jnp.take_along_axis(keys, place, axis=1)
     in_turn = functools.partial(_found_in_turn, k=k)
     if k <= 2 * ROUNDS:
         return in_turn(keys)
-    # On GPU so many rounds, a kernel each, cost more than a sort of what is left of the row.
+    # On GPU so many rounds, a kernel each, cost more than a sort of the reduced row.
     return lax.platform_dependent(keys, cuda=functools.partial(_sorted_once, k=k), default=in_turn)
 
 
 def _found_in_turn(keys: Array, *, k: int) -> Array:
     best = [max_of_rows(keys)]
     for _ in range(k - 1):
-        # Keys of one row are distinct, or the same entry's: below the last one is without it.
+        # Keys of one row are distinct, or the same entry's, so those below the last one exclude it.
         best.append(max_of_rows(jnp.where(keys < best[-1][:, None], keys, -1)))
     return jnp.stack(best, axis=1)
 
 
 def _sorted_once(keys: Array, *, k: int) -> Array:
-    # Negative keys rise as magnitudes fall. An entry is there at most twice, as the best of its lane and of its run.
+    # Negative keys rise as magnitudes fall. An entry occurs at most twice, as the best of its lane and of its run.
     best = lax.slice_in_dim(lax.sort(-keys, dimension=1), 0, min(2 * k, keys.shape[1]), axis=1)
     again = jnp.pad(best[:, 1:] == best[:, :-1], ((0, 0), (1, 0)))
     return -lax.slice_in_dim(lax.sort(jnp.where(again, 1, best), dimension=1), 0, k, axis=1)
 
 
 def top_of_rows(rows: Array, k: int) -> Array:
-    """Positions of the ``k`` largest magnitudes of every row, approximately.
+    """Returns the positions of the ``k`` largest magnitudes of every row, approximately.
 
     Magnitudes are compared without their lowest ``log2(block) + 1`` mantissa bits: an entry counts as largest up to a relative
     difference of 2**-12 for a block of 1024. For ``k > 1`` and ``16 k`` below the block, the row is first reduced to the best
-    of at least ``16 k`` interleaved lanes and of as many runs of neighbours, so a large entry is missed if larger ones share
-    both its lane and its run. For more than 16 entries (32 where ``64 k`` are in the block, 8 where ``16 k`` lanes are not
-    below the block) the row is cut into equal parts that give up to so many each (where block and k have such a divisor;
-    otherwise it is sorted), so a part with more of the largest loses some. On TPU its own approximate top-k takes over for ``k
-    > 1``. :func:`recall` says how many are found. A selection rule need not be finer: what is not sent stays behind.
+    of at least ``16 k`` interleaved lanes and of as many runs of neighbours. So a large entry is missed if larger ones share
+    both its lane and its run. For more than 16 entries (32 where ``64 k`` is at most the block, 8 where ``16 k`` is not
+    below the block) the row is cut into equal parts, each of which gives up to that many entries. So a part with more of the
+    largest loses some. Where block and k have no such divisor, the row is sorted instead. On TPU, for ``k > 1``, its own
+    approximate top-k is used. :func:`recall` says how many are found. A selection need not be more exact: what is not sent
+    stays behind.
 
     Args:
         rows: float32 ``[rows, block]``.
@@ -149,13 +152,13 @@ def top_entries(rows: Array, k: int) -> tuple[Array, Array]:
     """Returns :func:`top_of_rows` with the values, from one pass over the rows.
 
     Args:
-        rows: float32 ``[rows, block]``; a row with a NaN or an infinity gives one.
+        rows: float32 ``[rows, block]``; a row with a NaN or an infinity returns one.
         k: at most ``block``.
 
     Returns:
         ``(index, value)``: int32 and float32 ``[rows, k]``. Where 11 or fewer bits hold position and sign (a block of
-        at most 1024), values lack those bits of the mantissa: they are the entries cut to 12 bits, which a cast to
-        bfloat16 (7 bits) does not notice much and a residual sees. For larger blocks they are the entries themselves.
+        at most 1024), values lack those bits of the mantissa: they are the entries truncated to 12 bits. That matters little
+        for a cast to bfloat16 (7 bits), and a residual accounts for it. For larger blocks they are the entries themselves.
     """
     n, block = rows.shape
     if n == 0:
@@ -168,8 +171,8 @@ def top_entries(rows: Array, k: int) -> tuple[Array, Array]:
 
 
 def entries_of(keys: Array, low_bits: int, take: Callable[[Array], Array]) -> tuple[Array, Array]:
-    """Returns the positions and values that keys name; ``take(index)`` gives values of which too little is in a key."""
-    # What follows is computed for every entry of a dense result: it must start from the keys found, not find them anew.
+    """Returns the positions and values that keys name; ``take(index)`` gives values of which a key has too few bits."""
+    # What follows is computed for every entry of a dense result: it must start from the found keys, not find them again.
     keys = lax.optimization_barrier(keys)
     index = (keys & jnp.int32((1 << low_bits) - 1)) >> 1
     if low_bits > 11:
@@ -197,7 +200,7 @@ def take_from_rows(rows: Array, index: Array) -> Array:
     index = index.astype(jnp.int32)
     if rows.dtype != jnp.float32 or index.shape[1] > COMPARED:
         return _gathered(rows, index)
-    # The count of passes of TPU's compiler has a gather as many, and a reduction to each of the entries as one.
+    # TPU's compiler counts a gather as many passes, and a reduction to each of the entries as one.
     return lax.platform_dependent(rows, index, tpu=taken_by_comparing, default=_gathered)
 
 
@@ -206,9 +209,9 @@ def _gathered(rows: Array, index: Array) -> Array:
 
 
 def taken_by_comparing(rows: Array, index: Array) -> Array:
-    """Returns :func:`take_from_rows` of float32, bit by bit, as sums over a row of all that lies elsewhere set to zero."""
+    """Returns :func:`take_from_rows` of float32, bit by bit, as sums over a row in which all other entries are zero."""
     position = lax.broadcasted_iota(jnp.int32, rows.shape, 1)
-    # As integers: a sum of floats would lose the sign of a zero.
+    # Integers, because a sum of floats would lose the sign of a zero.
     bits = lax.bitcast_convert_type(rows, jnp.int32)
     found = [
         jnp.sum(jnp.where(position == index[:, j, None], bits, 0), axis=1, dtype=jnp.int32)
@@ -243,7 +246,7 @@ def place_in_rows(index: Array, value: Array, block: int, into: Array | None = N
 def placed_by_comparing(index: Array, value: Array, block: int, axis: int = 1) -> Array:
     """Returns :func:`place_in_rows` with the block along an axis, 0 or 1, by comparing every position with those of its row.
 
-    That fuses with whatever consumes the rows; a scatter would be a pass of its own.
+    That fuses with the operation that uses the rows; a scatter would be a separate pass.
     """
     position = lax.broadcasted_iota(jnp.int32, (index.shape[0], block) if axis else (block, index.shape[0]), axis)
 
@@ -261,7 +264,7 @@ def placed_by_comparing(index: Array, value: Array, block: int, axis: int = 1) -
 
     if index.shape[1] <= ROUNDS:
         return one_by_one(index, value)
-    # One of them is not zero. GPU fuses a sum as well, and compiles it once; TPU counts more passes for it.
+    # At most one term is not zero. GPU fuses a sum too, and compiles it once; TPU counts more passes for it.
     return lax.platform_dependent(index, value, cuda=summed, default=one_by_one)
 
 
@@ -271,7 +274,7 @@ def mark_in_rows(index: Array, block: int) -> Array:
 
     def scattered(index: Array) -> Array:
         row = lax.broadcasted_iota(jnp.int32, (n, k), 0)
-        # Out of bounds on the far side: a negative index would count from the end.
+        # A place beyond the end, because a negative index would count from the end.
         place = jnp.where(index < 0, block, index)
         return jnp.zeros((n, block), bool).at[row, place].set(True, mode="drop")
 
@@ -288,5 +291,5 @@ def mark_in_rows(index: Array, block: int) -> Array:
 
 
 def exact_top_of_rows(rows: Array, k: int) -> Array:
-    """Positions of the ``k`` largest magnitudes of every row, by sorting: int32 ``[rows, k]``, largest first."""
+    """Returns the positions of the ``k`` largest magnitudes of every row, by sorting: int32 ``[rows, k]``, largest first."""
     return lax.top_k(jnp.abs(rows), k)[1].astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""A transform of rows that is one of two sides: two small matrix products in place of one that is large."""
+"""A separable transform of rows: two small matrix products instead of a large one."""
 
 from collections.abc import Callable
 
@@ -31,7 +31,7 @@ def on_both_sides(rows: Array, left: np.ndarray, right: np.ndarray) -> Array:
 
 
 def _apart(product: Callable[[Array, Array], Array], x: Array, matrix: np.ndarray) -> Array:
-    """XLA:GPU joins products with the same matrix, and copies what goes into them and what comes out: each has its own."""
+    """Multiplies by a separate copy of the matrix: XLA:GPU joins products with the same one, and copies inputs and outputs."""
     return lax.platform_dependent(
         x, matrix, cuda=lambda x, matrix: product(*lax.optimization_barrier((x, matrix))), default=product
     )

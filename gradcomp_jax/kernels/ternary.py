@@ -15,7 +15,7 @@ from gradcomp_jax.kernels.reductions import largest, largest_of_rows
 
 _EXPONENT = np.uint32(0x7F800000)  # the exponent bits of a float32
 _FLAT = 1e-3  # a variance below this part of the mean square is a constant's rounding error
-_SEEN = 1e33  # a magnitude from here on is not clipped away: whoever asks what is finite must see it
+_SEEN = 1e33  # a magnitude from here on is not clipped away: the check for finite entries must see it
 _SAFE = (1e-15, 1e15)  # magnitudes whose squares, summed, neither vanish nor overflow
 
 
@@ -24,10 +24,10 @@ def clip_bound(rows: Array, count: Array, *, clip: float | None, per_row: bool) 
 
     :math:`\min(\max|g|, c\,\sigma)`, with sigma the standard deviation of the valid entries.
 
-    Where sigma is 0 (a constant, a single entry) nothing is clipped: clipping there would zero the tensor for ever.
-    A tensor as a whole is read once, so its variance is a difference of sums: below a thousandth of the mean square
+    Where sigma is 0 (a constant, a single entry) nothing is clipped: clipping there would zero the tensor forever.
+    For one bound, the tensor is read once, so its variance is a difference of sums. Below a thousandth of the mean square
     (sigma below 3% of the root mean square) it counts as constant, and outside magnitudes of 1e-15 to 1e15 nothing is
-    clipped; of a bucket, from 1e33 on.
+    clipped. With a bound for each row, nothing is clipped from 1e33 on.
 
     Args:
         rows: float32 ``[rows, block]``, zeros in the padding.
@@ -46,7 +46,7 @@ def clip_bound(rows: Array, count: Array, *, clip: float | None, per_row: bool) 
 
 
 def _tensor_bound(rows: Array, count: Array, clip: float) -> Array:
-    """One bound from two read passes, maximum and sums. Zeros in the padding add nothing to the sums."""
+    """Returns one bound from two read passes, maximum and sums. Zeros in the padding add nothing to the sums."""
     top, first, second = largest(rows), jnp.sum(rows), jnp.sum(rows * rows)
     n = jnp.maximum(jnp.sum(count.astype(jnp.float32)), 1.0)  # an int32 could wrap
     square = second / n
@@ -57,12 +57,12 @@ def _tensor_bound(rows: Array, count: Array, clip: float) -> Array:
 
 
 def _row_bounds(rows: Array, count: Array, clip: float) -> Array:
-    """A bound for each row, from deviations around its first entry: a constant row's variance is then exactly 0.
+    """Returns a bound for each row, from deviations around its first entry: a constant row's variance is then exactly 0.
 
     Around zero, the difference of the sums would leave a rounding error, which looks like a tiny sigma.
     """
     top = largest_of_rows(rows)
-    # In units of the largest's power of two, which divides exactly: no square over- or underflows.
+    # Units are the power of two of the largest entry, which divides exactly, so that no square over- or underflows.
     unit = lax.bitcast_convert_type(lax.bitcast_convert_type(top, jnp.uint32) & _EXPONENT, jnp.float32)
     unit = jnp.where(unit > 0, unit, 1.0)
     valid = _rows.valid_mask(count, rows.shape[1])
@@ -76,7 +76,7 @@ def _row_bounds(rows: Array, count: Array, clip: float) -> Array:
 def ternarize(rows: Array, bound: Array, scale: Array, key: Array, *, generator: Generator = "hash") -> Array:
     r"""Draws the stochastic ternary code :math:`t = sign(g)\,b`, :math:`b \sim Bernoulli(\min(|g|, bound) / scale)`.
 
-    ``scale * t`` has the clipped gradient as its expectation, exactly so up to the generator's 24 bits.
+    The expectation of ``scale * t`` is the clipped gradient, exactly up to the generator's 24 bits.
 
     Args:
         rows: float32 ``[rows, block]``.
@@ -98,10 +98,10 @@ def ternarize(rows: Array, bound: Array, scale: Array, key: Array, *, generator:
 
 
 def _taken(drawn: Array, rows: Array, bound: Array, scale: Array) -> Array:
-    """Which entries are sent: with probability clipped magnitude over scale.
+    """Returns which entries are sent: each with probability clipped magnitude over scale.
 
-    The number drawn is scaled, not the entry: no reciprocal, which of a subnormal scale would overflow. A draw below 1
-    times the scale rounds to a number below the scale, so an entry as large as that is sent for certain; a zero never.
+    The draw is scaled, not the entry, because the reciprocal of a subnormal scale would overflow. A draw below 1
+    times the scale rounds to a number below the scale, so an entry as large as the scale is always sent, and a zero never.
     """
     return drawn * scale < jnp.minimum(jnp.abs(rows), bound)
 
@@ -109,8 +109,8 @@ def _taken(drawn: Array, rows: Array, bound: Array, scale: Array) -> Array:
 def ternarize_packed(rows: Array, bound: Array, scale: Array, key: Array, *, generator: Generator = "hash") -> Array:
     """Returns :func:`ternarize` and ``pack_ternary`` in one pass: the same values, without the int8 array in between.
 
-    Each of a byte's five planes is a slice of the input, so the whole is one expression that reads the gradient once,
-    and two planes share a hash (:func:`~gradcomp_jax.kernels.random.uniform_planes`).
+    Each of a byte's five planes is a slice of the input, so the result is one expression that reads the gradient once.
+    Two planes share a hash (:func:`~gradcomp_jax.kernels.random.uniform_planes`).
 
     Returns:
         uint8 ``[rows, ceil(block / 5)]``.

@@ -1,4 +1,4 @@
-"""Two bits a value: its sign, and which of two magnitudes of its row it has."""
+"""Two bits a value: its sign, and one of two magnitudes of its row."""
 
 import jax.numpy as jnp
 

@@ -1,4 +1,4 @@
-"""What every memory is: what a worker adds to its gradient, and what it keeps of what it did not send; and none."""
+"""The base class of memories: what a worker adds to its gradient, and what it keeps of what it did not send; and no memory."""
 
 import abc
 import dataclasses
@@ -10,36 +10,36 @@ from gradcomp_jax._typing import Array
 
 @dataclasses.dataclass(frozen=True)
 class Memory(abc.ABC):
-    """State kept as rows like the gradient's, one value for each worker.
+    """Keeps state as rows like the gradient's, one for each worker.
 
     Law: in every step, ``target == sent + kept``, where ``sent`` is the worker's own decoded payload and ``kept`` is
     what the next target starts from. In a dtype narrower than float32 ``kept`` is rounded without bias: see
     :func:`gradcomp_jax.memory.residual`.
 
-    A memory computes in float32. Whoever holds its state between two steps, an exchange, narrows and widens it.
+    A memory computes in float32. The exchange, which holds its state between two steps, narrows and widens it.
 
     Attributes:
-        dtype: what its rows, and those of owners, are kept in: ``float32``, ``bfloat16``, ``int8`` or ``float8_e4m3fn``.
+        dtype: the dtype of its rows, and those of owners: ``float32``, ``bfloat16``, ``int8`` or ``float8_e4m3fn``.
     """
 
     dtype: str = dataclasses.field(default="float32", kw_only=True)
 
     @property
     def keeps(self) -> bool:
-        """Returns whether anything stays behind; without, what is not sent is lost (or, unbiased, averages out)."""
+        """Returns whether anything stays behind; if not, what is not sent is lost (or averages out, if unbiased)."""
         return True
 
     @property
     def counts_sent(self) -> bool:
-        """Returns whether it holds what was sent, in the place of what was kept."""
+        """Returns whether it holds what was sent, instead of what was kept."""
         return False
 
     def on_dense(self, *, lossless: bool) -> "Memory":
-        """Returns the memory for leaves of which all entries are sent, ``lossless`` or rounded to a narrower dtype."""
+        """Returns the memory for leaves whose entries are all sent, ``lossless`` or rounded to a narrower dtype."""
         return self
 
     def held(self, memory: Any) -> Array:
-        """Returns what stays behind, of all that a memory has: float32 ``[rows, block]``."""
+        """Returns the part of a memory that stays behind: float32 ``[rows, block]``."""
         return memory
 
     @abc.abstractmethod
@@ -48,7 +48,7 @@ class Memory(abc.ABC):
 
     @abc.abstractmethod
     def compensate(self, gradient: Array, memory: Any) -> tuple[Array, Any]:
-        """Returns the target, what ought to be sent, and the memory as far as it follows from the gradient."""
+        """Returns the target, which should be sent, and the memory as far as the gradient determines it."""
 
     @abc.abstractmethod
     def update(self, target: Array, sent: Array, sent_mask: Array, memory: Any) -> Any:
@@ -56,19 +56,19 @@ class Memory(abc.ABC):
 
         Args:
             target: float32 ``[rows, block]``, what :meth:`compensate` returned.
-            sent: float32 ``[rows, block]``, what counted of it.
-            sent_mask: boolean ``[rows, block]``, the entries that went out.
+            sent: float32 ``[rows, block]``, the part of the target that counts as sent.
+            sent_mask: boolean ``[rows, block]``, the entries that were sent.
             memory: what :meth:`compensate` returned.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class NoMemory(Memory):
-    """See :func:`none`."""
+    """Implements :func:`none`."""
 
     @property
     def keeps(self) -> bool:
-        """Returns that nothing is kept."""
+        """Returns false: nothing is kept."""
         return False
 
     def init(self, rows: Array) -> Any:
@@ -76,7 +76,7 @@ class NoMemory(Memory):
         return ()
 
     def compensate(self, gradient: Array, memory: Any) -> tuple[Array, Any]:
-        """Returns the gradient as it is."""
+        """Returns the gradient unchanged."""
         return gradient, memory
 
     def update(self, target: Array, sent: Array, sent_mask: Array, memory: Any) -> Any:

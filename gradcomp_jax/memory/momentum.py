@@ -12,7 +12,12 @@ from gradcomp_jax.memory.narrow import memory_dtype
 
 
 class Momentum(NamedTuple):
-    """Attributes: ``velocity`` u and ``accumulated`` v, ``[rows, block]`` as the memory's dtype has them."""
+    """Holds the state of :func:`momentum_correction`.
+
+    Attributes:
+        velocity: u, ``[rows, block]`` in the memory's dtype.
+        accumulated: v, likewise.
+    """
 
     velocity: Any
     accumulated: Any
@@ -20,14 +25,14 @@ class Momentum(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class MomentumCorrection(Memory):
-    """See :func:`momentum_correction`."""
+    """Implements :func:`momentum_correction`."""
 
     momentum: Any
     nesterov: bool
     masking: bool
 
     def on_dense(self, *, lossless: bool) -> "MomentumCorrection":
-        """Keeps no mask: where all entries are sent, a velocity is ordinary momentum and must go on."""
+        """Returns the memory without masking: where all entries are sent, a velocity is ordinary momentum and must continue."""
         return dataclasses.replace(self, masking=False)
 
     def held(self, memory: Momentum) -> Array:
@@ -35,7 +40,7 @@ class MomentumCorrection(Memory):
         return memory.accumulated
 
     def init(self, rows: Array) -> Momentum:
-        """Zeros, of which no two share a buffer: both are donated."""
+        """Returns zeros in separate buffers, because both are donated."""
         return Momentum(rows, jnp.zeros_like(rows))
 
     def compensate(self, gradient: Array, memory: Momentum) -> tuple[Array, Momentum]:
@@ -50,7 +55,7 @@ class MomentumCorrection(Memory):
 
     def update(self, target: Array, sent: Array, sent_mask: Array, memory: Momentum) -> Momentum:
         """Keeps what was not sent; stops the velocity of what was (factor masking)."""
-        # A product with 0 or 1: a choice between 0 and what has to be loaded becomes masked loads on CPU, which cost more.
+        # A product with 0 or 1: on CPU a select between 0 and a loaded value becomes masked loads, which cost more.
         velocity = memory.velocity * jnp.where(sent_mask, 0.0, 1.0) if self.masking else memory.velocity
         return Momentum(velocity, target - sent)
 
@@ -69,7 +74,7 @@ def momentum_correction(
         momentum: m, in [0, 1).
         nesterov: the look-ahead form.
         masking: momentum factor masking.
-        dtype: what u and v are kept in, as for :func:`residual`; each is rounded by draws of its own.
+        dtype: the dtype that u and v are kept in, as for :func:`residual`; each is rounded by its own draws.
 
     Raises:
         ValueError: for a momentum outside [0, 1), or another dtype.

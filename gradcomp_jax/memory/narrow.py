@@ -1,4 +1,4 @@
-"""Memories in two bytes or one an entry: opened in the first pass of a step, closed in the last."""
+"""Memories of two bytes or one byte an entry: opened in the first pass of a step, closed in the last."""
 
 from typing import Any, NamedTuple
 
@@ -9,11 +9,11 @@ from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array
 
 DTYPES = ("float32", *kernels.NARROW)
-"""What a memory may be kept in."""
+"""Dtypes that a memory may be kept in."""
 
 
 class Narrow(NamedTuple):
-    """Rows with a scale for each stretch of them; an entry is its value times its scale.
+    """Holds rows with a scale for each stretch of a row; an entry is its value times its scale.
 
     Attributes:
         scale: float32 ``[rows, stretches]``.
@@ -30,7 +30,7 @@ def is_narrow(node: object) -> bool:
 
 
 def values_of(node: Any) -> Any:
-    """Returns the values of a :class:`Narrow`, and every other node as it is."""
+    """Returns the values of a :class:`Narrow`, and every other node unchanged."""
     return node.values if is_narrow(node) else node
 
 
@@ -71,12 +71,12 @@ def opened(tree: Any) -> Any:
 
 
 def scales(tree: Any, dtype: str) -> list[Array | None]:
-    """Returns the scales of every array of float32 rows, ``None`` for those without: a pass of its own over what makes them."""
+    """Returns the scales of every array of float32 rows, ``None`` for those without, in a separate pass over the sources."""
     return [kernels.narrow_scale(rows, kernels.narrow_dtype(dtype, rows.shape[1])) for rows in jax.tree.leaves(tree)]
 
 
 def closed(tree: Any, dtype: str, scale: list[Array | None], key: Array) -> Any:
-    """Returns float32 rows as they are kept, with the scales of :func:`scales`, each array rounded by draws of its own."""
+    """Returns float32 rows as they are kept, with the scales of :func:`scales`; each array is rounded by its own draws."""
     rows, treedef = jax.tree.flatten(tree)
     kept = []
     for number, (wide, unit) in enumerate(zip(rows, scale, strict=True)):

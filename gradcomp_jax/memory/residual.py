@@ -1,4 +1,4 @@
-"""Error feedback: what was not sent is added to the next gradient; or, that of 2021, what is sent moves a common estimate."""
+"""Error feedback: what was not sent is added to the next gradient; or, in EF21, what is sent updates a common estimate."""
 
 import dataclasses
 from typing import Any
@@ -11,12 +11,12 @@ from gradcomp_jax.memory.narrow import memory_dtype
 
 @dataclasses.dataclass(frozen=True)
 class Residual(Memory):
-    """See :func:`residual`."""
+    """Implements :func:`residual`."""
 
     decay: Any
 
     def on_dense(self, *, lossless: bool) -> Memory:
-        """Keeps nothing of leaves that are sent as they are."""
+        """Returns a memory that keeps nothing of leaves that are sent without loss."""
         return none() if lossless else self
 
     def init(self, rows: Array) -> Array:
@@ -25,7 +25,7 @@ class Residual(Memory):
 
     def compensate(self, gradient: Array, memory: Array) -> tuple[Array, Array]:
         """Returns the gradient plus the residual."""
-        # 1.0 is the law's own value: a multiplication by it would not fold away for a traced decay.
+        # 1.0 is the default and needs no product: a multiplication by a traced decay would not fold away.
         kept = memory if isinstance(self.decay, (int, float)) and self.decay == 1 else self.decay * memory
         return gradient + kept, memory
 
@@ -41,15 +41,15 @@ def residual(*, decay: Any = 1.0, dtype: Any = "float32") -> Residual:
     Args:
         decay: :math:`\gamma`. Below 1 the memory forgets on purpose; the conservation law holds for what it has not forgotten.
         dtype: what the residual is kept in: ``float32``; ``bfloat16``, two bytes an entry; ``int8`` or ``float8_e4m3fn``, one
-            byte, and a float32 scale for every 128 to 1,024 entries. What owners keep is in it as well. Blocks of fewer than
-            16 entries, such as those of leaves that go dense, are bfloat16 for either.
+            byte, and a float32 scale for every 128 to 1,024 entries. Owners' residuals have the same dtype. Blocks of fewer
+            than 16 entries, such as those of leaves that go dense, are bfloat16 instead of int8 or float8.
 
     A narrow residual is rounded stochastically: :math:`e_{t+1} = p_t - D(C(p_t)) + \rho_t`, where :math:`E[\rho_t] = 0` and
     :math:`\rho_t` is less than one step of the dtype's grid at that entry, with a standard deviation :math:`\sigma` of at most
     half a step. A step is 1/127 of the largest magnitude that shares the scale (int8), 1/8 (float8) or 1/128 (bfloat16) of the
-    power of two below the entry. So what is sent plus what is kept is what was seen in expectation, and off by at most
-    :math:`\sigma \sqrt t` after t steps in the mean square. To the nearest value, small gradients would never move a large
-    residual. A skipped step changes no bit.
+    power of two below the entry. So the expectation of what is sent plus what is kept is the sum of the gradients, and the root
+    mean square error is at most :math:`\sigma \sqrt t` after t steps. With rounding to the nearest value, small gradients would
+    never change a large residual. A skipped step changes no bit.
 
     Raises:
         ValueError: for a negative decay, or another dtype.
@@ -63,11 +63,11 @@ def residual(*, decay: Any = 1.0, dtype: Any = "float32") -> Residual:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate(Memory):
-    """See :func:`estimate`."""
+    """Implements :func:`estimate`."""
 
     @property
     def counts_sent(self) -> bool:
-        """The estimate is the sum of what was sent."""
+        """Returns true: the estimate is the sum of what was sent."""
         return True
 
     def init(self, rows: Array) -> Array:
@@ -79,13 +79,13 @@ class Estimate(Memory):
         return gradient - memory, memory
 
     def update(self, target: Array, sent: Array, sent_mask: Array, memory: Array) -> Array:
-        """The estimate moves by what was sent."""
+        """Returns the estimate plus what was sent."""
         return memory + sent
 
 
 @_arguments.checked
 def estimate() -> Estimate:
-    r"""EF21's memory: :math:`c_t = C(g_t - \hat g_{t-1})`, :math:`\hat g_t = \hat g_{t-1} + c_t`, with :math:`\hat g_0 = 0`.
+    r"""Makes EF21's memory, :math:`c_t = C(g_t - \hat g_{t-1})`, :math:`\hat g_t = \hat g_{t-1} + c_t`, :math:`\hat g_0 = 0`.
 
     What is kept is :math:`g_t - \hat g_t`, the part of the gradient that the estimate lacks; nothing is added up over the
     steps. Every worker's update must be the running sum of the means of the :math:`c_t`, which is the mean of the

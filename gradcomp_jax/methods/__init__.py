@@ -1,4 +1,4 @@
-"""One paper a file, as a recipe of the parts."""
+"""Methods: one paper a file, as a recipe of the parts."""
 
 from gradcomp_jax.methods.adamw import adamw as adamw
 from gradcomp_jax.methods.adamw import sparse_adamw as sparse_adamw

@@ -1,4 +1,4 @@
-"""AdamW after an exchange, with the first moment where the method wants it."""
+"""AdamW after an exchange, with a first moment only where the method has none of its own."""
 
 import math
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from gradcomp_jax.transforms import ExchangeState
 B1 = 0.9
 
 ENTRIES = 10
-"""Of each block that are sent by :func:`sparse_adamw`."""
+"""Entries of each block that :func:`sparse_adamw` sends."""
 
 
 @_arguments.checked
@@ -29,14 +29,14 @@ def adamw(
     weight_decay: float = 1e-4,
     mask: Any | Callable[[PyTree], Any] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Chains an exchange and AdamW, whose first moment goes where the method of the exchange wants it.
+    r"""Chains an exchange and AdamW, and leaves out the first moment where the method already acts as one.
 
-    After unbiased and fine codes it is AdamW as it is, with :math:`\beta_1` = 0.9. A residual of a selection, of signs or of a
-    low rank is a momentum already, as a velocity inside the method is: an entry that waits arrives as the sum of all
-    gradients since. Another momentum after it would spread that sum over as many steps again, so
+    After unbiased and fine codes it is plain AdamW, with :math:`\beta_1` = 0.9. The residual of a selection, of signs or of a
+    low rank is a momentum already, like a velocity inside the method: an entry that waits arrives as the sum of all
+    gradients since. Another momentum after it would spread that sum over as many steps again. So
     :math:`\beta_1` = 0 there, and no first moment is kept.
 
-    State: ``(exchange's, Adam's, weight decay's, learning rate's)``, as of ``optax.chain``.
+    State: ``(exchange's, Adam's, weight decay's, learning rate's)``, as that of ``optax.chain``.
 
     Example::
 
@@ -45,14 +45,14 @@ def adamw(
     Args:
         learning_rate: a number or a schedule.
         exchange: a method, :func:`gradcomp_jax.exchange`, or a chain that ends with one.
-        b1: :math:`\beta_1`, where it is not to be what the method wants.
+        b1: :math:`\beta_1`; by default as above.
         b2: :math:`\beta_2`.
         eps: :math:`\epsilon`.
         weight_decay: strength of the decoupled weight decay, times the learning rate.
         mask: which leaves decay, as ``optax.adamw`` takes it.
 
     Raises:
-        ValueError: for decay rates outside [0, 1); in init, if ``exchange`` has none.
+        ValueError: for decay rates outside [0, 1); in init, if ``exchange`` contains no exchange.
 
     References:
         Loshchilov and Hutter, 2019, https://arxiv.org/abs/1711.05101, algorithm 2.
@@ -65,7 +65,7 @@ def adamw(
     def after(state: PyTree) -> optax.GradientTransformationExtraArgs:
         wanted = adam_b1(state)
         rate = (B1 if wanted is None else wanted) if b1 is None else b1
-        # Adam without a first moment: the tree that it would take is not kept.
+        # Adam without a first moment keeps no tree for it.
         adam = (
             optax.scale_by_adam(rate, b2, eps)
             if rate
@@ -102,15 +102,15 @@ def sparse_adamw(
     weight_decay: float = 1e-4,
     mask: Any | Callable[[PyTree], Any] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Makes AdamW whose workers send the largest entries of what they have, in two bits each: nothing else to tune.
+    r"""Makes AdamW whose workers send only the largest entries, in two bits each, with nothing else to tune.
 
-    The exchange: of every block of each leaf, vectors too, a worker sends the largest, some ten, a sign and one of two
-    magnitudes each, with positions in order. What is not sent waits in a residual. The owner of a block sends half as many
-    entries again of the mean, and keeps the rest. Then :func:`adamw`, without a first moment, as the residual is one. A block
-    is as long as the density asks for: 1,024 entries at 0.01.
+    In the exchange, a worker sends the largest entries of every block of each leaf, vectors too: about ten, each as a sign and
+    one of two magnitudes, with positions in order. What is not sent waits in a residual. The owner of a block sends half as
+    many entries again of the mean, and keeps the rest. :func:`adamw` follows, without a first moment, because the residual acts
+    as one. The block follows from the density: 1,024 entries at 0.01.
 
     Args:
-        learning_rate: a number or a schedule; that of dense AdamW is a start.
+        learning_rate: a number or a schedule; start with that of dense AdamW.
         axis_name: the axis to average over, or ``None`` for one worker.
         density: fraction of the entries that a worker sends.
         b2: as for :func:`adamw`.
@@ -127,7 +127,7 @@ def sparse_adamw(
         https://arxiv.org/abs/2508.15706, section 3 (two bits a value).
     """
     density = _checks.in_unit_interval("density", density)
-    # Fewer entries cost more of scales, more leave the fast selection.
+    # With fewer entries scales cost more; more entries are beyond the fast selection.
     block = min(max(2 ** round(math.log2(ENTRIES / density)), 128), 1 << 16)
     sent = topk_sgd(axis_name=axis_name, density=density, block=block, bits=2, pack_positions=True, mask=True)
     return adamw(learning_rate, sent, b2=b2, eps=eps, weight_decay=weight_decay, mask=mask)

@@ -22,11 +22,11 @@ def block_quantized(
     memory_dtype: Any = "float32",
     mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Integers of 8 or 4 bits with a scale for each block, summed in float32 by owners: the sensible default.
+    r"""Sends integers of 8 or 4 bits with a scale for each block, summed in float32 by owners: the sensible default.
 
-    Quantized rows go to their owners (all-to-all), who sum them in float32, quantize the mean, and give it to everybody
-    (all-gather). :math:`x = g + e`, :math:`e \leftarrow x - D(C(x))`; what the second quantization takes stays with the
-    owner. With 8 bits a quarter of a float32 all-reduce, with hardly any noise.
+    Quantized rows go to their owners (all-to-all), which sum them in float32, quantize the mean, and send it to all workers
+    (all-gather). :math:`x = g + e`, :math:`e \leftarrow x - D(C(x))`; the error of the second quantization stays with the
+    owner. With 8 bits it sends a quarter of a float32 all-reduce, with hardly any noise.
 
     Momentum or Adam go after it.
 
@@ -35,7 +35,7 @@ def block_quantized(
         bits: 8, 4 or 2.
         block: entries that share a float32 scale.
         format: ``int``; with 4 bits also ``e3m0``: a sign and zero or one of seven powers of two.
-        error_feedback: keep what rounding takes; without, nothing is kept and nothing is stored.
+        error_feedback: keeps rounding errors; otherwise there is no memory.
         collective: see :func:`gradcomp_jax.exchange`.
         memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.

@@ -34,29 +34,29 @@ def demo(
     average: Literal["workers", "senders"] = "workers",
     rate: Callable[[Any], Any] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Sends the fast frequencies of each worker's momentum, which leave it; the slow ones stay and differ by worker.
+    r"""Sends the largest frequencies of each worker's momentum and removes them; the rest stays and differs by worker.
 
     :math:`m \leftarrow \beta m + g`; the largest frequencies q of each chunk's cosine transform are sent;
     :math:`m \leftarrow m - IDCT(q)`; the update is the mean of the :math:`IDCT(q)`, or its sign.
 
-    The momentum lives in here: plain SGD after it. With ``signed`` the learning rate is that of a sign method.
+    The momentum is inside the method: chain plain SGD after it. With ``signed`` the learning rate is that of a sign method.
 
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         density: fraction of the frequencies to send; 1/128 is 32 of a chunk of 64 x 64, the paper's.
         momentum: :math:`\beta`, the decay of what was not sent.
         block: entries of a chunk, a stretch of the tensor seen as nearly square.
-        signed: the sign of the mean, as in the paper's optimizer.
-        dtype: of values on the wire, bfloat16 or float32.
-        exact: the paper's selection, by sorting each chunk, many times slower. Without, one of the largest may be missed for
-            others near it, and of a smooth momentum they are near each other: more of it waits for a later step.
+        signed: returns the sign of the mean, as in the paper's optimizer.
+        dtype: dtype of values on the wire, bfloat16 or float32.
+        exact: the paper's selection, by sorting each chunk, many times slower. Without it, one of the largest may be missed
+            because of others near it. In a smooth momentum they are near each other, so more of it waits for a later step.
         collective: see :func:`gradcomp_jax.exchange`; the paper gathers.
         memory_dtype: what the momentum is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
-        average: of a frequency over all ``workers``, or over its ``senders`` as the official code has it. The latter breaks the
-            law that updates and momenta add up to all gradients, so it is not the default.
-        rate: schedule of the learning rate, which the momentum then has in it, as in the official code; see
-            :func:`gradcomp_jax.rate_weighted`. Without, the momentum is of gradients.
+        average: averages a frequency over all ``workers``, or over its ``senders`` as the official code does. The latter breaks
+            the law that updates and momenta add up to all gradients, so it is not the default.
+        rate: schedule of the learning rate, which then multiplies the gradients before the momentum, as in the official code;
+            see :func:`gradcomp_jax.rate_weighted`. Without it, the momentum is of gradients.
 
     Raises:
         ValueError: for values out of range, and for an average over senders on another collective than ``all_gather``.

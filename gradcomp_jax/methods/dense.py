@@ -24,9 +24,9 @@ def dense(
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the gradients, in float32 or moved as bfloat16.
 
-    float32 is one all-reduce. bfloat16 goes in two phases: 16-bit words to their owners, a float32 sum there, the mean
-    in 16 bits back. That moves what a bfloat16 all-reduce moves, on backends too that would widen one to float32
-    (the CPU's), and sums more exactly. ``collective="all_reduce"`` asks for the backend's own all-reduce.
+    float32 is one all-reduce. bfloat16 crosses in two phases: 16-bit words go to their owners, which sum in float32 and send
+    the mean back in 16 bits. That moves as many bytes as a bfloat16 all-reduce, also on backends that would widen one to
+    float32 (the CPU's), and sums more exactly. ``collective="all_reduce"`` uses the backend's own all-reduce.
 
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
@@ -34,7 +34,7 @@ def dense(
         collective: see :func:`gradcomp_jax.exchange`.
 
     Raises:
-        ValueError: for another dtype.
+        ValueError: for an unknown dtype.
     """
     code = compressors.dense(dtype)
     return averaged(code, axis_name=axis_name, memory=memory.none(), collective=collective, mask=True)

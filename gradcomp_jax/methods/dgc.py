@@ -40,14 +40,14 @@ def dgc(
     memory_dtype: Any = "float32",
     mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Sends one entry in a thousand; momentum, clipping and weight decay happen on the worker, before that.
+    r"""Sends one entry in a thousand, after momentum, clipping and weight decay on the worker.
 
     Per worker and tensor: :math:`g \leftarrow g + \lambda w`; clip the whole gradient to :math:`thr\,N^{-1/2}`;
     :math:`u \leftarrow m u + g`, :math:`v \leftarrow v + u`; send the largest entries M of v;
     :math:`v \leftarrow v (1 - M)`, :math:`u \leftarrow u (1 - M)`. The update is the mean of what was sent.
 
-    Chain plain ``optax.sgd(lr)`` after it: the momentum lives in here. Leaves with fewer than two dimensions go dense,
-    in the same momentum, and what rounding to ``dtype`` takes from any value stays in v.
+    Chain plain ``optax.sgd(lr)`` after it: the momentum is inside the method. Leaves with fewer than two dimensions go dense,
+    with the same momentum, and errors of rounding to ``dtype`` stay in v.
 
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
@@ -57,19 +57,20 @@ def dgc(
         weight_decay: :math:`\lambda`, added to the local gradient; ``update`` then needs ``params``.
         clip_norm: thr, of the averaged gradient; ``None`` does not clip.
         warm_up: ``((steps, density), ...)`` before the final density, see :func:`gradcomp_jax.warm_up`.
-        momentum_correction: without, plain error feedback, and the momentum follows the exchange, also a skipped one (an
+        momentum_correction: if false, it is plain error feedback, and the momentum follows the exchange, also a skipped one (an
             ablation).
         masking: momentum factor masking.
         block: entries among which the largest are chosen; 1024 by default, longer for densities that need it.
         downlink_density: fraction that the owners of a two-phase exchange send; by default half as many entries of a block
-            again as a worker sends, rounded down. Where that is one entry, as with the default density, one more is 1.5 times
-            the bytes, and serves workers that disagree faster; without momentum correction it is sent, as by
-            :func:`gradcomp_jax.topk_sgd`.
-        dtype: of values on the wire, bfloat16 or float32; of the dense leaves too.
+            again as a worker sends, rounded down. Where that is one entry, as with the default density, a second one would be
+            1.5 times the bytes, and serve workers that choose different entries faster. Without momentum correction it is sent,
+            as by :func:`gradcomp_jax.topk_sgd`.
+        dtype: dtype of values on the wire, also of the dense leaves: bfloat16 or float32.
         exact: the paper's selection, by sorting, as for :func:`gradcomp_jax.topk_sgd`.
-        collective: see :func:`gradcomp_jax.exchange`. By default ``all_gather`` for two workers and ``two_phase`` for more,
-            where a worker takes back, of an entry that its owner does not send, at most the smallest that it does, and the
-            owner keeps the rest. The paper's form is ``all_gather``: the update has all that any worker sends.
+        collective: see :func:`gradcomp_jax.exchange`. By default ``all_gather`` for two workers and ``two_phase`` for more. In
+            two phases, a worker takes back, of an entry that its owner does not send, at most the smallest magnitude that the
+            owner does send; the owner keeps the rest. The paper's form is ``all_gather``: the update has all that any worker
+            sends.
         memory_dtype: what momentum and residual are kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions.
 
@@ -95,16 +96,16 @@ def dgc(
     if downlink_density is not None:
         refuse_without_downlink("downlink_density", collectives.as_collective(collective))
     final = compressors.topk(density, block=block)
-    # By the final density in every stage: which leaves have a memory must not change between them.
+    # The final density decides in every stage: which leaves have a memory must not change between stages.
     chosen = gains(final, compressors.dense(dtype)) if mask is None else mask
 
     def send(at: float) -> optax.GradientTransformationExtraArgs:
-        # The owners keep what the workers send while the density is above their own.
+        # The owners keep the surplus that workers send while their density is above the owners'.
         downlink = None if downlink_density is None else max(at, downlink_density)
 
         def largest(block: int) -> compressors.Compressor:
             code = compressors.topk(at, block=block, downlink_density=downlink, dtype=dtype, exact=exact)
-            # One entry for one: what momentum has accumulated comes in its turn, and a second would be half of all bytes again.
+            # Owners send one entry where a worker does: accumulated entries come in turn, and a second adds half the bytes.
             one_for_one = momentum_correction and downlink is None and code.k == 1
             return dataclasses.replace(code, k_downlink=1) if one_for_one else code
 

@@ -30,39 +30,39 @@ def dion(
     mask: Mask | None = None,
     seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Muon's kind of update at low rank: each worker keeps a momentum, and only two thin factors of it cross.
+    r"""Makes an update like Muon's at low rank: each worker keeps a momentum, and only two thin factors of it cross.
 
     For each matrix, on worker i: :math:`B_i = M_i + g_i`; :math:`P = orth(mean(B_i Q))`; :math:`R_i = B_i^T P`;
     :math:`M_i \leftarrow B_i - (1 - \mu) P R_i^T`. With Q the columns of :math:`mean(R_i)` at length 1, where the next step
     starts, the update is :math:`\sqrt{columns / rows} \, P Q^T`. The mean of the :math:`M_i` is the momentum of one worker that
     sees the mean gradient.
 
-    A kernel here is [in, out], so the factor is the paper's, the root of fan-out over fan-in. What goes dense (vectors, what
-    ``mask`` leaves out, and a matrix too small to gain at rank 1) gets the update that ``others`` makes of its mean gradient:
-    by default Lion's, as in the paper, which trains at the same learning rate. Chain a learning rate after it, and no other
-    momentum.
+    A kernel here is [in, out], so the factor is the paper's, the root of fan-out over fan-in. Tensors that go dense (vectors,
+    those that ``mask`` leaves out, and matrices too small to gain at rank 1) get the update that ``others`` makes of their mean
+    gradient: by default Lion's, as in the paper, which trains at the same learning rate. Chain a learning rate after it, and no
+    other momentum.
 
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         rank: r. A matrix whose factors would not be smaller than itself has the highest rank at which they are.
-        momentum: :math:`\mu`, in [0, 1): what is sent leaves the momentum but for this part of it.
+        momentum: :math:`\mu`, in [0, 1): the part of what is sent that stays in the momentum.
         matrix: which dimensions number the matrices and which are rows, see :func:`gradcomp_jax.powersgd`.
-        others: an optimizer, without a learning rate, of what goes dense. ``optax.identity()`` leaves the mean gradients.
+        others: an optimizer without a learning rate, for tensors that go dense. ``optax.identity()`` returns mean gradients.
         memory_dtype: what the momentum is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`. The paper leaves out embeddings and the last layer.
-        seed: of the first Q.
+        seed: seed of the first Q.
 
     Raises:
-        ValueError: for a rank below 1, a momentum outside [0, 1), a pattern that is no regular expression; when traced, for a
-            split that leaves a tensor no columns.
-        TypeError: for a momentum that is traced, and a split that is no number or pair.
+        ValueError: for a rank below 1, a momentum outside [0, 1), a pattern that is not a regular expression; when traced, for
+            a split that leaves a tensor no columns.
+        TypeError: for a momentum that is traced, and a split that is not a number or pair.
 
     References:
         Ahn et al., 2025, https://arxiv.org/abs/2504.05295, algorithm 1; Chen et al., 2023, Lion,
         https://arxiv.org/abs/2302.06675.
     """
     rank = _checks.positive_int("rank", rank)
-    low_rank_direction(1, (1, 1), momentum=momentum)  # What it refuses, it refuses now.
+    low_rank_direction(1, (1, 1), momentum=momentum)  # It refuses a bad momentum now, not when traced.
 
     def code(rows: int, columns: int) -> compressors.Compressor:
         r = min(rank, highest_rank((rows, columns)))

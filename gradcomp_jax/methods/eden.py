@@ -22,21 +22,21 @@ def eden(
     mask: Mask | None = None,
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Rotates at random, then takes the best 1 to 4 bit levels of a Gaussian: the least error known for these widths.
+    r"""Rotates at random, then takes the best 1 to 4 bit levels for a Gaussian: the least error known for these widths.
 
     :math:`y = R x` with a randomized Hadamard rotation of each block, :math:`q = Q(y)` the nearest Lloyd-Max levels,
     decoded to :math:`S R^{-1} q`. Without error feedback :math:`S = \|x\|^2 / \langle y, q \rangle`, which is unbiased
-    over the rotations to a thousandth of a block's norm (two or three of them, for blocks of 32 or more, see
-    :func:`gradcomp_jax.compressors.rotated`); with it one rotation and
+    over the rotations to a thousandth of a block's norm (two or three rotations, for blocks of 32 or more, see
+    :func:`gradcomp_jax.compressors.rotated`). With error feedback there is one rotation, and
     :math:`S = \langle y, q \rangle / \|q\|^2`, which has the least error.
 
-    Every worker turns its own way, so that errors average out. Momentum or Adam go after it.
+    Every worker has its own rotations, so that errors average out. Momentum or Adam go after it.
 
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         bits: 1 (DRIVE), 2, 3 or 4; three take 3.2 on the wire.
         block: entries that are rotated together, a power of two.
-        error_feedback: keep what was not sent, or an unbiased code without memory.
+        error_feedback: keeps what was not sent; otherwise the code is unbiased and there is no memory.
         collective: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``all_gather`` and ``two_phase``.
         memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.

@@ -39,7 +39,7 @@ def ef21(
         axis_name: the axis to average over, or ``None`` for one worker.
         density: fraction of the entries to send.
         block: as for :func:`gradcomp_jax.topk_sgd`.
-        dtype: of values on the wire, bfloat16 or float32.
+        dtype: dtype of values on the wire, bfloat16 or float32.
         collective: as for :func:`gradcomp_jax.topk_sgd`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
 

@@ -1,4 +1,4 @@
-"""Every method, one line each, in the order of the table."""
+"""Imports every method, one line each, in the order of the table."""
 
 # isort: off
 from gradcomp_jax.methods.dense import dense as dense

@@ -24,15 +24,15 @@ def fp8(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Sends eight-bit floats as bytes, so that no backend widens them, and sums in float32.
 
-    Scaled, the largest entry of each block becomes the format's largest number, so nothing saturates and small gradients
+    With a scale, the largest entry of each block becomes the format's largest number, so nothing saturates and small gradients
     keep their bits. Momentum or Adam go after it.
 
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         format: ``e4m3`` (3 bits of mantissa) or ``e5m2`` (2 bits, and a wider range within a block).
         block: entries that share a scale.
-        scaled: one float32 scale for each block; without, plain casts.
-        error_feedback: keep what rounding takes.
+        scaled: one float32 scale for each block; otherwise plain casts.
+        error_feedback: keeps rounding errors.
         collective: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``all_gather`` and ``two_phase``.
         memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.

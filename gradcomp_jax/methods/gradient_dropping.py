@@ -34,8 +34,8 @@ def gradient_dropping(
     the update is the mean of what was sent.
 
     The tensors are laid end to end and dealt out over blocks in turn, so that each block is a sample of all of them. The
-    largest of each block are then nearly those above one threshold, and yet every block sends as many: shapes are static
-    and no owner has more to do than another. A layer with larger gradients sends more of them.
+    largest of each block are then nearly those above one threshold. Yet every block sends equally many: shapes are static
+    and all owners have the same work. A layer with larger gradients sends more of them.
 
     Momentum or Adam go after it.
 
@@ -43,7 +43,7 @@ def gradient_dropping(
         axis_name: the axis to average over, or ``None`` for one worker.
         density: fraction of the entries to send; the paper drops 99%.
         block: as for :func:`gradcomp_jax.topk_sgd`.
-        dtype: of values on the wire, bfloat16 or float32.
+        dtype: dtype of values on the wire, bfloat16 or float32.
         collective: as for :func:`gradcomp_jax.topk_sgd`.
         memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.

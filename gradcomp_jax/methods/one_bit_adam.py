@@ -33,9 +33,10 @@ def one_bit_adam(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Runs Adam, dense at first; then its variance freezes and its momentum crosses as signs.
 
-    Warm-up: Adam on the mean gradient. After it v is a constant preconditioner, and every worker sends :math:`\beta_1 m + (1 -
-    \beta_1) g^i` plus its residual as scaled signs; the owners add their own residual to the mean and send scaled signs back,
-    which are the new m. Returns Adam's direction: chain a learning rate after it, and no other momentum.
+    The warm-up is Adam on the mean gradient. After it v is a constant preconditioner, and every worker sends
+    :math:`\beta_1 m + (1 - \beta_1) g^i` plus its residual as scaled signs. The owners add their own residual to the mean and
+    send scaled signs back, which are the new m. The update is Adam's direction: chain a learning rate after it, and no other
+    momentum.
 
     The owners' residual depends on the number of workers: initialise inside the axis (``gc.init_state`` does).
 
@@ -45,8 +46,8 @@ def one_bit_adam(
         b1: decay of the momentum.
         b2: decay of the variance.
         eps: added to the root of the variance.
-        floor: least root of the frozen variance, as a fraction of its root mean square over the tensor. One rounding error is
-            divided by every entry's own variance, and one that is far too small makes training diverge. The paper has none (0).
+        floor: least root of the frozen variance, as a fraction of its root mean square over the tensor. A rounding error is
+            divided by every entry's own root, and a root that is far too small makes training diverge. The paper has none (0).
         block: entries that share a magnitude.
         memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.

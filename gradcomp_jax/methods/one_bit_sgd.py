@@ -21,13 +21,13 @@ def one_bit_sgd(
     memory_dtype: Any = "float32",
     mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Signs, and for each column of a weight matrix the mean of its positive and of its negative entries.
+    r"""Sends signs, and for each column of a weight matrix the mean of its positive and of its negative entries.
 
     :math:`x = g + e`; an entry is sent as its sign; it decodes to the mean of the column's entries of that sign;
-    :math:`e \leftarrow x - D(C(x))`. Workers send to the columns' owners, who quantize the mean once more and keep their
+    :math:`e \leftarrow x - D(C(x))`. Workers send to the columns' owners, which quantize the mean again and keep their
     own residual in the workers' memory: the double quantization of the paper, 1 bit in each direction.
 
-    A column is what belongs to one output: all entries with one index in the last dimension. A column of zeros decodes to
+    A column belongs to one output: all entries with one index in the last dimension. A column of zeros decodes to
     zeros. Momentum goes after it.
 
     Args:

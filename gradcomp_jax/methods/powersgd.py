@@ -22,42 +22,43 @@ def powersgd(
     mask: Mask | None = None,
     seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Averages matrices at low rank, by two small all-reduces whatever the number of workers.
+    r"""Averages matrices at low rank, by two small all-reduces for any number of workers.
 
     For each matrix: :math:`M = g + e`; :math:`P = orth(mean(M Q))`; :math:`Q = mean(M^T P)`; the update is
-    :math:`P Q^T`, and :math:`e \leftarrow M - P (M^T P)^T`. Q is kept, and is where the next step starts.
+    :math:`P Q^T`, and :math:`e \leftarrow M - P (M^T P)^T`. Q is kept, and the next step starts from it.
 
     The paper's residual is :math:`M - P Q^T` with the mean Q. Both give the same updates, because only the residuals'
     mean enters them; this one does not collect the workers' differences, which never cross.
 
-    A tensor is one matrix by default, whose rows are its leading dimensions, as many as make rows + columns fewest: a
+    By default a tensor is one matrix, whose rows are the leading dimensions that make rows + columns fewest. A
     convolution kernel [height, width, in, out] has height x width x in rows, as in the paper; an attention kernel [embed,
-    heads, head_dim] has embed rows and heads x head_dim columns; one of [heads, head_dim, embed] has embed columns. Layers
-    that are stacked, [layers, in, out], have to be told apart from those by name. ``matrix={"layers/": 1}`` says that one
-    leading dimension numbers the matrices in every tensor whose path has ``layers/`` in it: each matrix has a P and a Q of
-    its own. ``{"attention/out": (1, 2)}`` says in addition that the two dimensions after it are the rows. Matrices of one
-    shape are orthogonalized together. What would not shrink goes dense.
+    heads, head_dim] has embed rows and heads x head_dim columns; one of [heads, head_dim, embed] has embed columns. Stacked
+    layers, [layers, in, out], must be distinguished from those by name. ``matrix={"layers/": 1}`` says that one
+    leading dimension numbers the matrices in every tensor whose path has ``layers/`` in it: each matrix has its own P and Q.
+    ``{"attention/out": (1, 2)}`` says in addition that the two dimensions after it are the rows. Matrices of one
+    shape are orthogonalized together. Tensors that would not get smaller go dense.
 
     With ``momentum`` :math:`\lambda` the update is :math:`P Q^T + m` with :math:`m \leftarrow \lambda m + P Q^T`, the
-    momentum of the paper's algorithm 2. Like an optimizer's it goes on where an exchange is skipped. Plain
-    SGD goes after it. Without, any momentum or Adam goes after it.
+    momentum of the paper's algorithm 2. Like an optimizer's momentum it continues where an exchange is skipped. Chain plain
+    SGD after it. Without ``momentum``, any momentum or Adam goes after it.
 
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
-        rank: of the approximation; 1 to 4 in the paper.
-        matrix: which dimensions number the matrices and which are rows, where the default is not right. Maps patterns, which
-            are searched for in a tensor's path as by :func:`gradcomp_jax.by_path`, to ``batch`` or ``(batch, rows)``, numbers
-            of dimensions; the first pattern found counts. Or a function ``matrix(path, leaf)`` that returns one of those or
-            ``None``, the default. With ``batch`` alone the other dimensions are split as by default; vectors go dense.
-        momentum: :math:`\lambda`, in [0, 1); ``None`` for none.
+        rank: rank of the approximation; 1 to 4 in the paper.
+        matrix: which dimensions number the matrices and which are rows, where the default is not right. Maps patterns to
+            ``batch`` or ``(batch, rows)``, numbers of dimensions. Patterns are searched for in a tensor's path as by
+            :func:`gradcomp_jax.by_path`; the first pattern found counts. Or a function ``matrix(path, leaf)`` that returns one
+            of those or ``None``, the default. With ``batch`` alone the other dimensions are split as by default; vectors go
+            dense.
+        momentum: :math:`\lambda`, in [0, 1); ``None`` for no momentum.
         memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
-        seed: of the first Q.
+        seed: seed of the first Q.
 
     Raises:
-        ValueError: for a rank below 1, a momentum outside [0, 1), a pattern that is no regular expression; when traced, for a
-            split that leaves a tensor no columns.
-        TypeError: for a split that is no number or pair.
+        ValueError: for a rank below 1, a momentum outside [0, 1), a pattern that is not a regular expression; when traced, for
+            a split that leaves a tensor no columns.
+        TypeError: for a split that is not a number or pair.
 
     References:
         Vogels et al., 2019, https://arxiv.org/abs/1905.13727, algorithms 1 and 2.

@@ -23,11 +23,11 @@ def qsgd(
     generator: Generator = "hash",
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Integers of few bits by stochastic rounding, unbiased, with one norm for each bucket.
+    r"""Sends integers of few bits by stochastic rounding, unbiased, with one norm for each bucket.
 
     :math:`q_j = \|b\| \, sign(b_j) \, \xi_j / L`, where :math:`\xi_j` is :math:`L |b_j| / \|b\|` rounded up or down at
-    random so that :math:`E[q] = b`, and :math:`L = 2^{bits-1} - 1` (127, 7 or 1). There is no memory. Where two phases are
-    fewer bytes, the owners quantize the mean once more, which is unbiased too.
+    random so that :math:`E[q] = b`, and :math:`L = 2^{bits-1} - 1` (127, 7 or 1). There is no memory. Where two phases send
+    fewer bytes, the owners quantize the mean again, which is unbiased too.
 
     Momentum or Adam go after it.
 

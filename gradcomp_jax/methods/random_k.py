@@ -30,10 +30,11 @@ def random_k(
     mask: Mask | None = None,
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Sends entries chosen at random, the same ones on every worker, and so without their positions.
+    r"""Sends entries chosen at random, the same ones on every worker, so that positions need not be sent.
 
-    With error feedback: :math:`x = g + e`, sent: x at the step's positions, :math:`e \leftarrow x - sent`. Without:
-    :math:`g / density` at those positions, which is unbiased and has :math:`1/density - 1` times the gradient's variance.
+    With error feedback: :math:`x = g + e`, sent: x at the step's positions, :math:`e \leftarrow x - sent`. Without error
+    feedback it sends :math:`g / density` at those positions, which is unbiased and has :math:`1/density - 1` times the
+    gradient's variance.
 
     In float32 it is one plain all-reduce of the chosen values. Momentum goes after it.
 
@@ -41,8 +42,8 @@ def random_k(
         axis_name: the axis to average over, or ``None`` for one worker.
         density: fraction of the entries to send.
         block: entries of which ``density`` are chosen; 1024 by default, longer for densities that need it.
-        error_feedback: keep what was not sent, or rescale what is.
-        dtype: of values on the wire, bfloat16 or float32.
+        error_feedback: keeps what was not sent; otherwise what is sent is rescaled.
+        dtype: dtype of values on the wire, bfloat16 or float32.
         collective: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``all_gather`` and ``two_phase``.
         memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.

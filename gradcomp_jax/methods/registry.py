@@ -1,4 +1,4 @@
-"""What is known of every method, and the table of what they cost, as their exchanges describe it."""
+"""The registry of methods, and the table of their costs, as their exchanges describe them."""
 
 import dataclasses
 import functools
@@ -27,23 +27,24 @@ Momentum = Literal["after", "inside"]
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A method as users call it, and what must hold of it.
+    """Describes a method as users call it, and what must hold for it.
 
     Attributes:
         make: ``make(axis_name=..., **options)``.
-        kept: what stays behind on a worker. ``nothing``: the code is unbiased, or sends the gradient as it is.
-            ``residual``: what was not sent, added to the next gradient. ``momentum``: the same of a velocity.
+        kept: what stays behind on a worker. ``nothing``: the code is unbiased, or sends the gradient unchanged.
+            ``residual``: what was not sent, added to the next gradient. ``momentum``: the same for a velocity.
             ``estimate``: an estimate of the worker's gradient.
-        momentum: whether momentum goes ``after`` it or lives ``inside``.
-        collectives: the collectives that its ``collective`` argument takes, the default first; one that takes none has one.
+        momentum: whether momentum goes ``after`` the method or is ``inside``.
+        collectives: the collectives that its ``collective`` argument takes, the default first; a method without that argument
+            has one.
         paper: number of the paper on arXiv, or another reference.
         update: ``mean``: an average of gradients. ``sign``: numbers in {-1, 0, 1}. ``direction``: an optimizer's.
-        biased: whether the update's expectation is not the mean gradient, clipping, saturation and the rounding of a cast to
-            bfloat16 aside.
+        biased: whether the update's expectation differs from the mean gradient, apart from clipping, saturation and the
+            rounding of a cast to bfloat16.
         adam_b1: the decay of the first moment of an Adam after it; ``None`` where it is that of dense gradients.
-        options: what it must be given, or is best seen with.
-        caution: of a method that does not train as SGD does with everything as it was, what its page says of that; empty for
-            the others. Whatever ranks methods by speed has to show it.
+        options: options that the method must be given, or is best shown with.
+        caution: a sentence from the page of a method that does not train like SGD with the same settings; empty for the others.
+            Any output that ranks methods by speed has to show it.
     """
 
     make: Callable[..., optax.GradientTransformationExtraArgs]
@@ -59,12 +60,12 @@ class Method:
 
     @property
     def call(self) -> str:
-        """Returns how it is written, without ``axis_name``: ``gc.dense(dtype='bfloat16')``."""
+        """Returns the call as it is written, without ``axis_name``: ``gc.dense(dtype='bfloat16')``."""
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
         return f"gc.{self.make.__name__}({options})"
 
     def build(self, *, axis_name: Any, **options: Any) -> optax.GradientTransformationExtraArgs:
-        """Returns the transformation, with :attr:`options` unless others are given."""
+        """Returns the transformation, with :attr:`options` where no others are given."""
         return self.make(axis_name=axis_name, **{**self.options, **options})
 
 
@@ -72,7 +73,7 @@ GATHERS = ("two_phase", "all_gather")
 SELECTS = (*GATHERS, "recursive_doubling")
 
 METHODS: dict[str, Method] = {}
-"""Names to methods, in the order of the table."""
+"""Maps names to methods, in the order of the table."""
 
 
 def register(
@@ -90,8 +91,8 @@ def register(
 ) -> Callable[[Make], Make]:
     """Makes a decorator that registers a function as a method, under its own name or another one.
 
-    The arguments are those of :class:`Method`; ``options`` are what the function is given by default. The states of its
-    exchanges say what made them.
+    The arguments are those of :class:`Method`; ``options`` are the defaults that the function is given. The states of its
+    exchanges name the method that made them.
     """
 
     def registered(function: Make) -> Make:
@@ -105,7 +106,7 @@ def register(
 
 
 def _signed(make: Make) -> Make:
-    """A method whose name and options are in the state of every exchange of it; one that is registered twice is signed once."""
+    """Returns a method that puts its name and options into the states of its exchanges. Signing a method again does nothing."""
     if hasattr(make, "__wrapped__"):
         return make
     signature = inspect.signature(make)
@@ -135,10 +136,10 @@ def _signed(make: Make) -> Make:
 
 
 def adam_b1(state: PyTree) -> float | None:
-    """Returns the decay of the first moment that an Adam after exchanges should have, ``None`` for Adam's own.
+    """Returns the decay of the first moment that an Adam after exchanges should have, ``None`` for Adam's default.
 
     Args:
-        state: of exchanges, in whatever wrappers; the least counts.
+        state: a state with exchanges, in any wrappers; the smallest decay counts.
     """
     wanted = [_adam_b1(node.made_by) for node in per_device.nodes_of(state, lambda n: isinstance(n, ExchangeState))]
     return min((b1 for b1 in wanted if b1 is not None), default=None)
@@ -162,15 +163,15 @@ def _subclasses(kind: Any) -> Iterator[type[Compressor]]:
 def averaged(
     compressor: Compressor | Policy, *, collective: Collective | str, **options: Any
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns :func:`gradcomp_jax.exchange` as methods have it: what ``auto`` chooses may lose something on the downlink."""
+    """Returns :func:`gradcomp_jax.exchange` as methods use it: ``auto`` may choose a lossy downlink."""
     return exchange(compressor, collective=as_collective(collective, lossy_downlink=True), **options)
 
 
 def feedback(error_feedback: bool, memory_dtype: Any) -> memory.Memory:
-    """Returns the memory of a method that may do without.
+    """Returns the memory of a method that can do without one.
 
     Raises:
-        ValueError: for another dtype than a memory may have, or one without a memory.
+        ValueError: for a dtype that a memory cannot have, or a dtype without a memory.
     """
     kept = memory.residual(dtype=memory_dtype)
     if not error_feedback and kept.dtype != "float32":
@@ -195,21 +196,21 @@ def refuse_without_downlink(option: str, collective: Collective) -> None:
 
 
 def command_name(name: str) -> str:
-    """Returns a method's name as the commands print it; they take it with ``_`` as well."""
+    """Returns a method's name as the commands print it; they accept it with ``_`` as well."""
     return name.replace("_", "-")
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What a method costs with its defaults, on one large matrix.
+    """Holds the costs of a method with its defaults, on one large matrix.
 
     Attributes:
-        name: in :data:`METHODS`.
+        name: name in :data:`METHODS`.
         uplink: bits for each entry that a worker sends to the others.
         downlink: bits for each entry that come back as the mean; 0 where payloads are gathered and nothing comes back.
         sent: bits for each entry that one worker sends in all, as :func:`gradcomp_jax.wire_bytes` counts.
         state: bytes of state for each parameter on each worker.
-        narrow_state: the same with memories in int8; ``None`` where there are none that can be.
+        narrow_state: the same with memories in int8; ``None`` where no memory can be.
         biased, momentum, collectives, paper: see :class:`Method`.
     """
 
@@ -226,11 +227,11 @@ class Row:
 
 
 def table(*, workers: int = 8, shape: tuple[int, int] = (4096, 1024)) -> list[Row]:
-    """Returns what every method sends and keeps of one matrix, as its exchange describes it; nothing is compiled or run.
+    """Returns what every method sends and keeps for one matrix, as its exchange describes it; nothing is compiled or run.
 
     Args:
         workers: N.
-        shape: of the matrix.
+        shape: shape of the matrix.
 
     Raises:
         ValueError: for fewer than two workers.
@@ -282,7 +283,7 @@ def header(workers: int) -> tuple[str, ...]:
 
 
 def markdown_table(*, workers: int = 8) -> str:
-    """Returns :func:`table` as Markdown, as it stands in the README."""
+    """Returns :func:`table` as Markdown, as in the README."""
     lines = _markdown.table(header(workers), map(cells, table(workers=workers)), align="lrrrl")
     return "\n".join(lines) + "\n"
 
@@ -305,7 +306,7 @@ def cells(row: Row) -> tuple[str, ...]:
 
 def _bytes(row: Row) -> str:
     if row.state <= 1e-3:
-        # Counters of steps are a few bytes in all.
+        # Step counters take a few bytes in all.
         return "0"
     return f"{row.state:.3g} B" if row.narrow_state is None else f"{row.state:.3g} / {row.narrow_state:.2g} B"
 

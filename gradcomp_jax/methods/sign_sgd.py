@@ -28,15 +28,15 @@ def sign_sgd(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Sends the signs of every worker's gradient, and the majority decides: 1 bit on the uplink and on the downlink.
 
-    The update is :math:`sign(\sum_i sign(g^i))`, of leaves that stay dense the sign of the mean. It has no length: the
-    learning rate decides it all, a tenth to a hundredth of SGD's or so.
+    The update is :math:`sign(\sum_i sign(g^i))`; for leaves that go dense it is the sign of the mean. Its size does not depend
+    on the gradient, so the learning rate alone sets the step: a tenth to a hundredth of SGD's or so.
 
-    An entry that is exactly zero votes at random, and so does a tie; a block in which a worker has nothing but zeros does
-    not vote. By gather, where votes are counted by everybody, a tie gives zero.
+    A worker's entry that is exactly zero votes at random. A worker whose block is all zeros does not vote in it. A tie is
+    decided at random; with a gather, where every worker counts the votes, a tie gives zero.
 
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
-        block: entries that share the byte that says whether there is anything but zeros.
+        block: entries that share the byte that says whether all of them are zero.
         collective: see :func:`gradcomp_jax.exchange`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
         key: seed (int) or typed JAX key of the votes of zeros and ties.

@@ -26,11 +26,11 @@ def sparcml(
     memory_dtype: Any = "float32",
     mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Sums top-k streams exactly, sparse as long as that is less.
+    r"""Sums top-k entries exactly, in sparse form as long as that is fewer bytes.
 
-    ``split``: entries go to the owners of their blocks, who sum them and give the union of all workers' entries to
-    everybody: as indices and values, or as whole blocks once :math:`N k` of those cost more (decided from shapes), or
-    quantized. ``recursive_doubling``: recursive doubling in log2(N) rounds, entries until the dense sum is less.
+    With ``split``, entries go to the owners of their blocks, which sum them and send the union of all workers' entries to all
+    workers. The union is sent as indices and values, or as whole blocks if :math:`N k` of those cost more (decided from
+    shapes), or quantized. ``recursive_doubling`` takes log2(N) rounds, and sends entries until the dense sum is fewer bytes.
 
     Unlike :func:`gradcomp_jax.topk_sgd` in two phases, nothing that any worker sent is held back; that is up to N times
     the bytes of the downlink. :math:`x = g + e`, :math:`e \leftarrow x - sent`. Momentum goes after it.
@@ -41,8 +41,8 @@ def sparcml(
         block: entries among which the largest are chosen; 1024 by default, longer for densities that need it.
         algorithm: ``split`` (SSAR and DSAR split all-gather) or ``recursive_doubling`` (SSAR recursive doubling; N must be a
             power of two).
-        downlink: of ``split``: ``exact``, or blocks of integers, whose rounding stays with the owner.
-        dtype: of the values that workers send, float32 or bfloat16.
+        downlink: for ``split``: ``exact``, or blocks of integers, whose rounding errors stay with the owner.
+        dtype: dtype of the values that workers send, float32 or bfloat16.
         memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
 

@@ -22,10 +22,10 @@ def stochastic_rounding(
     generator: Generator = "hash",
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Rounds to fixed-point numbers on one grid for all tensors, at random so that the expectation is exact.
+    r"""Rounds stochastically to fixed-point numbers on one grid for all tensors, so that the expectation is exact.
 
     The grid's step is :math:`\epsilon = 2^{-F}`. No scale crosses the wire, and none adapts: the range must fit the
-    gradients. What lies beyond it saturates, and what is below the step survives in expectation only.
+    gradients. Values beyond the range saturate, and values below the step survive only in expectation.
 
     Momentum or Adam go after it.
 

@@ -16,30 +16,30 @@ def factored_dot(x: Array, w: Array, *, axis_name: AxisName | None, exchange: fa
     r"""Returns the product ``x @ w`` of a dense layer, whose weight gradient arrives averaged over the workers.
 
     On worker :math:`i`, with activations :math:`X_i` and the cotangent :math:`\Delta_i` of the product, the gradient of
-    ``w`` is :math:`\frac1N \sum_j X_j^T \Delta_j`, the exact mean, the same bits on every worker. It is had
+    ``w`` is :math:`\frac1N \sum_j X_j^T \Delta_j`, the exact mean, the same bits on every worker. It is computed
     either from the sufficient factors :math:`X_j` and :math:`\Delta_j` of all workers, in one all-gather, or from an
-    all-reduce of the products. The gradient of ``x`` is :math:`\Delta_i W^T`, this worker's own, as always.
+    all-reduce of the products. The gradient of ``x`` is :math:`\Delta_i W^T`, this worker's own, as usual.
 
-    The leaf is averaged where it is differentiated, so the exchange must leave it alone. The loss must be this worker's
-    own, as :func:`gradcomp_jax.local_value_and_grad` takes it: a ``pmean`` inside the loss divides by N once more.
+    The leaf is averaged where it is differentiated, so the exchange must not average it again. The loss must be this worker's
+    own, as :func:`gradcomp_jax.local_value_and_grad` takes it: a ``pmean`` inside the loss divides by N again.
     Each call exchanges once: call it on a whole batch, not on single examples under ``jax.vmap``.
 
     State: none. Wire, a worker, with b the product of the leading dimensions: ``factors`` sends
     (N - 1) b (in + out) values, each as wide as its array's dtype; ``dense`` sends 2 (N - 1) / N in out float32.
-    Non-finite values pass through: they are the exchange's to handle.
+    Non-finite values pass through; the exchange handles them.
 
     Args:
         x: ``[..., in]``, floating, at most 32 bits wide. All leading dimensions are the batch.
         w: ``[in, out]``, likewise. Its gradient is accumulated in float32 and returned in the dtype of ``w``.
         axis_name: the axis to average over; ``None`` is the plain product. Where the axis is not bound the
             product can be computed, for evaluation, but not differentiated.
-        exchange: ``auto`` takes ``factors`` or ``dense``, whichever sends fewer bytes for these static shapes.
+        exchange: ``auto`` takes the one of ``factors`` and ``dense`` that sends fewer bytes for these static shapes.
 
     Returns:
         ``x @ w``, ``[..., out]``.
 
     Raises:
-        ValueError: for shapes that do not go together, or another ``exchange``.
+        ValueError: for shapes that do not match, or an unknown ``exchange``.
         TypeError: for a dtype that is not floating or is wider than 32 bits.
         NameError: when differentiated where the axis is not bound.
         NotImplementedError: when differentiated twice.
@@ -84,7 +84,7 @@ def _backward(
     batch = math.prod(x.shape[:-1])
     flat_x, flat_delta = x.reshape(batch, w.shape[0]), delta.reshape(batch, w.shape[1])
     for_w = factors.mean_product(flat_x, flat_delta, axis_name=axis_name, exchange=exchange)
-    # The mean is replicated; a weight that was cast to varying, for a local gradient, wants a varying cotangent.
+    # The mean is replicated; a weight that was cast to varying, for a local gradient, needs a varying cotangent.
     return _compat.as_cotangent(for_x, x), _compat.as_cotangent(for_w, w).astype(w.dtype)
 
 

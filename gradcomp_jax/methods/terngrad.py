@@ -25,14 +25,14 @@ def terngrad(
     generator: Generator = "hash",
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Gradients in {-s, 0, s}, unbiased, 1.6 bits a value.
+    r"""Sends gradients in {-s, 0, s}, unbiased, 1.6 bits a value.
 
     On worker :math:`i`: clip at :math:`c\,\sigma`, scale :math:`s = \max_i \max|g^i|`, and
     :math:`t^i_j = sign(g^i_j)` with probability :math:`|g^i_j| / s`, else 0.
-    The update is :math:`s\,\frac1N \sum_i t^i`. There is no memory: the code is unbiased but for the clipping.
+    The update is :math:`s\,\frac1N \sum_i t^i`. There is no memory: the code is unbiased except for the clipping.
 
     Uplink: five values in a byte. Downlink: ``exact`` is the integer sum, 2N + 1 levels, packed as digits (4.57 bits at
-    N = 8); ``ternary`` is ternarized once more, a scale for each bucket: 1.6 bits, noisier. Momentum or Adam go after
+    N = 8); ``ternary`` is ternarized again, with a scale for each bucket: 1.6 bits, noisier. Momentum or Adam go after
     it. The paper keeps the last classification layer dense: leave it out with ``mask=gc.masks.without("classifier")``.
 
     Args:
@@ -48,7 +48,7 @@ def terngrad(
         key: seed (int) or typed JAX key.
 
     Raises:
-        ValueError: for values out of range or combinations that do not go together.
+        ValueError: for values out of range or combinations that do not work.
 
     References:
         Wen et al., 2017, TernGrad, https://arxiv.org/abs/1705.07878.

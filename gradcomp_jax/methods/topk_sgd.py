@@ -51,13 +51,13 @@ def topk_sgd(
         block: entries among which the largest are chosen; 1024 by default, longer for densities that need it.
         downlink_density: fraction that the owners of a two-phase exchange send; by default half as many entries of a block
             again as a worker sends, rounded down, and at least one more.
-        dtype: of values on the wire: bfloat16, float32 or int8.
+        dtype: dtype of values on the wire: bfloat16, float32 or int8.
         bits: 2 for a sign and one of two magnitudes for each value, see :func:`gradcomp_jax.compressors.topk`.
         pack_positions: sends positions in order, in about half the bits.
-        exact: the paper's selection, by sorting: the largest entries of each tensor as a whole, or of every 2**20 entries dealt
-            out of a longer one, in place of ``block``. Many times slower; a tensor is one row, so gather it.
+        exact: the paper's selection, by sorting, many times slower: the largest entries of each whole tensor, or of every 2**20
+            entries dealt from a longer one, instead of ``block``. A tensor is then one row, so use ``all_gather``.
         collective: see :func:`gradcomp_jax.exchange`. By default ``all_gather`` for two workers and ``two_phase`` for more,
-            where owners keep what they do not send in a residual of their own.
+            where owners keep what they do not send in their own residual.
         memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
 

@@ -1,4 +1,4 @@
-"""What a transformation sends and keeps: traced as a description, for any number of workers, nothing compiled."""
+"""What a transformation sends and keeps, traced for any number of workers without compiling anything."""
 
 import dataclasses
 import math
@@ -28,11 +28,11 @@ _KINDS = {
 
 
 class CollectiveTraffic(NamedTuple):
-    """Collectives of one kind in a step.
+    """Holds the traffic of one kind of collective in a step.
 
     Attributes:
-        kind: as :func:`gradcomp_jax.wire_bytes` names it.
-        launches: how many.
+        kind: the kind, as :func:`gradcomp_jax.wire_bytes` names it.
+        launches: number of collectives.
         sent: bytes that one device sends in all of them.
         operand: bytes that one device puts into all of them.
     """
@@ -49,10 +49,10 @@ _Found: TypeAlias = tuple[tuple[str, ...], str, CollectiveTraffic]
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """What one worker sends in a step, and what it keeps.
+    """Holds what one worker sends in a step, and what it keeps.
 
     Attributes:
-        collectives: one after the other.
+        collectives: the collectives, kind by kind.
         state: bytes that stay on each worker.
     """
 
@@ -70,15 +70,15 @@ def traffic_of(
 ) -> Traffic:
     """Describes one step of a transformation: its collectives as :func:`gradcomp_jax.wire_bytes` counts them, and its state.
 
-    Of a choice the last branch counts, which is the one after a warm-up and that of any platform but TPU, and what may run
-    once counts once. Every exchange in it describes itself instead of compressing, so the time does not grow with its
-    arithmetic.
+    Where the program branches, the last branch counts: it is the one after a warm-up, and that of any platform but TPU. A loop
+    that runs at most once counts once. Every exchange describes itself instead of compressing, so tracing time does not grow
+    with its arithmetic.
 
     Args:
         tx: averages over the axes.
         params: arrays or ``ShapeDtypeStruct``.
         workers: sizes of the axes.
-        between: counts the collectives over this axis alone; all by default.
+        between: counts only the collectives over this axis; all by default.
 
     Raises:
         ValueError: if a collective runs an unknown number of times.
@@ -106,7 +106,7 @@ def traffic_of(
 
 
 def _collectives(jaxpr: Any, sizes: Mapping[str, int]) -> Iterator[_Found]:
-    """The collectives of a traced program, one by one."""
+    """Yields the collectives of a traced program, one by one."""
     platform = {
         out for equation in jaxpr.eqns if equation.primitive.name == "platform_index" for out in equation.outvars
     }
@@ -130,7 +130,7 @@ def _collectives(jaxpr: Any, sizes: Mapping[str, int]) -> Iterator[_Found]:
 
 
 def _combined(found: list[_Found]) -> list[_Found]:
-    """All-reduces over the same axes as one: where they stand apart for accelerators, their compilers combine them."""
+    """Counts all-reduces over the same axes as one: where they are separate for accelerators, the compilers combine them."""
     sums: dict[tuple[tuple[str, ...], str], CollectiveTraffic] = {}
     others = []
     for names, dtype, one in found:
@@ -143,7 +143,7 @@ def _combined(found: list[_Found]) -> list[_Found]:
 
 
 def _at_most_once(loop: Mapping[str, Any]) -> bool:
-    """Whether a loop goes on as long as a truth value that it carries, which its body sets to a constant."""
+    """Returns whether a loop runs while a boolean that it carries is true, and its body sets that boolean to a constant."""
     condition, body = loop["cond_jaxpr"].jaxpr, loop["body_jaxpr"].jaxpr
     carried = condition.invars[loop["cond_nconsts"] :]
     tested = condition.outvars[0]

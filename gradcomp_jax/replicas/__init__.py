@@ -1,7 +1,7 @@
-"""Methods whose replicas differ: delayed averages, elastic bands, local steps, gossip; and fewer exchanges.
+"""Methods whose replicas differ: delayed averages, elastic averages, local steps, gossip; and fewer exchanges.
 
 Each goes around an exchange: it decides what crosses and when, and the exchange decides how. So every method, collective and
-residual serves it, and conservation is the exchange's own law.
+residual works inside it, and conservation is the exchange's own law.
 """
 
 from gradcomp_jax.replicas.accumulate import AccumulateState as AccumulateState
@@ -25,4 +25,4 @@ from gradcomp_jax.replicas.outer import local_sgd as local_sgd
 from gradcomp_jax.replicas.outer import outer_average as outer_average
 
 MARKED = (AccumulateState, DelayedState, ElasticState, GossipState, OuterState)
-"""States that mark by themselves what differs by device."""
+"""States that mark themselves what differs by device."""

@@ -1,4 +1,4 @@
-"""Several batches to one exchange."""
+"""One exchange for several batches."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,13 +20,13 @@ from gradcomp_jax.transforms.local import refuse_beyond_float32
 @_registered.node
 @dataclasses.dataclass(frozen=True)
 class AccumulateState:
-    """State of :func:`accumulate`.
+    """Holds the state of :func:`accumulate`.
 
     Attributes:
-        batches: int32 scalar, how many are in the sum.
+        batches: int32 scalar, number of batches in the sum.
         step: int32 scalar, updates of the inner transformation so far.
         total: this worker's sum of gradients times weights, ``PerDevice`` float32 ``[1, *shape]``.
-        weight: this worker's sum of weights, ``PerDevice`` float32 ``[1]``; of batches without one, their number.
+        weight: this worker's sum of weights, ``PerDevice`` float32 ``[1]``; a batch without a weight counts as 1.
         inner: state of the inner transformation.
     """
 
@@ -37,7 +37,7 @@ class AccumulateState:
     inner: Any
 
     def staleness(self) -> Array:
-        """Returns how many batches are in the sum and in no update: int32 scalar."""
+        """Returns how many batches are in the sum and not yet in an update: int32 scalar."""
         return self.batches
 
 
@@ -47,13 +47,12 @@ def accumulate(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Adds up each worker's gradients of several batches, and exchanges and updates once with their mean.
 
-    Around a whole chain, exchange and optimizer: ``gc.accumulate(optax.chain(gc.dgc(...), optax.sgd(0.1)),
+    It goes around a whole chain, exchange and optimizer: ``gc.accumulate(optax.chain(gc.dgc(...), optax.sgd(0.1)),
     axis_name="data", every=4)``. Between exchanges the update is zero, nothing is sent and no momentum decays
     (``optax.MultiSteps`` around an exchange would run the collective for every batch).
 
-    With ``weight=`` (see :func:`gradcomp_jax.weighted`) each batch counts with its own: the mean is that of all that is weighed
-    since the last exchange, nothing of a batch of weight 0 is looked at, and the inner transformation is given the sum of the
-    worker's weights.
+    With ``weight=`` (see :func:`gradcomp_jax.weighted`) each batch has its own weight. The mean is the weighted mean since the
+    last exchange, a batch of weight 0 is not read, and the inner transformation is given the sum of the worker's weights.
 
     With a schedule the batch grows where the rate would otherwise decay: ``every=lambda step: 2 ** (step // 1000)``.
 
@@ -61,8 +60,8 @@ def accumulate(
 
     Args:
         inner: an exchange, usually with an optimizer after it.
-        axis_name: its axis.
-        every: batches to an update, or a function of the number of updates so far (int32 scalar) that returns it.
+        axis_name: the exchange's axis.
+        every: batches for each update, or a function of the number of updates so far (int32 scalar) that returns it.
 
     Raises:
         ValueError: for a number below 1; when traced, for sharded parameters.
@@ -78,7 +77,7 @@ def accumulate(
         def nothing(shape: tuple[int, ...]) -> PerDevice:
             return PerDevice(_compat.varying(jnp.zeros((1, *shape), jnp.float32), axis_name), 1)
 
-        # Two arrays: one buffer cannot be donated twice.
+        # Two arrays, because one buffer cannot be donated twice.
         batches, step = (jnp.zeros((), jnp.int32) for _ in range(2))
         total = jax.tree.map(lambda p: nothing(jnp.shape(p)), params)
         return AccumulateState(batches, step, total, nothing(()), exchange.init(params))
@@ -100,7 +99,7 @@ def accumulate(
 
         refuse_beyond_float32(updates)
         total = jax.tree.map(add, state.total, updates, is_leaf=is_per_device)
-        # One that is no weight spoils the sum: the exchange is skipped.
+        # An invalid weight makes the sum a NaN: the exchange is skipped.
         counts = 1.0 if own is None else jnp.where(own >= 0, own, jnp.nan)
         sums = dataclasses.replace(state.weight, value=state.weight.value + counts)
         batches = state.batches + 1
@@ -108,7 +107,7 @@ def accumulate(
         def go(_: Any, inner_state: Any, total: PyTree, sums: PerDevice) -> tuple[PyTree, Any, PyTree, PerDevice]:
             by = jnp.where(sums.value[0] == 0, 1.0, sums.value[0])
             mean = jax.tree.map(lambda m: m.value[0] / by, total, is_leaf=is_per_device)
-            # Cast, not clipped: what had no room in the gradient's dtype must be seen as such.
+            # Cast, not clipped: what is beyond the range of the gradient's dtype must be detected.
             mean = jax.tree.map(lambda m, u: m.astype(u.dtype), mean, updates)
             given = extra if own is None else {**extra, "weight": sums.value[0]}
             moved, inner_state = exchange.update(mean, inner_state, params, **given)
@@ -118,7 +117,7 @@ def accumulate(
         now = True if every == 1 else full
         still = _compat.zeros_of(go, None, state.inner, total, sums)[0]
         moved, inner_state, total, sums = advance(now, go, (still, state.inner, total, sums))
-        # A schedule of batches sees what optax's own schedules do.
+        # A schedule of batches sees the same count as optax's own schedules.
         step = jnp.where(now, optax.safe_increment(state.step), state.step)
         return moved, AccumulateState(jnp.where(now, 0, batches), step, total, sums, inner_state)
 

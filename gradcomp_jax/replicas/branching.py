@@ -1,4 +1,4 @@
-"""Doing something in some steps only, inside one program."""
+"""Runs something in some steps only, inside one program."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,8 +12,8 @@ from gradcomp_jax._typing import Array
 def when(predicate: Array | bool, do: Callable[..., Any], otherwise: Any, *operands: Any) -> Any:
     """Returns ``do(*operands)`` where the predicate holds, else ``otherwise``.
 
-    The predicate is a boolean scalar, equal on every worker: ``do`` may communicate. ``True`` itself costs no branch.
-    ``otherwise`` is of the structure that ``do`` returns, with ``None`` in place of whole parts that are then zeros.
+    The predicate is a boolean scalar, equal on every worker, so ``do`` may communicate. ``True`` itself costs no branch.
+    ``otherwise`` has the structure that ``do`` returns; ``None`` in place of a part stands for zeros.
     """
     if predicate is True:
         return do(*operands)
@@ -25,9 +25,9 @@ def when(predicate: Array | bool, do: Callable[..., Any], otherwise: Any, *opera
 def advance(predicate: Array | bool, do: Callable[..., Any], carried: tuple, *given: Any) -> tuple:
     """Returns ``do(*carried, *given)`` where the predicate holds, else ``carried``, and copies nothing.
 
-    It is a loop of at most one turn: a compiler changes in place what a loop carries, and copies what goes through a branch.
-    ``do`` may communicate what depends on all of ``carried``; what depends on ``given`` alone a compiler may compute in every
-    step. ``do`` returns a tuple of the shapes and dtypes of ``carried``. The predicate is as for :func:`when`.
+    It is a loop of at most one iteration: a compiler changes in place what a loop carries, and copies what goes through a
+    branch. ``do`` may communicate what depends on all of ``carried``. A compiler may compute what depends on ``given`` alone in
+    every step. ``do`` returns a tuple of the shapes and dtypes of ``carried``. The predicate is as for :func:`when`.
     """
     if predicate is True:
         return do(*carried, *given)
@@ -44,5 +44,5 @@ def each_nth(step: Array, every: int, offset: int = 0) -> Array | bool:
 
 
 def one_of(number: Array, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
-    """Returns the branch of that number; without a choice, no branch in the program."""
+    """Returns the result of the branch with that number; a single branch puts no branching into the program."""
     return branches[0](*operands) if len(branches) == 1 else lax.switch(number, branches, *operands)

@@ -1,4 +1,4 @@
-"""How far replicas are apart, and one set of parameters made of all of them."""
+"""Measures how far replicas are apart, and makes one set of parameters from all of them."""
 
 from typing import Any, Literal, get_args
 
@@ -18,19 +18,19 @@ Of = Literal["mean", "centre"]
 
 @_arguments.checked
 def consolidate(state: Any, *, of: Of = "mean") -> PyTree:
-    """Returns one set of parameters for evaluation, or to begin something else with.
+    """Returns one set of parameters for evaluation, or to start something else from.
 
     Args:
         state: a train state of replicas, or only its parameters, with their global values (as ``gc.init_state(...,
-            replicas=True)`` and checkpoints hold them). Parameters that are not per-device are returned as they are.
-        of: ``mean``, of the replicas; ``centre``, that of :func:`elastic_average`, :func:`local_sgd`, :func:`diloco` and
-            their kin, from the optimizer's state.
+            replicas=True)`` and checkpoints hold them). Parameters that are not per-device are returned unchanged.
+        of: ``mean``, the mean of the replicas; ``centre``, the centre of :func:`elastic_average`, :func:`local_sgd`,
+            :func:`diloco` and similar methods, from the optimizer's state.
 
     Returns:
-        The parameters. Of Flax's collection ``_overwrite_with_gradient``, which no method averages, the replicas' maximum.
+        The parameters. For Flax's collection ``_overwrite_with_gradient``, which no method averages, the replicas' maximum.
 
     Raises:
-        ValueError: if there is no centre, or not just one.
+        ValueError: if there is no centre, or more than one.
     """
     _checks.one_of("of", of, get_args(Of))
     params = getattr(state, "params", state)
@@ -45,7 +45,7 @@ def consolidate(state: Any, *, of: Of = "mean") -> PyTree:
         )
 
     def at(centre: Any, own: Any) -> Any:
-        # What another optimizer has, of a partition, has no centre.
+        # Parameters of another optimizer, in a partition, have no centre.
         return _mean(own) if is_masked(centre) else centre.astype((own.value if is_lifted(own) else own).dtype)
 
     overwritten = jax.tree_util.tree_map_with_path(_one, params, is_leaf=is_per_device)
@@ -54,15 +54,15 @@ def consolidate(state: Any, *, of: Of = "mean") -> PyTree:
 
 @_arguments.checked
 def staleness(state: Any) -> Array:
-    """Returns how many steps of its own a replica is ahead of what it knows of the others: int32 scalar, for a log.
+    """Returns how many local steps a replica is ahead of what it knows of the others: int32 scalar, for a log.
 
-    Of :func:`delayed_average` the steps whose mean has not arrived; of the others the steps since the last exchange.
+    For :func:`delayed_average` it counts the steps whose mean has not arrived; for others, the steps since the last exchange.
 
     Args:
         state: a train state, or an optimizer's, with one of these methods in it.
 
     Raises:
-        ValueError: if there is none, or more than one.
+        ValueError: if there is no such method, or more than one.
     """
     found = nodes_of(state, lambda node: hasattr(node, "staleness"))
     if len(found) != 1:
@@ -74,12 +74,12 @@ def staleness(state: Any) -> Array:
 def mean_wire_bytes(compiled: Any, *, every: int) -> float:
     """Returns the bytes that a device sends per step, averaged over a period in which it exchanges once.
 
-    What is in no branch of the program counts in every step, what is in one (an exchange every so many steps, a part's
-    turn) in one of ``every``; a choice within it, among densities or the candidates of :func:`gradcomp_jax.switched`, counts
-    its last.
+    Collectives outside branches of the program count in every step. Those in a branch (an exchange every so many steps, a
+    part's turn) count in one of ``every``. Of a choice within it, among densities or the candidates of
+    :func:`gradcomp_jax.switched`, the last counts.
 
     Args:
-        compiled: a compiled step, or what else :func:`gradcomp_jax.wire_bytes` reads.
+        compiled: a compiled step, or anything else that :func:`gradcomp_jax.wire_bytes` reads.
         every: steps of the period.
     """
     every = _checks.positive_int("every", every)
@@ -107,7 +107,7 @@ def replica_spread(state: Any) -> Array:
         state: as for :func:`consolidate`.
 
     Returns:
-        float32 scalar; 0 for parameters of which there is only one set, and where the mean is zero.
+        float32 scalar; 0 for parameters that are not per-device, and where the mean is zero.
     """
     params = trained(getattr(state, "params", state))
     apart = norm = jnp.zeros((), jnp.float32)

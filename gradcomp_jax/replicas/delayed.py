@@ -22,16 +22,16 @@ from gradcomp_jax.transforms.policies import path_name
 @_registered.node
 @dataclasses.dataclass(frozen=True)
 class DelayedState:
-    """State of :func:`delayed_average`.
+    """Holds the state of :func:`delayed_average`.
 
     Attributes:
         step: int32 scalar, updates seen.
         dropped: ``PerDevice`` int32 ``[1]``, how many of this worker's gradients were not finite and are in no sum.
-        flying: for each tensor the sums that have not arrived, ``PerDevice`` float32 ``[slots, *shape]``; the period's
-            number modulo ``slots`` says where. ``()`` without a delay.
+        flying: for each tensor the sums that have not arrived, ``PerDevice`` float32 ``[slots, *shape]``; the slot is the
+            period's number modulo ``slots``. ``()`` without a delay.
         method: state of the exchange.
         delay: steps, as configured.
-        every: likewise.
+        every: steps, as configured.
     """
 
     step: Array
@@ -56,46 +56,46 @@ def delayed_average(
     every: int = 1,
     compensate: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Lets every replica go on with its own gradient; the workers' mean of it arrives some steps later.
+    r"""Lets every replica continue with its own gradient; the workers' mean arrives some steps later.
 
     With ``delay`` :math:`t`, in step :math:`n` on worker :math:`j` the update is
 
     .. math:: g_{n,j} + \bar g_{n-t} - g_{n-t,j},
 
     so that with plain SGD :math:`w_{n,j} = w_0 - \eta \sum_{i<n-t} \bar g_i - \eta \sum_{i=n-t}^{n-1} g_{i,j}`: replicas
-    differ by their last :math:`t` gradients and by nothing else. With ``every`` :math:`p` the gradients of :math:`p` steps
-    are added up and exchanged at once, :math:`t` steps after the last of them. Without compensation the update is
+    differ only by their last :math:`t` gradients. With ``every`` :math:`p` the gradients of :math:`p` steps are added up and
+    exchanged together, :math:`t` steps after the last of them. Without compensation the update is
     :math:`\bar g_{n-t}` alone, which is stale-synchronous SGD with a fixed staleness, and replicas do not differ.
 
     The exchange of step :math:`n` needs nothing of that step's forward and backward pass (``delay`` 1 or more), so the two
-    can overlap. With ``every=1`` it is in every step; with more it is in a branch, and most steps send nothing.
+    can overlap. With ``every=1`` it is in every step; otherwise it is in a branch, and most steps send nothing.
 
-    What follows it sees the corrected gradient: momentum after it is a linear filter of it, in which a correction reaches
-    the parameters with the same weights as the gradient that it corrects; Adam's second moments are each replica's own.
-    Weight decay of the parameters belongs before it (``optax.add_decayed_weights``), like in the synchronous form. Of the
-    sum of p gradients the method is given the mean, and p times what it delivers arrives: weight decay and clipping inside a
-    method (:func:`gradcomp_jax.dgc`) weigh as they do in p steps, the decay by the parameters when the sum arrives. What
-    the method keeps is in units of one step.
+    Transformations after it see the corrected gradient. Momentum after it is a linear filter, in which a correction reaches
+    the parameters with the same weights as the gradient that it corrects. Adam's second moments are each replica's own.
+    Weight decay of the parameters goes before it (``optax.add_decayed_weights``), as in the synchronous form. The method is
+    given the mean of p gradients, and its update is multiplied by p. So weight decay and clipping inside a method
+    (:func:`gradcomp_jax.dgc`) weigh as they do in p steps, with the parameters at the time when the sum arrives. The method's
+    memory is in units of one step.
 
-    A compressed mean arrives in the place of :math:`\bar g_{n-t}`, and what it left out later, from the method's memory.
+    With compression, a compressed mean arrives instead of :math:`\bar g_{n-t}`, and the rest later, from the method's memory.
 
-    A gradient that is not finite on some worker, or so large that a sum could overflow, is as zero there, for its own update
-    and for the sum; the others go on.
+    A gradient that is not finite on some worker, or so large that a sum could overflow, counts as zero there, in the worker's
+    own update and in the sum; the other workers continue.
 
     Replicas differ: build the state with ``gc.init_state(..., replicas=True)``. State: :class:`DelayedState`; the sums
     take as many copies of the gradient as there are periods in ``delay`` steps. Wire: the method's, every ``every`` steps.
 
     Args:
         method: an exchange of gradients, such as ``gc.dense(...)`` or ``gc.dgc(...)``.
-        axis_name: its axis.
+        axis_name: the method's axis.
         delay: steps :math:`t` between a gradient (with ``every``, the last of a sum) and the arrival of its mean. With 0
             and ``every=1`` the update is the method's own.
         every: steps :math:`p` from one exchange to the next.
-        compensate: whether replicas go on with their own gradients meanwhile.
+        compensate: whether replicas continue with their own gradients meanwhile.
 
     Raises:
         ValueError: for a negative delay or a period below 1; from ``init``, for parameters narrower than float32 where
-            replicas differ: nothing would take back what each rounds differently.
+            replicas differ: nothing would correct their different rounding errors.
 
     References:
         Zhu et al., 2021, Delayed Gradient Averaging, section 3 (NeurIPS); Zhu et al., 2020, Distributed Training Across the
@@ -124,11 +124,11 @@ def delayed_average(
             return means, dataclasses.replace(state, step=count_on(state.step), method=inner)
         if compensate and params is not None:
             nonfinite.need_replicas(params, axis_name, "delayed_average with compensation")
-        # Sums of ``every`` gradients are sent, and must not be too large for the exchange.
+        # Sums of ``every`` gradients must not be too large for the exchange.
         own, ok = nonfinite.or_zeros(updates, largest_of((_compat.axis_size(axis_name) or 1) * every))
         before = landing(state.flying, state.step, delay, every)
         flying = added(state.flying, own, state.step, every)
-        # Without a delay the sum that lands has this step's gradient in it.
+        # Without a delay the sum that arrives contains this step's gradient.
         sums = before if delay else landing(flying, state.step, delay, every)
 
         def land(sums: PyTree, inner: Any) -> tuple[PyTree, Any]:
@@ -140,16 +140,16 @@ def delayed_average(
         total = jax.tree.map(jnp.add, own, correction) if compensate else correction
         step = count_on(state.step, cycle=every * slots)
         new = DelayedState(step, nonfinite.count(state.dropped, ok), flying, inner, delay, every)
-        # With compensation what is taken back later must be what was added now: float32, as the sums are.
+        # With compensation the numbers that are subtracted later must equal those added now: float32, as in the sums.
         return total if compensate else nonfinite.like(total, updates), new
 
     return of_state(DelayedState, init, update)
 
 
 def of_sums(method: optax.GradientTransformation, every: int) -> optax.GradientTransformationExtraArgs:
-    """Returns the method for sums of ``every`` gradients: it sees their mean, as weight decay and clipping expect it.
+    """Returns the method for sums of ``every`` gradients: it sees their mean, as weight decay and clipping expect.
 
-    A linear method gives the same either way; fixed ranges, too, are made for the gradient of one step.
+    A linear method gives the same either way; fixed ranges are made for the gradient of one step too.
     """
     exchange = optax.with_extra_args_support(method)
     if every == 1:
@@ -163,14 +163,14 @@ def of_sums(method: optax.GradientTransformation, every: int) -> optax.GradientT
 
 
 def mean_of(sums: PyTree, every: int) -> PyTree:
-    """Returns the mean step of a sum of ``every`` of them."""
+    """Returns the mean over the ``every`` steps of a sum."""
     return sums if every == 1 else jax.tree.map(lambda s: s / every, sums)
 
 
 def need_wide(params: PyTree) -> None:
-    """Refuses parameters that round what is added now and taken back later.
+    """Refuses parameters whose rounding would differ between an update now and its correction later.
 
-    Methods that pull by differences of parameters see such rounding, and need no refusal.
+    Methods that move replicas by differences of parameters see such rounding, and need no refusal.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         dtype = jnp.result_type(leaf)
@@ -183,9 +183,9 @@ def need_wide(params: PyTree) -> None:
 
 
 def slots_of(delay: int, every: int) -> int:
-    """Returns how many sums are kept at once: those in flight, and the one that is being added up.
+    """Returns how many sums are kept: those in flight, and the one that is being added up.
 
-    The oldest sum is read before the current one is written: where it lands in the first step of a period, its slot is free.
+    The oldest sum is read before the current one is written: if it arrives in the first step of a period, its slot is free.
     """
     if delay == 0:
         return 1

@@ -1,4 +1,4 @@
-"""Outer steps as they are trained with: dense with Nesterov momentum, or sparse with error feedback in its place."""
+"""Outer steps as published: dense with Nesterov momentum, or sparse with error feedback instead."""
 
 from typing import Any
 
@@ -25,17 +25,18 @@ def diloco(
     delay: int = 0,
     mix: float = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Makes :func:`outer_average` with Nesterov momentum outside; goes after the inner optimizer, usually AdamW.
+    """Makes :func:`outer_average` with an outer Nesterov momentum; goes after the inner optimizer, usually AdamW.
 
     Args:
         method: an exchange of the outer gradients, such as ``gc.dense(...)`` or ``gc.block_quantized(..., bits=4)``.
-        axis_name: its axis.
+        axis_name: the method's axis.
         every: inner steps from one outer step to the next.
-        learning_rate: the outer one; a schedule counts outer steps.
-        momentum: the outer one.
-        parts: of the tree, with outer steps at different times (streaming): how many, or :func:`gradcomp_jax.fragments`.
+        learning_rate: the outer learning rate; a schedule counts outer steps.
+        momentum: the outer momentum.
+        parts: parts of the tree, with outer steps at different times (streaming): their number, or
+            :func:`gradcomp_jax.fragments`.
         delay: steps from a part's turn to the arrival of its mean, see :func:`outer_average`; the paper's streaming has 5.
-        mix: a replica's own share of what it goes on from when a mean arrives; the paper's streaming has 0.5.
+        mix: a replica's own share in the parameters that it continues from when a mean arrives; the paper's streaming has 0.5.
 
     References:
         Douillard et al., 2023, https://arxiv.org/abs/2311.08105, algorithm 1 and section 3 (0.7 and 0.9); 2025,
@@ -60,9 +61,9 @@ def sparse_loco(
     collective: Any = "all_gather",
     mask: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Makes :func:`outer_average` of each chunk's largest entries, in two bits, with error feedback for momentum.
+    """Makes :func:`outer_average` of each chunk's largest entries, in two bits, with error feedback instead of momentum.
 
-    Goes after the inner optimizer, usually AdamW. Small tensors cross whole. A chunk of 4096 entries is 120 bytes: 64
+    It goes after the inner optimizer, usually AdamW. Small tensors cross whole. A chunk of 4096 entries is 120 bytes: 64
     positions of 12 bits, 16 bytes of values and two magnitudes in float32.
 
     Args:
@@ -70,13 +71,13 @@ def sparse_loco(
         every: inner steps from one outer step to the next.
         density: fraction of each chunk that is sent.
         chunk: entries of a chunk, at most 65,536.
-        decay: of the residual.
-        learning_rate: the outer one.
-        parts: of the tree, with outer steps at different times: how many, or :func:`gradcomp_jax.fragments`.
+        decay: decay of the residual.
+        learning_rate: the outer learning rate.
+        parts: parts of the tree, with outer steps at different times: their number, or :func:`gradcomp_jax.fragments`.
         delay: steps from a part's turn to the arrival of its mean, see :func:`outer_average`.
-        mix: a replica's own share of what it goes on from when a mean arrives.
+        mix: a replica's own share in the parameters that it continues from when a mean arrives.
         collective: how payloads cross; the paper gathers them.
-        mask: what is sparse, see :func:`gradcomp_jax.exchange`.
+        mask: which leaves are sparse, see :func:`gradcomp_jax.exchange`.
 
     References:
         Sarfi et al., 2025, SparseLoCo, https://arxiv.org/abs/2508.15706, algorithm 1 and section 4; Covenant-72B, 2026,

@@ -1,4 +1,4 @@
-"""Replicas on elastic bands to a common centre."""
+"""Elastic averaging: replicas are pulled towards a common centre."""
 
 import dataclasses
 from typing import Any
@@ -20,7 +20,7 @@ from gradcomp_jax.transforms.participation import refuse_weight
 @_registered.node
 @dataclasses.dataclass(frozen=True)
 class ElasticState(nonfinite.ReplicaState):
-    """State of :func:`elastic_average`: a :class:`ReplicaState`, and the centre.
+    """Holds the state of :func:`elastic_average`: a :class:`ReplicaState`, and the centre.
 
     Attributes:
         centre: the centre, float32, equal on every worker.
@@ -31,7 +31,7 @@ class ElasticState(nonfinite.ReplicaState):
     method: Any
 
     def staleness(self) -> Array:
-        """Returns how many steps a replica has taken since the centre last pulled at it: int32 scalar."""
+        """Returns how many steps a replica has taken since the centre last pulled it: int32 scalar."""
         return jnp.where(self.step == 0, 0, (self.step - 1) % self.every + 1)
 
 
@@ -50,28 +50,28 @@ def elastic_average(
 
     .. math:: x_i \leftarrow x_i - \alpha d_i, \qquad c \leftarrow c + \beta \, \tfrac1N \sum_i d_i,
 
-    beside what the optimizer before it does to :math:`x_i`. With :math:`\alpha = \beta / N` (the default) what leaves
-    the replicas enters the centre: :math:`\sum_i x_i + c` is kept by it. The :math:`d_i` cross by any exchange; what a method
-    does not send at once stays in its memory and reaches the centre later, and belongs in that sum:
+    in addition to the update of :math:`x_i` by the optimizer before it. With :math:`\alpha = \beta / N` (the default) what
+    leaves the replicas enters the centre, so :math:`\sum_i x_i + c` is preserved. The :math:`d_i` cross by any exchange. What a
+    method does not send now stays in its memory and reaches the centre later; with it, the sum that is preserved is
     :math:`\sum_i x_i + c + \beta \bar e`.
 
-    Goes after the optimizer: ``optax.chain(optax.sgd(0.1), gc.elastic_average(gc.dense(axis_name="data"),
+    It goes after the optimizer: ``optax.chain(optax.sgd(0.1), gc.elastic_average(gc.dense(axis_name="data"),
     axis_name="data", every=8))``; with ``optax.sgd(0.1, momentum=0.99, nesterov=True)`` it is EAMSGD.
-    ``gc.consolidate(state, of="centre")`` is what to evaluate.
+    Evaluate ``gc.consolidate(state, of="centre")``.
 
     Replicas differ: build the state with ``gc.init_state(..., replicas=True)``. State: :class:`ElasticState`. Wire: the
-    method's, every ``every`` steps. An update that is not finite is left out: the replica stays where it is.
+    method's, every ``every`` steps. An update that is not finite is left out: the replica does not move.
 
     Args:
         method: an exchange, such as ``gc.dense(...)``.
-        axis_name: its axis.
+        axis_name: the method's axis.
         every: the communication period :math:`\tau`.
         beta: how far the centre moves to the replicas' mean, in (0, 1].
         alpha: how far a replica moves to the centre; ``beta`` divided by the number of workers by default.
 
     Raises:
         ValueError: for numbers out of range; when traced, without parameters, and for a method that decays weights or clips:
-            what crosses is no gradient.
+            what crosses is not a gradient.
 
     References:
         Zhang, Choromanska and LeCun, 2015, https://arxiv.org/abs/1412.6651, equations 5 and 6, algorithms 1 and 2.
@@ -100,8 +100,8 @@ def elastic_average(
             mean, inner = exchange.update(
                 apart, inner, None, **with_context(extra, not_gradients="elastic_average, a distance")
             )
-            # Taken off the replica at once: what a compressor keeps is in the residual, and reaches the centre later,
-            # and nothing is counted twice.
+            # It is subtracted from the replica now: what a compressor keeps is in the residual and reaches the centre later,
+            # so nothing is counted twice.
             pulled = jax.tree.map(lambda u, d: u - band * d, own, apart)
             return pulled, jax.tree.map(lambda c, m: c + beta * m, centre, mean), inner
 

@@ -1,4 +1,4 @@
-"""Which tensors take their outer step together: parts of equal size, or layers in the order of the forward pass."""
+"""Chooses which tensors take their outer step together: parts of equal size, or layers in the order of the forward pass."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from gradcomp_jax.transforms.policies import path_name
 
 Order = Literal["strided", "sequential"]
 Parts = int | Callable[[PyTree], PyTree]
-"""How many parts of about equal size; or a function of the parameters' shapes that returns each leaf's number."""
+"""The number of parts, of about equal size; or a function of the parameters' shapes that returns each leaf's part."""
 
 
 @_arguments.checked
@@ -25,9 +25,9 @@ def fragments(number: int, *, layers: Sequence[str], order: Order = "strided") -
     fragment :math:`l \bmod P` (strided) or :math:`\lfloor l P / L \rfloor` (sequential). Fragments have their turns in the
     order of their numbers, the last at the end of each period.
 
-    Each pattern stands for one layer, or, where numbers are in what it matches, for as many as there are different numbers, in
-    their order as numbers: ``r"layers_\d+"`` is layers_0, layers_1, ..., layers_10. A leaf belongs to the first pattern that
-    is found in its path. Layers that a scan has stacked into one leaf are one layer: their fragment is the whole leaf.
+    Each pattern stands for one layer. If its matches contain numbers, it stands for one layer for each different number, in
+    numerical order: ``r"layers_\d+"`` is layers_0, layers_1, ..., layers_10. A leaf belongs to the first pattern that
+    is found in its path. Layers that a scan has stacked into one leaf count as one layer: their fragment is the whole leaf.
 
     Example::
 
@@ -36,7 +36,7 @@ def fragments(number: int, *, layers: Sequence[str], order: Order = "strided") -
         gc.diloco(gc.dense(axis_name="data"), axis_name="data", every=30, parts=parts)
 
     Args:
-        number: of fragments, at most the number of layers.
+        number: number of fragments, at most the number of layers.
         layers: regular expressions in the order of the forward pass, searched for anywhere in a path, which reads like
             ``"layers_0/kernel"``.
         order: ``strided`` or ``sequential``.
@@ -45,8 +45,8 @@ def fragments(number: int, *, layers: Sequence[str], order: Order = "strided") -
         A function of the parameters, or of their shapes, that returns a tree of numbers from 0 on.
 
     Raises:
-        ValueError: for a number below 1, no layers, and what is no regular expression; when called, for a leaf without a
-            layer, a pattern that is found nowhere, and fewer layers than fragments.
+        ValueError: for a number below 1, no layers, and a pattern that is not a regular expression; when called, for a leaf
+            without a layer, a pattern that is found nowhere, and fewer layers than fragments.
 
     References:
         Douillard et al., 2025, Streaming DiLoCo, https://arxiv.org/abs/2501.18512, section 2.2.
@@ -94,8 +94,8 @@ def members_of(parts: Parts, tree: PyTree) -> list[list[int]]:
     """Returns the numbers of each part's leaves; the part whose turn ends the period comes first.
 
     Raises:
-        ValueError: if there are fewer leaves than parts, or a function returns no tree of numbers from 0 on, each of which
-            some leaf has.
+        ValueError: if there are fewer leaves than parts, or the function does not return a tree of numbers from 0 on, each of
+            which some leaf has.
     """
     if not callable(parts):
         return cut(tree, parts)
@@ -131,7 +131,7 @@ def cut(tree: PyTree, parts: int) -> list[list[int]]:
     total, seen = sum(sizes), 0
     result: list[list[int]] = [[] for _ in range(parts)]
     for i, size in enumerate(sizes):
-        # By where its middle lies, but so that the leaves that are left can still fill the parts that are.
+        # A leaf's middle decides its part, provided that the remaining leaves can still fill the remaining parts.
         middle = int((seen + size / 2) * parts / max(total, 1))
         begun = next((j for j in reversed(range(parts)) if result[j]), 0)
         least = parts - (len(sizes) - i)

@@ -24,7 +24,7 @@ Graph = Literal["hypercube", "exponential"]
 @_registered.node
 @dataclasses.dataclass(frozen=True)
 class GossipState(nonfinite.ReplicaState):
-    """State of :func:`gossip`: a :class:`ReplicaState`."""
+    """Holds the state of :func:`gossip`: a :class:`ReplicaState`."""
 
     def staleness(self) -> Array:
         """Returns how many steps a replica has taken since it last met a partner: int32 scalar."""
@@ -40,32 +40,33 @@ def gossip(
     compressor: Compressor | None = None,
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Makes each replica the mean of itself and one partner, another one each time.
+    r"""Makes each replica the mean of itself and one partner, a different one each time.
 
     With :math:`x_i` after the optimizer's step and :math:`\pi` the partners' permutation of this turn,
 
     .. math:: x_i \leftarrow x_i + \tfrac12 \left( \hat x_{\pi(i)} - \hat x_i \right),
 
-    where :math:`\hat x` is what crossed: :math:`x` itself, or what a quantizer made of it. Because everybody is one
-    worker's partner, the sum of the replicas stays what it was, whatever the quantizer lost. Partners are, in turns,
-    those whose numbers differ in one bit (``hypercube``; a power of two of workers, after :math:`\log_2 N` turns without
-    steps all are equal), or those :math:`1, 2, 4, \dots` places further on (``exponential``; any number).
+    where :math:`\hat x` is what crossed: :math:`x` itself, or what a quantizer made of it. Because each worker is one other
+    worker's partner, the sum of the replicas is preserved, even if the quantizer loses something. Partners are, in turns,
+    the workers whose numbers differ in one bit (``hypercube``; the number of workers is a power of two, and after
+    :math:`\log_2 N` turns without steps all are equal), or those :math:`1, 2, 4, \dots` places further on (``exponential``; any
+    number of workers).
 
-    Goes after the optimizer. Replicas differ: build the state with ``gc.init_state(..., replicas=True)``. Wire: one payload
+    It goes after the optimizer. Replicas differ: build the state with ``gc.init_state(..., replicas=True)``. Wire: one payload
     every ``every`` steps, to one worker, in one ``ppermute``: the latency of a single message.
 
-    An update that is not finite is left out: the replica stays where it is.
+    An update that is not finite is left out: the replica does not move.
 
     Args:
         axis_name: the axis.
         every: steps from one turn to the next.
-        graph: who meets whom.
-        compressor: of the parameters, one that does not select and asks nothing of other workers; float32 by default.
+        graph: which workers are partners.
+        compressor: compressor of the parameters, neither a sparsifier nor one with side information; float32 by default.
         key: seed (int) or typed JAX key of the compressor's randomness.
 
     Raises:
-        ValueError: for another graph, a compressor that does not fit; when traced, for a hypercube of a number of
-            workers that is no power of two, or without parameters.
+        ValueError: for an unknown graph, a compressor that does not fit; when traced, for a hypercube of a number of
+            workers that is not a power of two, or without parameters.
 
     References:
         Jin et al., 2016, https://arxiv.org/abs/1611.04581, section 3 (gossiping SGD); Assran et al., 2019,
@@ -113,10 +114,10 @@ def gossip(
 
 
 def permutations(graph: Graph, workers: int) -> list[list[int]]:
-    """Lists to whom each worker sends, turn after turn; an empty list for one worker.
+    """Lists the worker that each worker sends to, turn after turn; an empty list for one worker.
 
     Raises:
-        ValueError: for a hypercube of a number of workers that is no power of two.
+        ValueError: for a hypercube of a number of workers that is not a power of two.
     """
     reach = [1 << r for r in range((workers - 1).bit_length())]
     if graph == "exponential":

@@ -1,6 +1,6 @@
-"""What is not finite stays out: of a replica, and of what the others hear of it.
+"""Keeps what is not finite out of a replica, and out of what it sends to the others.
 
-Where replicas differ, a bad gradient is the worker's own affair. In a synchronous exchange all workers skip together, because
+Where replicas differ, a bad gradient concerns only its own worker. In a synchronous exchange all workers skip together, because
 all must stay equal.
 """
 
@@ -18,18 +18,18 @@ from gradcomp_jax.transforms.counters import count_on
 from gradcomp_jax.transforms.local import refuse_beyond_float32
 
 FARTHEST = 2.0**64
-"""How large a replica's parameter may become: differences of such numbers, their sums and squares can be exchanged."""
+"""The largest magnitude of a replica's parameter: differences of such numbers, their sums and squares can be exchanged."""
 
 
 @_registered.node
 @dataclasses.dataclass(frozen=True)
 class ReplicaState:
-    """What the state of a method begins with that goes after a replica's own optimizer.
+    """Holds the common fields of the states of methods that go after a replica's own optimizer.
 
     Attributes:
         step: int32 scalar, updates seen.
-        dropped: ``PerDevice`` int32 ``[1]``, how many of this replica's updates were not finite, or led beyond
-            :data:`FARTHEST`, and are left out.
+        dropped: ``PerDevice`` int32 ``[1]``, how many of this replica's updates were left out because they were not finite, or
+            led beyond :data:`FARTHEST`.
         every: steps from one exchange to the next, as configured.
     """
 
@@ -46,14 +46,15 @@ def or_zeros(tree: PyTree, largest: float = LARGEST) -> tuple[PyTree, Array]:
 
 
 def all_finite(tree: PyTree, largest: float = LARGEST) -> Array:
-    """Returns whether every entry of every leaf is, and none above a magnitude."""
+    """Returns whether every entry of every leaf is finite, and none is above ``largest``."""
     return jnp.stack([jnp.array(True), *(kernels.all_finite(x, largest) for x in jax.tree.leaves(tree))]).all()
 
 
 def steady(updates: PyTree, params: PyTree) -> tuple[PyTree, Array]:
-    """Updates in float32, zeros throughout if they or where they lead are not finite or too far; and whether they are taken.
+    """Returns the updates in float32, and whether they are taken.
 
-    An exchange skips what is too large for its sums, and a replica so far off would never be brought back.
+    They are all zeros if an update, or a parameter after it, is not finite or too large. An exchange skips what is too large
+    for its sums, so a replica that far away would never be brought back.
     """
     refuse_beyond_float32(updates)
     refuse_beyond_float32(params)
@@ -63,15 +64,15 @@ def steady(updates: PyTree, params: PyTree) -> tuple[PyTree, Array]:
 
 
 def restored(new: PyTree, old: PyTree, marked: tuple[type, ...]) -> PyTree:
-    """Returns a replica's optimizer state, or the one before where its update was left out or the state is not finite.
+    """Returns a replica's optimizer state; the one before if its update was left out or the state is not finite.
 
-    A NaN in a momentum or a second moment would stay there, and every later update of that replica would be left out; so would
-    those of a momentum that leads too far.
+    A NaN in a momentum or a second moment would stay there, and every later update of that replica would be left out. The same
+    holds for a momentum that leads too far.
 
     Args:
         new: the state after an update.
         old: the state before it.
-        marked: types of nodes that see to themselves: they are passed through.
+        marked: types of nodes that handle this themselves; they are passed through.
     """
 
     def is_marked(node: object) -> bool:
@@ -92,7 +93,7 @@ def counter(axis_name: AxisName | None) -> PerDevice:
 
 
 def count(before: PerDevice, ok: Array) -> PerDevice:
-    """Adds one where not ok."""
+    """Adds one where ``ok`` is false."""
     return PerDevice(jnp.where(ok, before.value, count_on(before.value)), 1)
 
 
@@ -103,12 +104,12 @@ def dropped(state: PyTree) -> Array:
 
 
 def like(tree: PyTree, example: PyTree) -> PyTree:
-    """Casts a tree to the dtypes of another one, and no number beyond their range."""
+    """Casts a tree to the dtypes of another one, and clips numbers to their range."""
     return jax.tree.map(lambda x, e: kernels.narrowed(x, jnp.asarray(e).dtype), tree, example)
 
 
 def need_replicas(params: Any, axis_name: AxisName | None, name: str) -> None:
-    """Refuses an update without parameters, and, where it is tracked, with parameters that all workers share."""
+    """Refuses an update without parameters, and, where JAX tracks that, with parameters that all workers share."""
     if params is None:
         raise ValueError(f"{name} compares parameters: call update(updates, state, params)")
     if not _compat.tracks_varying(axis_name):

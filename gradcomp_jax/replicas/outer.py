@@ -1,4 +1,4 @@
-"""Steps of each replica's own, and now and then one that all of them take together from where they were."""
+"""Local steps of each replica, and at intervals an outer step that all replicas take together from their common centre."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ from gradcomp_jax.transforms.skipping import keep_if, took_place
 @_registered.node
 @dataclasses.dataclass(frozen=True)
 class OuterState(nonfinite.ReplicaState):
-    """State of :func:`outer_average`, :func:`local_sgd`, :func:`diloco` and :func:`sparse_loco`: a :class:`ReplicaState`.
+    """Holds the state of :func:`outer_average` and the methods made from it: a :class:`ReplicaState`.
 
     Attributes:
-        centre: where the replicas were when they were last together, float32, equal on every worker.
-        outer: for each part of the tree, the one whose turn ends the period first, state of the outer optimizer.
+        centre: the replicas' common parameters after the last outer step, float32, equal on every worker.
+        outer: for each part of the tree, state of the outer optimizer; the part whose turn ends the period comes first.
         method: for each part of the tree, state of the exchange.
-        flying: for each part of the tree, how far this replica had come when its turn was, ``PerDevice`` float32
-            ``[1, *shape]`` and zeros once it has arrived; ``()`` without a delay.
+        flying: for each part of the tree, how far this replica had moved at the part's turn, ``PerDevice`` float32
+            ``[1, *shape]``, and zeros once the mean has arrived; ``()`` without a delay.
         delay: steps from a part's turn to the arrival of its mean, as configured.
     """
 
@@ -41,7 +41,7 @@ class OuterState(nonfinite.ReplicaState):
     delay: int = dataclasses.field(default=0, metadata={"static": True})
 
     def staleness(self) -> Array:
-        """Returns the steps of a replica since the part that waits longest was last together: int32 scalar."""
+        """Returns a replica's steps since the last outer step of the part that waits longest: int32 scalar."""
         parts = len(self.method)
         since = [(self.step + offset_of(j, parts, self.every) - self.delay) % self.every for j in range(parts)]
         return jnp.minimum(self.step, jnp.stack(since).max() + self.delay)
@@ -58,50 +58,50 @@ def outer_average(
     delay: int = 0,
     mix: float = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Takes local steps, and every ``every`` of them an outer one on the mean of how far the replicas have come.
+    r"""Takes local steps, and every ``every`` steps an outer step along the mean of the replicas' moves.
 
-    With :math:`c` where the replicas were last together and :math:`x_i` where each of them is after :math:`H` steps of its
-    own, the outer gradient is :math:`\Delta = \frac1N \sum_i (c - x_i)`; an outer optimizer makes a step of it, and all
-    replicas go on from there:
+    :math:`c` is the replicas' centre after the last outer step, and :math:`x_i` are the parameters of replica i after
+    :math:`H` local steps. The outer gradient is :math:`\Delta = \frac1N \sum_i (c - x_i)`. An outer optimizer makes a step from
+    it, and all replicas continue from the new centre:
 
     .. math:: c \leftarrow c + \mathrm{outer}(\Delta), \qquad x_i \leftarrow c.
 
     The :math:`c - x_i` cross by any exchange; what a method does not send stays in its memory and is part of the next
-    outer gradient. Goes after the inner optimizer, whose state is each replica's own: ``optax.chain(optax.adamw(1e-3),
+    outer gradient. It goes after the inner optimizer, whose state is each replica's own: ``optax.chain(optax.adamw(1e-3),
     gc.outer_average(gc.dense(axis_name="data"), optax.sgd(0.7, 0.9, nesterov=True), axis_name="data", every=100))``.
 
     With ``parts`` the tree is cut into that many parts of about equal size, or into the layers that
-    :func:`gradcomp_jax.fragments` says, and each has its turn once in ``every`` steps: as many bytes, spread over the period
-    (streaming). Turns depend on the number of the step alone, which is the same on all workers.
+    :func:`gradcomp_jax.fragments` names. Each part has its turn once in ``every`` steps: the bytes are the same, spread over
+    the period (streaming). Turns depend only on the number of the step, which is the same on all workers.
 
     With ``delay`` :math:`\tau` a part's :math:`c - x_i` is taken at its turn, and its mean arrives :math:`\tau` steps later,
-    while the replicas go on: the exchange needs nothing of the step that it is in. Each replica then keeps a share ``mix``
-    :math:`\alpha` of where it is by then: :math:`x_i \leftarrow \alpha x_i + (1 - \alpha) c`.
+    while the replicas continue: the exchange needs nothing of the step that it is in. Each replica then keeps a share ``mix``
+    :math:`\alpha` of its present parameters: :math:`x_i \leftarrow \alpha x_i + (1 - \alpha) c`.
 
     Replicas differ: build the state with ``gc.init_state(..., replicas=True)``. State: :class:`OuterState`. Wire: the
-    method's, once for each part in ``every`` steps. An update that is not finite is left out: the replica stays where it is.
+    method's, once for each part in ``every`` steps. An update that is not finite is left out: the replica does not move.
 
-    Replicas may count differently in an outer step, and some be missing: :func:`gradcomp_jax.weighted` around the method, and
-    ``update(..., weight=...)``, which is read in the step in which a mean is exchanged. A replica of weight 0 goes on from
-    :math:`c` as all do, and what it has come since is in no mean. Where all weights are 0 there is no outer step: replicas go
-    on, and what they come is part of the next.
+    Replicas may have different weights in an outer step, and some may be absent: put :func:`gradcomp_jax.weighted` around the
+    method, and call ``update(..., weight=...)``; the weight is read in the step in which a mean is exchanged. A replica of
+    weight 0 continues from :math:`c` like all others, and its moves since the last outer step are in no mean. Where all weights
+    are 0 there is no outer step: replicas continue, and their moves are part of the next outer step.
 
-    A replica arrives at :math:`c` as its parameters plus an update, so up to one rounding of each parameter, and exactly where
-    no parameter has more than doubled or halved since the last time.
+    A replica reaches :math:`c` as its parameters plus an update: up to one rounding of each parameter, and exactly where
+    no parameter has more than doubled or halved since the last outer step.
 
     Args:
         method: an exchange, such as ``gc.dense(...)``.
-        optimizer: the outer one; it sees :math:`\Delta` as its gradient and :math:`c` as its parameters.
+        optimizer: the outer optimizer; it sees :math:`\Delta` as its gradient and :math:`c` as its parameters.
         axis_name: the method's axis.
         every: steps :math:`H` from one outer step to the next.
-        parts: of the tree, at most ``every``: how many, or a function of the parameters that returns the number of each
-            leaf's part, from 0 on, in the order of their turns.
+        parts: parts of the tree, at most ``every``: their number, or a function of the parameters that returns the number of
+            each leaf's part, from 0 on, in the order of their turns.
         delay: steps :math:`\tau` from a part's turn to the arrival of its mean, fewer than ``every``.
-        mix: :math:`\alpha`, a replica's own share of what it goes on from, in [0, 1).
+        mix: :math:`\alpha`, a replica's own share in the parameters that it continues from, in [0, 1).
 
     Raises:
         ValueError: for a period below 1, too many parts, a delay of a period or more, and a share outside [0, 1); when traced,
-            without parameters, and for a method that decays weights: what crosses is no gradient.
+            without parameters, and for a method that decays weights: what crosses is not a gradient.
 
     References:
         Douillard et al., 2023, DiLoCo, https://arxiv.org/abs/2311.08105, algorithm 1; Douillard et al., 2025, Streaming
@@ -176,7 +176,7 @@ def outer_average(
 
         def lands(flying: PyTree, centre: PyTree, outer_state: Any, inner: Any) -> tuple:
             come = jax.tree.map(lambda mark: mark.value[0], flying, is_leaf=is_per_device)
-            # What has landed is gone: and a compiler sees that the exchange is of what the loop changes, and leaves it there.
+            # Zeros replace what has arrived. So a compiler sees that the exchange reads what the loop changes, and stays in it.
             return jax.tree.map(jnp.zeros_like, flying), *outer_step(come, centre, outer_state, inner)
 
         divided = members_of(parts, params)
@@ -185,7 +185,7 @@ def outer_average(
             offset = offset_of(j, len(divided), every)
             now = each_nth(state.step, every, offset)
             if delay:
-                # No part of the exchange reads this step's update.
+                # The exchange reads nothing of this step's update.
                 arrived = each_nth(state.step, every, offset - delay) & (state.step >= every - 1 - offset + delay)
                 sent = (flying[j], centre, outers[j], methods[j])
                 flying[j], centre, outers[j], methods[j] = advance(arrived, lands, sent)
@@ -211,12 +211,12 @@ def _at_most(every: int, parts: int) -> None:
 
 
 def offset_of(part: int, parts: int, every: int) -> int:
-    """Returns by how many steps a part's turn comes before that of the first."""
+    """Returns how many steps a part's turn comes before that of the first part."""
     return part * every // parts
 
 
 def only(tree: PyTree, members: Sequence[int]) -> PyTree:
-    """Returns the tree with nothing but some of its leaves, under their own paths."""
+    """Returns the tree with only some of its leaves, under their own paths."""
     leaves, treedef = jax.tree.flatten(tree)
     chosen = set(members)
     return jax.tree.unflatten(treedef, [x if i in chosen else optax.MaskedNode() for i, x in enumerate(leaves)])
@@ -233,12 +233,12 @@ def local_sgd(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Sets all replicas to their mean every ``every`` steps: :math:`x_i \leftarrow \frac1N \sum_j x_j`.
 
-    :func:`outer_average` with an outer step of the whole distance. With ``every=1``, dense and plain SGD this is synchronous
-    SGD up to the rounding of :math:`x`.
+    It is :func:`outer_average` with an outer step of the whole distance. With ``every=1``, ``dense`` and plain SGD this is
+    synchronous SGD up to the rounding of :math:`x`.
 
     Args:
-        method: an exchange, such as ``gc.dense(...)``; of how far a replica has moved since the last exchange.
-        axis_name: its axis.
+        method: an exchange, such as ``gc.dense(...)``, of a replica's moves since the last exchange.
+        axis_name: the method's axis.
         every: local steps :math:`\tau`.
 
     References:

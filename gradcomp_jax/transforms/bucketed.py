@@ -1,7 +1,7 @@
-"""An exchange in buckets, so that it can begin before the backward pass ends, and the order of the forward pass.
+"""An exchange in buckets, so that it can begin before the backward pass ends; and the order of the forward pass.
 
-The context tells the exchange which leaves cross together. So no method has an argument for it, and the seeds and the state are
-those without buckets.
+The context tells the exchange which leaves cross together. So no method needs an argument for it, and seeds and state are the
+same as without buckets.
 """
 
 import re
@@ -24,11 +24,11 @@ def bucketed(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Divides the exchange into buckets in the order in which the backward pass finishes gradients.
 
-    Everything of an exchange crosses in one buffer, which waits for the last gradient. In buckets each has collectives of its
-    own, which need nothing but their gradients: a compiler that hides latency starts them while the backward pass goes on.
-    Results are those without buckets, but for which worker keeps what rounding takes on the downlink, and for the random
-    numbers of the downlink. A step with a non-finite gradient in any bucket is skipped in all of them. Each bucket costs the
-    latency of its collectives, so buckets pay where bytes take longer than that: some megabytes of gradient each.
+    Without buckets, an exchange crosses in one buffer, which waits for the last gradient. Each bucket has its own collectives,
+    which need only the bucket's gradients: a compiler that hides latency starts them while the backward pass continues.
+    The results are the same as without buckets, with two exceptions: which worker keeps the rounding error of the downlink, and
+    the random numbers of the downlink. A step with a non-finite gradient in any bucket is skipped in all of them. Each bucket
+    costs the latency of its collectives, so buckets pay where bytes take longer than that: some megabytes of gradient each.
 
     Local clipping (``gc.dgc(clip_norm=...)``) needs the norm of the whole gradient before anything is sent, and
     ``view="tree"`` (gradient dropping) the whole gradient; with them nothing can begin early.
@@ -96,9 +96,9 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 @_arguments.checked
 def forward_order(loss: Callable[..., Any], params: PyTree, *args: Any, **kwargs: Any) -> tuple[str, ...]:
-    """Paths of the parameters in the order in which ``loss(params, *args)`` first computes with them.
+    """Returns the paths of the parameters in the order in which ``loss(params, *args)`` first computes with them.
 
-    What is done to a parameter alone (a cast, a reshape, a scale) does not count as a use. A parameter that is never used
+    An operation on a parameter alone (a cast, a reshape, a scale) does not count as a use. A parameter that is never used
     comes last. Nothing is computed.
 
     Args:
@@ -138,6 +138,6 @@ def _read(jaxpr: Any, aliases: dict[Any, int], found: list[int]) -> None:
 
 
 def _body(parameter: Any) -> Any:
-    """The program inside an equation, of a jitted or rematerialised function for instance."""
+    """Returns the program inside an equation, for instance that of a jitted or rematerialised function."""
     inner = getattr(parameter, "jaxpr", parameter)
     return inner if hasattr(inner, "eqns") else None

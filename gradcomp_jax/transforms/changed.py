@@ -1,4 +1,4 @@
-"""A state of another method is no fault of the state: the sentence for it, and where it is seen."""
+"""Errors for a state that another method made: what they say, and where they are raised."""
 
 import contextlib
 import contextvars
@@ -22,21 +22,21 @@ _MADE_BY = {
     "ShardState": "hierarchical or model_parallel",
     "SwitchedState": "switched",
 }
-"""What makes a state, by its type; an exchange's says it by itself."""
+"""What makes a state, by its type; the state of an exchange names its maker itself."""
 
 _EXCHANGE = "exchange"
 
 _KINDS = ("compressor", "memory")
-"""Options of an exchange that say what it is, where no method has named it."""
+"""Options that identify an exchange that no method has named."""
 
 _DEFAULT = "Residual"
-"""The memory of an exchange that is given none."""
+"""The default memory of an exchange."""
 
 _within: contextvars.ContextVar[bool] = contextvars.ContextVar("within a method", default=False)
 
 
 def of_state(kind: type, init: Init, update: Any, maker: MadeBy | None = None) -> optax.GradientTransformationExtraArgs:
-    """Returns a transformation of whose state nothing is of the parameters' shapes, and which takes no other state."""
+    """Returns a transformation that refuses other states, and whose state has no array like a parameter."""
     return optax.GradientTransformationExtraArgs(not_of_params(init), only_of(kind, update, maker))
 
 
@@ -44,7 +44,7 @@ def only_of(kind: type, update: Any, maker: MadeBy | None = None) -> Any:
     """Returns an update that refuses states of other types, and those of another maker, before it reads them."""
 
     def checked(updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, Any]:
-        # No state at all is what a misuse is tried with, and the update says what is wrong.
+        # A call without a state is left to the update, whose error says what is wrong.
         if state is not None and not isinstance(state, kind):
             raise ValueError(_inside(state, kind, maker) or _sentence(said_of(state), _name(kind, maker)))
         if maker is not None and not _within.get():
@@ -55,10 +55,10 @@ def only_of(kind: type, update: Any, maker: MadeBy | None = None) -> Any:
 
 
 def refuse_other_method(state: Any, maker: MadeBy) -> None:
-    """Refuses the state of another method than the one that is given it.
+    """Refuses a state that another method made.
 
     Raises:
-        ValueError: naming both, and what goes on from such a state.
+        ValueError: naming both methods, and how to continue from such a state.
     """
     for node in nodes_within(state, _is_exchange):
         made = node.made_by
@@ -77,7 +77,7 @@ def refuse_other_method(state: Any, maker: MadeBy) -> None:
 
 @contextlib.contextmanager
 def one_method() -> Iterator[None]:
-    """What is built of exchanges, and has named their states, has looked at them for all of them."""
+    """Marks that a method runs which has checked the states of all exchanges inside it."""
     token = _within.set(True)
     try:
         yield
@@ -98,7 +98,7 @@ REMEDY = (
 
 
 class NoWrapper:
-    """A state that says so where a wrapper of optax, such as ``optax.masked``, takes it for one of its own."""
+    """Raises an error where a wrapper of optax, such as ``optax.masked``, takes the state for its own."""
 
     def __getattr__(self, name: str) -> Any:
         """Names the remedy where a wrapper reads the state inside its own."""
@@ -121,7 +121,7 @@ _INSIDE = {
 
 
 def _inside(state: Any, kind: type, maker: MadeBy | None) -> str:
-    """The sentence for a state of the right kind that lies inside another; empty for other states."""
+    """Returns the error for a state of the right kind that lies inside another; empty for other states."""
     made: Any = next(iter(nodes_within(state, lambda n: isinstance(n, kind) or type(n).__name__ in _MADE_BY)), None)
     named = maker is None or getattr(made, "made_by", maker).name == maker.name
     if not isinstance(made, kind) or not (_within.get() or named):

@@ -14,21 +14,20 @@ _KEY = "gradcomp_context"
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """Where an exchange takes place.
+    """Tells an exchange where it takes place.
 
     Attributes:
         inner_axis_name: the axis, or axes, of the devices that are one worker; ``None`` where each device is one.
         buckets: the leaves' numbers, bucket after bucket; ``None`` for one bucket of all.
-        forward_order: returns the parameters' paths in the order of their first use; ``None`` where nobody has read it.
-        not_gradients: what is exchanged in the place of gradients, such as ``"differences from the centre"``; empty for
-            gradients.
-        describes: whether an exchange is to send zeros of the shapes that it sends, and nothing else, for its bytes to be read
-            from the traced program.
+        forward_order: returns the parameters' paths in the order of their first use; ``None`` where it is not known.
+        not_gradients: what is exchanged instead of gradients, such as ``"differences from the centre"``; empty for gradients.
+        describes: whether an exchange sends only zeros, in the shapes of its payloads, so that its bytes can be read from the
+            traced program.
         weighted: the names of the axis whose workers' gradients are weighted, so that their mean is a weighted mean; ``None``
             where all count alike.
-        dtypes: of the updates that are wanted, by the leaf's path, where the exchange is given wider gradients; ``None`` where
-            they have their gradients' dtypes. What changes the unit of a gradient takes it out.
-        weight_read: called when a ``weight=`` is read, for its giver to know that nothing on the way has dropped it.
+        dtypes: dtypes of the wanted updates, by the leaf's path, where the exchange is given wider gradients; ``None`` where
+            updates have their gradients' dtypes. A transformation that changes the unit of a gradient removes it.
+        weight_read: called when a ``weight=`` is read, so that whoever gave it knows that it was not dropped on the way.
     """
 
     inner_axis_name: AxisName | None = None
@@ -47,7 +46,7 @@ class Context:
 
 
 def context_of(extra: Mapping[str, Any]) -> Context:
-    """Returns the context that extra arguments hold, by default that of an exchange by itself."""
+    """Returns the context in the extra arguments; by default that of an exchange with nothing around it."""
     return extra.get(_KEY, Context())
 
 

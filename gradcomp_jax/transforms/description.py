@@ -1,4 +1,4 @@
-"""What an exchange sends, from its layout and its collectives alone: its operations, with zeros in the place of payloads."""
+"""What an exchange sends, from its layout and its collectives alone: its operations, with zeros instead of payloads."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from gradcomp_jax.transforms.transport import transport
 
 
 class _Blank(NamedTuple):
-    """A message without content."""
+    """Stands for a message without content."""
 
     compressor: Compressor
     rows: int
@@ -50,6 +50,6 @@ def describe(layout: Layout, buckets: Sequence[Sequence[int]] | None, workers: c
                 starts = layout.starts(n)
                 places = owners.places([starts[j] for j in bucket[n]], rows, workers.count)
             messages.append(_Blank(group.compressor, places[-1] + rows[-1], collective))
-        # All that transport reads of a message is its steps.
+        # transport reads nothing of a message but its steps.
         ok.append(transport(messages, jnp.array(False), workers).ok)  # type: ignore[arg-type]
     return jnp.stack(ok).all()

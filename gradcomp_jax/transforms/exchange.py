@@ -35,17 +35,17 @@ from gradcomp_jax.transforms.transport import Transported, transport
 @_registered.node
 @dataclasses.dataclass(frozen=True)
 class ExchangeState(NoWrapper):
-    """State of :func:`exchange`.
+    """Holds the state of :func:`exchange`.
 
     Attributes:
-        step: int32 scalar, updates seen, skipped ones included; near 2**31 it goes on from about 2**30, as all our counters do.
+        step: int32 scalar, updates seen, skipped ones included; near 2**31 it continues from about 2**30, as all counters here.
         skipped: int32 scalar, exchanges skipped because a gradient was not finite, or too large.
-        memory: for each group and segment, the memory as :class:`~gradcomp_jax.per_device.PerDevice` rows, float32 or what
-            the memory's dtype is: :class:`~gradcomp_jax.memory.Narrow` where that has scales.
+        memory: for each group and segment, the memory as :class:`~gradcomp_jax.per_device.PerDevice` rows in the memory's
+            dtype, float32 by default; :class:`~gradcomp_jax.memory.Narrow` where that dtype has scales.
         compressor: for each group and segment, the compressor's own state.
         server: for each group, the owners' residual (``PerDevice`` of kind ``shard``, kept as the memory is) or ``()``.
         memory_ratio: the norm of this worker's memories over its gradient's, ``PerDevice`` float32 ``[1]``, estimated; ``()``
-            without a memory. It settles near the steps that an entry waits for; if it keeps growing, something never goes out.
+            without a memory. It settles near the number of steps that an entry waits; if it keeps growing, some are never sent.
         made_by: the method and its options, as ``init`` was given them; static, for checkpoints to compare.
     """
 
@@ -83,14 +83,14 @@ def exchange(
     ``optax.clip_by_global_norm`` before it clips each worker's gradient by that worker's norm, after it the update. Works under
     ``shard_map`` (``check_vma`` on or off), ``pmap`` and ``vmap(axis_name=...)``.
 
-    A gradient with a NaN or an infinity on any worker: all workers skip the exchange. The update is zero, ``skipped`` goes up,
-    and memories stay but for entries that would have every later step skipped. So it is where what a worker sends from is
-    above 1/(4N) of float32's largest number (2e37 for four workers); codes that add entries up (signs, rotations, low rank)
-    may skip from that over their block on. An update beyond its leaf's range (float16) is its largest number: memories keep
-    the rest, but not what a cast rounds.
+    If a gradient has a NaN or an infinity on any worker, all workers skip the exchange. The update is zero, ``skipped`` goes
+    up, and memories stay, except entries so large that every later step would be skipped. The same happens where a target
+    is above 1/(4N) of float32's largest number (2e37 for four workers); codes that add entries up (signs, rotations, low rank)
+    may skip from that number divided by their block. An update beyond its leaf's range (float16) becomes the largest number of
+    that range: memories keep the rest, but not what a cast rounds.
 
-    State: :class:`ExchangeState`; memories are per device, and float32 unless they are made with another dtype. Initialise
-    inside the axis (:func:`gradcomp_jax.init_state` does): the owners' shards, which selections in two phases have by default,
+    State: :class:`ExchangeState`; memories are per device, and float32 unless they are made with another dtype. Initialise it
+    inside the axis, as :func:`gradcomp_jax.init_state` does: owners' shards, which selections in two phases have by default,
     depend on the number of workers. Wire: the payloads, one buffer, and one word for the common decision to skip.
 
     Args:
@@ -103,10 +103,10 @@ def exchange(
             returns each worker's shard of the update.
         mask: which leaves to compress, as for ``optax.masked``: a tree of booleans, the parameters' or a prefix of it, or a
             function of the parameters' shapes that returns one; :mod:`gradcomp_jax.masks` makes some. The others go dense. By
-            default leaves with two or more dimensions whose payload is smaller than the dense leaf, but for stacked vectors,
+            default leaves with two or more dimensions whose payload is smaller than the dense leaf, except stacked vectors,
             known by their names (``layers/norm/scale``). A policy decides alone.
         view: how leaves are divided into the compressor's blocks: ``rows``, stretches of a leaf; ``dealt``, a leaf's entries
-            dealt out in turn, so that block j of R has the entries j, j + R, ..., a sample of all of it; ``columns``, each of
+            dealt out in turn, so that block j of R has the entries j, j + R, ..., a sample of the leaf; ``columns``, each of
             a leaf's columns (its last dimension) by itself; ``tree``, all leaves together, dealt. By default ``dealt`` for
             :func:`~gradcomp_jax.compressors.topk` and ``rows`` for all others.
         dense_compressor: for the leaves left out, which cross joined together; float32 by default.
@@ -116,13 +116,13 @@ def exchange(
     Raises:
         ValueError: at construction, if compressor, memory and collective do not go together; when traced, if the gradients
             are already reduced over ``axis_name``, or the state is of other tensors or declared replicated.
-        TypeError: when traced, for a leaf that is no real floating-point array, or wider than float32.
+        TypeError: when traced, for a leaf that is not a real floating-point array, or is wider than float32.
         NameError: when traced outside the axis.
     """
     maker = made_by("exchange", locals())
     collective = co.as_collective(collective)
     if axis_name is None and isinstance(collective, co.Auto):
-        # One worker has no mean to encode once more, and needs no owner's residual.
+        # One worker has no mean to encode again, and needs no owner's residual.
         collective = co.Auto()
     rules = layout_rules(
         compressor, memory=memory, collective=collective, mask=mask, view=view, dense_compressor=dense_compressor
@@ -137,11 +137,11 @@ def exchange(
             memories.append(tuple(init_memory(group, s, axis_name) for s in segments))
             states.append(tuple(group.compressor.init((s.size,)) for s in segments))
             servers.append(init_server(group, segments, workers, axis_name))
-        # Buffers of their own: a state may be donated.
+        # Each array has its own buffer: a state may be donated.
         step, skipped = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
         ratio: Any = ()
         if jax.tree.leaves((memories, servers)):
-            # Where only owners have a residual, too: its shape alone would not tell a checkpoint how many workers there were.
+            # Also where only owners have a residual: its shape alone does not tell a checkpoint how many workers there were.
             ratio = PerDevice(_compat.varying(jnp.zeros((1,), jnp.float32), axis_name), 1)
         return ExchangeState(step, skipped, tuple(memories), tuple(states), tuple(servers), ratio, maker)
 
@@ -191,13 +191,13 @@ def exchange(
 
 
 def _together(ok: Array, context: Context) -> Array:
-    """Whether all devices of a worker are to go on: each has seen its part of the tensors alone."""
+    """Returns whether all devices of a worker accept the step; each has seen only its part of the tensors."""
     inner = context.inner_axis_name
     return ok if inner is None else _compat.invarying(jax.lax.pmin(ok.astype(jnp.int32), inner) > 0, inner)
 
 
 def _in_lists(state: ExchangeState) -> Any:
-    """A state whose groups and segments can be replaced one by one."""
+    """Returns a state with lists of groups and segments, which can be replaced one by one."""
     memory, compressor = ([list(of) for of in every] for every in (state.memory, state.compressor))
     return state._replace(memory=memory, compressor=compressor, server=list(state.server))
 
@@ -205,9 +205,9 @@ def _in_lists(state: ExchangeState) -> Any:
 def _result(
     i: int, leaf: Array, dtype: Any, sent: dict[int, Array], layout: Layout, ok: Array, axis_name: AxisName | None
 ) -> Array:
-    """The update of leaf number i."""
+    """Returns the update of leaf number i."""
     if not leaf.size:
-        # Nothing crossed, but it too must be known to be equal on all workers.
+        # Nothing crossed, but the result too must be known to be equal on all workers.
         return jnp.zeros(leaf.shape, dtype)
     if i in layout.averaged:
         return jnp.where(ok, _compat.invarying(leaf, axis_name), jnp.zeros((), leaf.dtype)).astype(dtype)

@@ -17,14 +17,14 @@ _LARGEST = 2.0**50
 
 
 class FrozenAdamState(NamedTuple):
-    """State of :func:`frozen_adam`.
+    """Holds the state of :func:`frozen_adam`.
 
     Attributes:
         taken: int32 scalar, steps taken, skipped ones not among them.
         mean: m, float32 in the parameters' shapes, equal on every worker.
         variance: v, likewise.
-        dense: state of the exchange of the first steps.
-        compressed: of the other's.
+        dense: state of the exchange of gradients, in the first steps.
+        compressed: state of the exchange of momenta.
     """
 
     taken: Array
@@ -44,22 +44,22 @@ def frozen_adam(
     eps: float = 1e-8,
     floor: float = 0.1,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Adam's direction :math:`\hat m / (\sqrt{\hat v} + \epsilon)`, of which only m is exchanged once v is frozen.
+    r"""Computes Adam's direction :math:`\hat m / (\sqrt{\hat v} + \epsilon)`, and exchanges only m once v is frozen.
 
-    For the first ``warm_up_steps`` steps, gradients cross through ``dense`` and this is Adam. Then v stays what it is,
+    For the first ``warm_up_steps`` steps, gradients cross through ``dense`` and this is Adam. Then v stays fixed,
     and every worker sends :math:`\beta_1 m + (1 - \beta_1) g^i` through ``compressed``; the mean is the new m. Both are
     branches of one program, chosen by the replicated step count. Both are corrected for their start at zero.
 
-    A code's error is alike for all entries of a block, and is divided by each one's own :math:`\sqrt v`: where that is much
+    A code's error is alike for all entries of a block, and is divided by each entry's own :math:`\sqrt v`. Where that is much
     smaller than its neighbours', noise becomes the largest step of all, and training diverges. So the frozen
-    :math:`\sqrt v` counts as at least ``floor`` times the root of the tensor's mean v. With ``floor=0`` it is as it is.
+    :math:`\sqrt v` counts as at least ``floor`` times the root of the tensor's mean v. ``floor=0`` leaves it unchanged.
 
-    An entry without a gradient in the whole warm-up has its tensor's mean v; in a tensor of which no entry had one, such as a
-    layer that is unfrozen later, that of the whole tree (in a hierarchy, of the device's shards). No such entry has a step
-    above 1.
+    An entry without a gradient in the whole warm-up takes its tensor's mean v. Where no entry of a tensor had one, as in a
+    layer that is unfrozen later, it takes the mean of the whole tree (in a hierarchy, of the device's shards). No such entry
+    has a step above 1.
 
     Squares are kept, so a magnitude above 2**50 counts as not finite and the exchange is skipped. A skipped exchange leaves
-    m, v and all memories as they were, its update is zero, and it is no step.
+    m, v and all memories as they were, its update is zero, and it does not count as a step.
 
     Args:
         dense: the exchange of gradients.
@@ -89,7 +89,7 @@ def frozen_adam(
         extra = with_context(extra, dtypes=None)
         refuse_beyond_float32(updates)
         gradient = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
-        # An infinity in the place of what has squares that overflow, alone or summed over a tensor.
+        # An infinity replaces what has squares that overflow, alone or summed over a tensor.
         gradient = jax.tree.map(lambda g: jnp.where(jnp.abs(g) > _LARGEST, jnp.inf, g), gradient)
 
         # The gradient is closed over, so that an exchange sees where it comes from.
@@ -115,13 +115,13 @@ def frozen_adam(
         for_variance = 1 - jnp.float32(b2) ** jnp.clip(taken, 1, steps).astype(jnp.float32)
 
         def direction(mean: Array, variance: Array, least: Array, like: Array) -> Array:
-            # Products, as XLA:TPU makes copies for a select.
+            # Products, because XLA:TPU makes copies for a select.
             unseen = (variance <= 0).astype(jnp.float32)
             spread = jnp.maximum(variance, least if floor else least * unseen)
             root = jnp.sqrt(spread / for_variance) * (1 + unseen * (1 / (floor or 1.0) - 1))
             step = (mean / for_mean) / (root + jnp.float32(eps))
             step = step * (1 - unseen) + jnp.clip(step, -1.0, 1.0) * unseen
-            # A sign has no zero: where v is, what comes of rounding would be divided by epsilon.
+            # A sign code has no zero: where v is zero, its rounding error would be divided by epsilon.
             return kernels.narrowed(jnp.where(ok & (spread > 0), step, 0.0), like.dtype)
 
         result = jax.tree.map(direction, new.mean, new.variance, _means(new.variance, scale), updates)
@@ -135,10 +135,10 @@ def _towards(old: PyTree, new: PyTree, decay: float) -> PyTree:
 
 
 def _means(variance: PyTree, scale: Array) -> PyTree:
-    """Means of v by tensor, where one has none that of the tree, times ``scale``."""
+    """Returns the means of v by tensor, times ``scale``; for a tensor without one, the mean of the tree."""
     values, tree = jax.tree.flatten(variance)
     sums = [jnp.sum(v) for v in values]
-    # Within a mesh some may be sharded, others not, and what is on all devices must stay alike.
+    # Within a mesh some tensors may be sharded and others not, and the result must be equal on all devices.
     alike: dict[Any, list[int]] = {}
     for i, total in enumerate(sums):
         alike.setdefault(_compat.shape_like(total, (), jnp.float32), []).append(i)

@@ -1,4 +1,4 @@
-"""An exchange over slow links between workers that are several devices joined by fast ones."""
+"""An exchange over slow links, between workers that are each several devices joined by fast links."""
 
 from typing import Any
 
@@ -34,17 +34,17 @@ def hierarchical(
 
     The mean gradient of a worker is exchanged: local clipping, momentum and error feedback in ``exchange`` are those of
     workers, not of devices. The exchange is told only that the norm of a worker's gradient and the decision to skip a step
-    are those of all its devices. So every method works here as it is, with Adam's moments and low-rank starts.
+    are those of all its devices. So every method works here unchanged, with Adam's moments and low-rank starts.
 
     A tensor is divided along the rows of the matrix of its last dimension against all others, so the shard of a matrix is a
-    matrix; where the devices do not divide the rows, zeros fill them up. What the exchange says of a tensor (a scale, a
-    size, a selection) it says of the shard. Of an update that float16 cannot hold, what is beyond its range is lost.
+    matrix; where the devices do not divide the rows, zeros fill them up. In the exchange, a scale, a size or a selection is
+    that of the shard, not of the tensor. The part of an update that is beyond float16's range is lost.
 
     **Sharded parameters (FSDP, ZeRO).** Tensors whose spec in ``param_specs`` lays a dimension along ``inner_axis_name`` are
     divided along that dimension, and their updates stay where they are: whole gradients in, the device's shard of the update
     out, and no all-gather. The parameters that ``init`` and ``update`` see are then the device's shards.
 
-    State: that of ``exchange``, every array of it per device. Use both axes wherever the axis of the workers is asked
+    State: that of ``exchange``, with every array per device. Give both axes wherever the axis of the workers is asked
     for: ``gc.init_state(..., axis_name=("slices", "chips"))``, the outer one first; ``old`` and ``new`` of
     :func:`gradcomp_jax.resize_workers` count outer workers.
 
@@ -83,7 +83,7 @@ def hierarchical(
         for (path, g), shards in zip(jax.tree_util.tree_leaves_with_path(updates), every, strict=True):
             shards.check(path_name(path), g.shape)
             stacks.append(shards.stack(g.astype(jnp.float32)))
-        # The mean over the worker's devices, in float32: the exchange rounds it once, and not before.
+        # The mean over the worker's devices is float32, so that only the exchange rounds it.
         summed = in_buckets(fused.reduce_scatter, stacks, inner_axis_name, context_of(extra))
         mine = [total / shards.count for total, shards in zip(summed, every, strict=True)]
         return worker_shards.update(inside, mine, every, updates, state, params, **axes, extra=extra)

@@ -1,4 +1,4 @@
-"""What several passes over a tensor read, held in memory in the layout that suits them."""
+"""Arrays that several passes over a tensor read, held in memory in the layout that suits the passes."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ from gradcomp_jax.transforms.layout import Group
 def sources(group: Group, read: Any, after: Any) -> Any:
     """Returns what a target is made of, held for the pass that makes it, once ``after`` is there.
 
-    Rows of one entry without a memory are read in one pass, which may be over whatever shape an accelerator likes.
+    Rows of one entry without a memory are read in one pass, over any shape that the compiler chooses.
     """
     if group.compressor.block == 1 and not group.memory.keeps:
         return kernels.held_on_cpu((read, after))[0]
@@ -31,14 +31,14 @@ def sources(group: Group, read: Any, after: Any) -> Any:
 
 
 def memory(group: Group, new: Any) -> Any:
-    """Returns a new memory; of rows that are matrices, computed as those on TPU."""
+    """Returns a new memory; where rows are matrices, TPU computes it in their shape."""
     if group.compressor.row_shape is None:
         return new
     return lax.platform_dependent(new, tpu=lambda new: _as_matrices(group, new, ()), default=lambda new: new)
 
 
 def _as_matrices(group: Group, tree: Any, after: Any) -> Any:
-    """Arrays of rows, held as the matrices that those are: TPU copies between the two layouts, once and not for each pass."""
+    """Returns arrays of rows, held as matrices: TPU copies between the two layouts, here once and not for each pass."""
     shape = group.compressor.row_shape or ()
 
     def laid(a: Array) -> Array:

@@ -1,4 +1,4 @@
-"""What an exchange keeps, before the first step."""
+"""The state of an exchange before the first step."""
 
 import dataclasses
 from typing import Any
@@ -21,7 +21,7 @@ def init_memory(group: Group, segment: Segment, axis_name: AxisName | None) -> A
     entries = segment.size if segment.shards else 0
 
     def mark(a: Array) -> PerDevice:
-        # A row of scales goes with its row of values, to whichever owner.
+        # A row of scales has the same owner as its row of values.
         return PerDevice(a, rows, entries=entries if a.shape[-1] == block else -(-entries // block) * a.shape[-1])
 
     return jax.tree.map(mark, _compat.varying(zeros, axis_name))

@@ -20,14 +20,14 @@ View = Literal["rows", "dealt", "columns", "tree"]
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """One vector to compress: a single leaf, or several leaves joined end to end.
+    """Describes one vector to compress: a single leaf, or several leaves joined end to end.
 
     Attributes:
-        leaves: their numbers in the tree.
+        leaves: the leaves' numbers in the tree.
         size: entries.
-        shards: among the workers, of which each owns one, where the parameter lies along their axis.
-        periods: lengths after which its structure repeats.
-        shape: of the leaf, where it is a single one.
+        shards: the shards of a parameter that lies along the workers' axis; each worker owns one.
+        periods: lengths after which the structure of the vector repeats.
+        shape: shape of the leaf, where it is a single one.
     """
 
     leaves: tuple[int, ...]
@@ -38,16 +38,16 @@ class Segment:
 
     @property
     def owners(self) -> int:
-        """Returns among how many workers it is divided; 1 where all of them want it whole."""
+        """Returns the number of workers that it is divided among; 1 where every worker wants all of it."""
         return self.shards.count if self.shards else 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """A compressor with its memory and collective.
+    """Combines a compressor with its memory and collective.
 
-    Rows that are encoded are float32 ``[rows, block]``. Memories lie as the leaves do, whatever the view, so partition specs,
-    checkpoints and a change of the number of workers know nothing of dealing.
+    Rows that are encoded are float32 ``[rows, block]``. Memories lie as the leaves do in every view, so partition specs,
+    checkpoints and a change of the number of workers need not know about dealing.
 
     Attributes:
         compressor: encodes rows.
@@ -62,7 +62,7 @@ class Group:
     view: View = "rows"
 
     def __post_init__(self) -> None:
-        """Refuses combinations that cannot keep the laws."""
+        """Refuses combinations that break a law."""
         self.collective.check(self.compressor, self.memory)
         if isinstance(self.collective, ReduceScatter) and self.view not in ("rows", "dealt"):
             raise ValueError(
@@ -79,11 +79,11 @@ class Group:
         return kernels.row_count(segment.size // segment.owners, self.compressor.block) * segment.owners
 
     def memory_counts(self, segment: Segment) -> Array:
-        """Returns how many entries of each of those are not padding: int32 ``[rows]``."""
+        """Returns how many entries of each row of the memory are not padding: int32 ``[rows]``."""
         return jnp.tile(kernels.valid_counts(segment.size // segment.owners, self.compressor.block), segment.owners)
 
     def received_rows(self, segment: Segment) -> int:
-        """Returns how many rows a worker receives the mean of: all, or those of its shard."""
+        """Returns how many rows of the mean a worker receives: all, or those of its shard."""
         if self.dealt:
             return self.deal(segment).rows
         return kernels.row_count(segment.size // segment.owners, self.compressor.block)
@@ -113,7 +113,7 @@ class Group:
     def laid(
         self, segment: Segment, like: Array | jax.ShapeDtypeStruct | None = None
     ) -> tuple[kernels.Deal, int] | None:
-        """Returns how a mean is wanted: as the memory lies, or as a leaf does; ``None`` where rows are not dealt."""
+        """Returns the layout that a mean is wanted in, the memory's or a leaf's; ``None`` where rows are not dealt."""
         if not self.dealt:
             return None
         width = self.compressor.block
@@ -125,7 +125,7 @@ class Group:
         """Returns the float32 rows of a segment's leaves, given by their number in the tree, as the memory lies."""
         block, first = self.compressor.block, leaves[segment.leaves[0]]
         if segment.shards:
-            # Each owner's shard by itself, its last row filled up.
+            # Each owner's shard is made into rows by itself, and its last row is filled up.
             flat = segment.shards.flat(first).astype(jnp.float32)
             padding = self.memory_rows(segment) // segment.owners * block - flat.shape[1]
             return jnp.pad(flat, ((0, 0), (0, padding))).reshape(-1, block)
@@ -136,7 +136,7 @@ class Group:
         return kernels.as_rows(first, block)
 
     def split(self, segment: Segment, rows: Array, like: Sequence[jax.ShapeDtypeStruct]) -> dict[int, Array]:
-        """Inverts :meth:`join`: leaf number to an array of that leaf's dtype and shape, or that of an owner's shard."""
+        """Inverts :meth:`join`: maps a leaf's number to an array of the leaf's dtype and shape, or of an owner's shard."""
         first = segment.leaves[0]
         leaf = like[first]
         if segment.shards:
@@ -155,7 +155,7 @@ class Group:
         return result
 
     def encoded_rows(self, segment: Segment, rows: Array) -> Array:
-        """Returns the rows that are encoded, of those that lie as the memory does: float32 ``[rows, block]``."""
+        """Returns the rows to encode, from rows that lie as the memory does: float32 ``[rows, block]``."""
         if not self.dealt:
             return rows
         flat = rows.reshape(segment.owners, -1)
@@ -177,13 +177,13 @@ class Group:
         return jax.vmap(self.deal(segment).flat)(by_owner).reshape(-1, self.compressor.block)
 
     def sent_mask(self, segment: Segment, payload: Any, info: RowInfo) -> Array:
-        """Returns which of those entries are not zero: boolean."""
+        """Returns which entries of :meth:`decode` are not zero: boolean."""
         if not self.dealt:
             return self.compressor.sent_mask(payload, info)
         return self.decode(segment, payload, info) != 0
 
     def joined(self, segments: Sequence[Segment], arrays: Sequence[Array]) -> Array:
-        """Returns one array of all segments' rows ``[rows, ...]``: one after the other, or of one owner after the other."""
+        """Returns one array of all segments' rows ``[rows, ...]``: segment after segment, or owner after owner."""
         if len(arrays) == 1 or not isinstance(self.collective, ReduceScatter):
             return jnp.concatenate(arrays) if len(arrays) > 1 else arrays[0]
         by_owner = [a.reshape(s.owners, -1, *a.shape[1:]) for s, a in zip(segments, arrays, strict=True)]
@@ -191,10 +191,10 @@ class Group:
 
 
 class Layout(NamedTuple):
-    """What becomes of every leaf.
+    """Says what becomes of every leaf.
 
     Attributes:
-        groups: with their segments.
+        groups: every group, with its segments.
         averaged: leaves that are the workers' mean already.
     """
 

@@ -17,10 +17,10 @@ from gradcomp_jax.transforms.overwritten import refuse_overwritten
 from gradcomp_jax.transforms.policies import ByPath, Policy, path_name, warn_of_idle_patterns
 from gradcomp_jax.transforms.shards import Shards
 
-# Entries from which a leaf that goes dense is a segment of its own: joined, it would wait for all the others.
+# A dense leaf of at least so many entries is its own segment: joined with others, it would wait for all of them.
 _SMALL = 2**18
 
-# Entries of one leaf: positions within one (a matrix, a row of any block) are int32.
+# The most entries of a leaf: positions within one (a matrix, a row of any block) are int32.
 _MOST = 2**31 - 1
 
 
@@ -30,11 +30,11 @@ class LayoutRules:
 
     Attributes:
         policy: which compressor for which tensor.
-        mask: of the leaves that the policy is asked about; the others go dense.
-        memory: of the compressed tensors.
-        collective: theirs.
-        view: theirs; ``None`` for the compressor's own.
-        dense: the group of what goes dense, small leaves joined into one segment.
+        mask: the leaves that the policy is asked about; the others go dense.
+        memory: memory of the compressed tensors.
+        collective: collective of the compressed tensors.
+        view: view of the compressed tensors; ``None`` for the compressor's default.
+        dense: the group of the leaves that go dense, small ones joined into one segment.
     """
 
     policy: Policy
@@ -45,18 +45,18 @@ class LayoutRules:
     dense: Group
 
     def __post_init__(self) -> None:
-        """Refuses, before a tensor is seen, what is known not to go together."""
+        """Refuses combinations that cannot work, before a tensor is seen."""
         for compressor in self.policy.compressors():
             self._group(compressor)
 
     def _group(self, compressor: Compressor) -> Group:
         view: View = "dealt" if compressor.deals else "rows"
-        # What sends all entries stops no velocity.
+        # Where all entries are sent, no velocity is stopped.
         memory = self.memory if compressor.is_sparsifier else self.memory.on_dense(lossless=False)
         return Group(compressor, memory, self.collective, self.view or view)
 
     def whole(self, tree: PyTree, axis_name: AxisName | None, workers: int) -> PyTree:
-        """Returns the shapes of whole tensors, for a tree with shards of those that lie along the axis."""
+        """Returns the shapes of whole tensors, for a tree that holds shards of the tensors that lie along the axis."""
         if not isinstance(self.collective, co.ReduceScatter) or axis_name is None:
             return tree
         leaves, treedef = jax.tree.flatten(tree)
@@ -68,9 +68,10 @@ class LayoutRules:
         return jax.tree.unflatten(treedef, leaves)
 
     def layout(self, tree: PyTree, axis_name: AxisName | None = None, workers: int = 1) -> Layout:
-        """Divides a tree into segments: one a leaf (one in all with the view ``tree``), small ones that go dense together.
+        """Divides a tree into segments: one for each leaf, or one in all with the view ``tree``.
 
-        Leaves without entries are in none. The tree is of arrays or shapes; whole, also where parameters are sharded.
+        Small leaves that go dense share a segment; leaves without entries are in none. The tree is of arrays or shapes, and of
+        whole tensors, also where parameters are sharded.
 
         Raises:
             TypeError: for a leaf that is not a real floating-point array.
@@ -105,7 +106,7 @@ class LayoutRules:
         return Layout([pair for group, segments in groups for pair in self._by_owner(group, segments)], averaged)
 
     def _shards(self, tree: PyTree, axis_name: AxisName | None, workers: int) -> list[Shards | None]:
-        """How every leaf is divided among owners; ``None`` for what all of them want whole."""
+        """Returns how every leaf is divided among owners; ``None`` for a leaf that every worker wants whole."""
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         if not isinstance(self.collective, co.ReduceScatter) or axis_name is None:
             return [None] * len(leaves)
@@ -119,7 +120,7 @@ class LayoutRules:
         return result
 
     def _by_owner(self, group: Group, segments: list[Segment]) -> list[tuple[Group, list[Segment]]]:
-        """A group as it is; or, in a reduce-scatter, what is divided among owners, and what all workers want whole."""
+        """Returns a group unchanged; for a reduce-scatter, one group that is divided among owners and one that is not."""
         if not isinstance(self.collective, co.ReduceScatter):
             return [(group, self._joined(group, segments))]
         owned = dataclasses.replace(group, collective=self.collective)
@@ -159,7 +160,7 @@ def _check_leaf(path: str, leaf: jax.ShapeDtypeStruct) -> None:
 
 
 def _join(segments: list[Segment], below: int | None) -> list[Segment]:
-    """One segment of all those that are small enough, the others by themselves."""
+    """Returns one segment of all those that are small enough, and each of the others by itself."""
     small = [s for s in segments if below is None or s.size < below]
     large = [s for s in segments if below is not None and s.size >= below]
     if not small:
@@ -186,7 +187,7 @@ def layout_rules(
     view: View | None = None,
     dense_compressor: Compressor | None = None,
 ) -> LayoutRules:
-    """Returns what :func:`exchange` makes of the same arguments: which leaves go through what, for any tree."""
+    """Returns the rules that :func:`exchange` follows for the same arguments."""
     memory = mem.residual() if memory is None else memory
     dense_compressor = dense() if dense_compressor is None else dense_compressor
     policy: Policy
@@ -198,7 +199,7 @@ def layout_rules(
             f" gradcomp_jax.compressors, gradcomp_jax.by_size or gradcomp_jax.by_path{_arguments.meant(compressor)}"
         )
     else:
-        policy = ByPath("", compressor, otherwise=None)  # which is found in every path
+        policy = ByPath("", compressor, otherwise=None)  # "" is found in every path
         mask = gains(compressor, dense_compressor) if mask is None else mask
     if view is not None:
         _checks.one_of("view", view, get_args(View))

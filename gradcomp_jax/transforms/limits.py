@@ -1,4 +1,4 @@
-"""What an update cannot carry, and what a memory had better not hold."""
+"""Limits: what is too large for an update's dtype, and what is too large to stay in a memory."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,10 +25,10 @@ def carried(
     after: Any,
     workers: co.Workers,
 ) -> Array:
-    """Returns what counts as sent, less what the updates cannot carry of the mean, in float16 say, as the memory lies.
+    """Returns what counts as sent, less the part of the mean that is beyond the updates' range, as the memory lies.
 
-    Every worker has the same mean and takes all of that back; of a mean that only its owner has, the owner takes it N times.
-    ``leaves`` have the updates' dtypes; ``after`` is what the mean waits for.
+    Every worker has the same mean and takes all of that part back. Where only an owner has the mean, the owner takes it back N
+    times. ``leaves`` have the updates' dtypes, such as float16; the mean waits for ``after``.
     """
     bound = _bound(group, segment, leaves)
     if bound is None:
@@ -44,7 +44,7 @@ def carried(
 
 
 def _bound(group: Group, segment: Segment, leaves: Sequence[jax.ShapeDtypeStruct]) -> Array | float | None:
-    """The largest magnitude that each entry of an update can have; ``None`` for leaves with float32's range."""
+    """Returns the largest magnitude that each entry of an update can have; ``None`` for leaves with float32's range."""
     of_leaf = {i: kernels.range_of(leaves[i].dtype) for i in segment.leaves}
     first, *others = of_leaf.values()
     if all(other == first for other in others):
@@ -53,10 +53,10 @@ def _bound(group: Group, segment: Segment, leaves: Sequence[jax.ShapeDtypeStruct
 
 
 def held(group: Group, before: Any, workers: co.Workers) -> Any:
-    """Returns a memory as a skipped step leaves it: without entries so large that they would make every later step be skipped.
+    """Returns a memory as a skipped step leaves it: without entries so large that every later step would be skipped.
 
-    Nor those that are not finite, in a state from elsewhere. It takes the pass that writes the memory anyway, and no other. Of
-    estimates, which must go on adding up to what all workers have been sent, all stays.
+    Entries that are not finite, in a state from elsewhere, are removed too. The pass that writes the memory does this; there is
+    no other. Estimates stay unchanged, because they must still add up to what all workers have been sent.
     """
     if group.memory.counts_sent:
         return before
@@ -65,7 +65,7 @@ def held(group: Group, before: Any, workers: co.Workers) -> Any:
     def bounded(node: Any) -> Any:
         fits = jnp.abs(narrow.opened(node)) <= most
         if narrow.is_narrow(node):
-            # Whose scale is not finite, a zero would be none.
+            # Where a scale is not finite, a zero would not decode to zero.
             scale = jnp.where(jnp.abs(node.scale) <= most, node.scale, 0.0)
             return narrow.Narrow(scale, kernels.chosen(fits, node.values, jnp.zeros((), node.values.dtype)))
         return kernels.chosen(fits, node, jnp.zeros((), node.dtype))

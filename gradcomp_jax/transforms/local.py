@@ -1,4 +1,4 @@
-"""A worker's own gradient before anything is accumulated or sent: clipped, decayed, and refused if it is no longer its own."""
+"""A worker's own gradient before anything is accumulated or sent: clipped, decayed, and refused if it was reduced already."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -20,8 +20,8 @@ _UNIT = 2.0**-80  # any float32 times this has a square that is finite, summed o
 def local_clip(max_norm: Any, *, axis_name: AxisName | None) -> optax.GradientTransformationExtraArgs:
     r"""Clips each worker's whole gradient to the global norm :math:`thr\,N^{-1/2}`.
 
-    The mean of N independent gradients has a norm about :math:`N^{-1/2}` of one worker's, so a bound of thr on the mean
-    asks for this one on each of them.
+    The mean of N independent gradients has a norm of about :math:`N^{-1/2}` of one worker's. So clipping each of them to this
+    norm bounds the mean by about thr.
 
     Args:
         max_norm: thr, the norm that the averaged gradient may have.
@@ -52,15 +52,15 @@ def local_clip(max_norm: Any, *, axis_name: AxisName | None) -> optax.GradientTr
             parts = [jnp.sum(jnp.square(g.astype(jnp.float32) * unit)) for g in jax.tree.leaves(updates)]
             return sum(parts, jnp.zeros((), jnp.float32))
 
-        # From 2**64 on a square overflows: then, in one more pass, both the norm and the bound are in a larger unit.
+        # From 2**64 on a square overflows: then one more pass computes norm and bound in a larger unit.
         mine = square(1.0)
         large = jax.lax.cond(jnp.isfinite(mine), lambda: mine * _UNIT**2, lambda: square(_UNIT))
-        # Of all the parts that a worker's devices have between them.
+        # The norm is that of all the parts on a worker's devices.
         plain, scaled = co.psum([mine, large], context.inner_axis_name)
         fits = jnp.isfinite(plain)
         norm = jnp.sqrt(jnp.where(fits, plain, scaled))
         bound = jnp.asarray(max_norm, jnp.float32) * jnp.float32(workers**-0.5) * jnp.where(fits, 1.0, _UNIT)
-        # A norm that is not finite would multiply to zeros and NaNs: left alone, the exchange sees it and skips.
+        # A norm that is not finite would give zeros and NaNs. So the gradient stays as it is, and the exchange skips.
         factor = jnp.where(jnp.isfinite(norm) & (norm > bound), bound / norm, 1.0)
         return jax.tree.map(lambda g: (g.astype(jnp.float32) * factor).astype(g.dtype), updates), state
 
@@ -68,7 +68,7 @@ def local_clip(max_norm: Any, *, axis_name: AxisName | None) -> optax.GradientTr
 
 
 def weight_decay(strength: Any) -> optax.GradientTransformation:
-    r"""``optax.add_decayed_weights``, with an error that says where else a decay belongs.
+    r"""Wraps ``optax.add_decayed_weights``, with an error that says where else a decay can go.
 
     Args:
         strength: :math:`\lambda`.
@@ -107,11 +107,11 @@ def set_to_zero() -> optax.GradientTransformation:
     """Freezes parameters: ``optax.set_to_zero``, with zeros that count as equal on every worker.
 
     Optax makes its zeros from each worker's own gradient, and ``jax.shard_map`` with ``check_vma=True`` then takes the frozen
-    parameters for the worker's own too. For ``optax.masked`` and ``optax.multi_transform``, beside an exchange of all else.
+    parameters to differ by worker too. For ``optax.masked`` and ``optax.multi_transform``, beside an exchange of the others.
     """
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, Any]:
-        # Of a sharded parameter the gradient is whole, and the update a shard.
+        # For a sharded parameter the gradient is whole, and the update is a shard.
         return jax.tree.map(
             lambda g, p: jnp.zeros(p.shape, g.dtype), updates, updates if params is None else params
         ), state
@@ -120,7 +120,7 @@ def set_to_zero() -> optax.GradientTransformation:
 
 
 def refuse_beyond_float32(tree: PyTree, but: Iterable[int] = ()) -> None:
-    """Refuses leaves that a cast to float32 would take something from: the imaginary part, or digits and range.
+    """Refuses leaves that a cast to float32 would change: complex numbers, and floats of more digits and range.
 
     Args:
         tree: gradients, or parameters that are compared.
@@ -149,16 +149,16 @@ def refuse_beyond_float32(tree: PyTree, but: Iterable[int] = ()) -> None:
 
 
 def refuse_reduced(updates: PyTree, axis_name: AxisName | None, averaged: Iterable[int] = ()) -> None:
-    """Refuses a gradient that does not vary over the axis: somebody summed it, and nothing is left to compress.
+    """Refuses a gradient that does not vary over the axis: it was summed already, and nothing is left to compress.
 
-    Where nothing is tracked, it is one that equations show to come from a collective (``gradcomp_jax._origins``). Leaves whose
-    numbers are in ``averaged`` are their mean on purpose.
+    Where JAX does not track that, a gradient is refused if the traced equations show that it comes from a collective
+    (``gradcomp_jax._origins``). Leaves whose numbers are in ``averaged`` are means on purpose.
 
     Raises:
         ValueError: naming the first such leaf.
     """
     expected = set(averaged)
-    # Without entries there is nothing to reduce, and a choice among none is a constant; integers have no gradient.
+    # An empty array has nothing to reduce, and a select of empty arrays is a constant; integers have no gradient.
     named = [
         (path, leaf)
         for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(updates))
@@ -184,7 +184,7 @@ def _refuse_summed(named: list[tuple[Any, Any]], axis_name: AxisName | None) -> 
     if axis_name is None or (_compat.axis_size(axis_name) or 1) == 1:
         return
     reduced = _origins.is_reduced([leaf for _, leaf in named], axis_name)
-    # A vector among others goes densely anyway, and may be no gradient: a count or a statistic of all workers.
+    # A vector beside other tensors goes dense anyway, and may not be a gradient but a count or a statistic of all workers.
     found = [
         path for (path, x), is_so in zip(named, reduced, strict=True) if is_so and (all(reduced) or jnp.ndim(x) > 1)
     ]

@@ -15,17 +15,17 @@ from gradcomp_jax.transforms.local import refuse_beyond_float32
 from gradcomp_jax.transforms.placeholders import is_placeholder
 
 INITIAL = 2.0**15
-"""The first scale, and what takes the place of one that is no scale where nobody has said another."""
+"""The default of the first scale; it also replaces a scale that is not valid."""
 
 _LEAST = float(np.finfo(np.float32).tiny)
 _MOST_STEPS = 2**31 - 1
 
 
 class LossScaleState(NamedTuple):
-    """State of :func:`dynamic_loss_scale`.
+    """Holds the state of :func:`dynamic_loss_scale`.
 
     Attributes:
-        scale: float32 scalar, what the loss of the next step is multiplied by.
+        scale: float32 scalar, the factor of the next step's loss.
         good_steps: int32 scalar, steps since the scale last changed.
         inner: state of the inner transformation.
     """
@@ -45,27 +45,28 @@ def dynamic_loss_scale(
     minimum: float = 1.0,
     maximum: float = 2.0**24,
 ) -> optax.GradientTransformationExtraArgs:
-    """Divides gradients by a loss scale, and moves it by what the exchanges skip.
+    """Divides gradients by a loss scale, and adjusts the scale when an exchange skips a step.
 
-    Around a whole chain: ``gc.dynamic_loss_scale(optax.chain(gc.dgc(...), optax.sgd(0.1)))``. :func:`make_train_step`
-    multiplies the loss by the scale that it finds in the state; in a step of your own multiply it by
+    It goes around a whole chain: ``gc.dynamic_loss_scale(optax.chain(gc.dgc(...), optax.sgd(0.1)))``. :func:`make_train_step`
+    multiplies the loss by the scale that it finds in the state; in your own step multiply it by
     :func:`gradcomp_jax.loss_scale`. Where a gradient overflows on any worker, the exchange skips the step on all of them, and
-    the scale is divided by ``factor``; after ``growth_interval`` steps without that it is multiplied by it, up to ``maximum``.
-    Gradients in bfloat16 or float32 overflow at no scale that is of use: without a bound it would become an infinity.
+    the scale is divided by ``factor``. After ``growth_interval`` steps without an overflow the scale is multiplied by
+    ``factor``, up to ``maximum``. Gradients in bfloat16 or float32 overflow at no useful scale: without a bound the scale would
+    become infinite.
 
     A scale in the state that is not finite, or not above 0, costs one skipped step and is ``initial`` after it.
 
-    State: :class:`LossScaleState`, equal on every worker. Wire: that of ``inner``. Gradients go on in float32.
+    State: :class:`LossScaleState`, equal on every worker. Wire: that of ``inner``. Gradients are passed on in float32.
 
     Args:
-        inner: a chain with at least one exchange in it.
+        inner: a chain with at least one exchange.
         initial: the first scale.
         growth_interval: steps without a skipped exchange after which the scale grows.
-        factor: by which it grows and shrinks, above 1.
+        factor: the factor by which the scale grows and shrinks, above 1.
         minimum: the scale does not fall below it.
-        maximum: the scale does not grow above it; one that begins above it goes on from there. With the default, float16 keeps
-            gradients from 1e-11 on to some bits. A scale that has grown where no gradient overflows takes a skipped step for
-            each factor to fall again.
+        maximum: the scale does not grow above it; one that begins above it stays there. With the default, float16 keeps some
+            bits of gradients from 1e-11 on. A scale that has grown because no gradient overflowed takes one skipped step for
+            each factor by which it falls again.
 
     Raises:
         ValueError: for numbers out of range; by ``init``, if there is no exchange in ``inner``, or one of replicas that differ,
@@ -106,7 +107,7 @@ def dynamic_loss_scale(
         updates: PyTree, state: LossScaleState, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, LossScaleState]:
         refuse_beyond_float32(updates)
-        # Of a loss that was multiplied by no scale nothing can be made: what is not finite makes all workers skip.
+        # A loss that was multiplied by an invalid scale has no usable gradient: a NaN makes all workers skip.
         usable = is_scale(state.scale)
         divisor = jnp.where(usable, state.scale, jnp.nan)
         updates = jax.tree.map(lambda g: _unscaled(g, divisor), updates)
@@ -131,7 +132,7 @@ def loss_scale(state: Any) -> Array | None:
 
 
 def skipped(state: Any) -> Array:
-    """Returns how many exchanges were skipped because a gradient was not finite, of all in a state: int32 scalar."""
+    """Returns how many exchanges in a state were skipped because a gradient was not finite: int32 scalar."""
     return sum((node.skipped for node in nodes_within(state, _is_exchange)), jnp.zeros((), jnp.int32))
 
 
@@ -140,7 +141,7 @@ def _is_exchange(node: object) -> bool:
 
 
 def is_scale(scale: Any) -> Any:
-    """Returns whether a number is finite and above 0: what a loss can be multiplied by."""
+    """Returns whether a number is finite and above 0, and so can be a loss scale."""
     return (scale > 0) & (scale < jnp.inf)
 
 

@@ -47,7 +47,8 @@ def stacked(layers: Matrix, mask: Mask | None = None) -> Mask:
     Args:
         layers: how many leading dimensions number the layers, by path, as ``matrix=`` of :func:`gradcomp_jax.powersgd` has it.
             ``0`` says that a tensor is a matrix, whatever its name.
-        mask: for what it says nothing of; leaves with two or more dimensions by default, as :func:`at_least` counts them.
+        mask: for the leaves that ``layers`` does not name; those with two or more dimensions by default, as :func:`at_least`
+            counts them.
 
     Raises:
         ValueError: as ``matrix=`` does.
@@ -80,7 +81,7 @@ def without(pattern: str, mask: Mask | None = None) -> Mask:
         mask: for the other leaves; those with two or more dimensions by default.
 
     Raises:
-        ValueError: for what is no regular expression.
+        ValueError: if ``pattern`` is not a regular expression.
     """
     try:
         found = re.compile(pattern).search

@@ -11,10 +11,10 @@ from gradcomp_jax._typing import Array, PyTree
 
 
 class MasterWeightsState(NamedTuple):
-    """State of :func:`master_weights`.
+    """Holds the state of :func:`master_weights`.
 
     Attributes:
-        master: the parameters in float32, leaves that are no floats as they are.
+        master: the parameters in float32; leaves that are not floats are unchanged.
         inner: state of the inner transformation.
     """
 
@@ -24,13 +24,14 @@ class MasterWeightsState(NamedTuple):
 
 @_arguments.checked
 def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Keeps a float32 copy of narrow parameters, updates that, and rounds it to the parameters' dtype after every step.
+    """Keeps a float32 copy of narrow parameters, updates the copy, and rounds it to the parameters' dtype after every step.
 
-    An update of less than 1/256 of a bfloat16 parameter is lost when it is added to it; here it adds up. Around a whole chain:
-    ``gc.master_weights(optax.chain(gc.dgc(...), optax.sgd(0.1)))``, with parameters in bfloat16 or float16.
+    An update of less than 1/256 of a bfloat16 parameter is lost when it is added to the parameter; in the copy it adds up. It
+    goes around a whole chain: ``gc.master_weights(optax.chain(gc.dgc(...), optax.sgd(0.1)))``, with parameters in bfloat16 or
+    float16.
 
-    The inner transformation sees gradients and parameters in float32. The update is the float32 difference that
-    ``optax.apply_updates`` makes the rounded copy of.
+    The inner transformation sees gradients and parameters in float32. The update is a float32 difference, from which
+    ``optax.apply_updates`` makes the rounded copy.
 
     State: :class:`MasterWeightsState`, 4 bytes for each parameter besides the inner transformation's. Wire: that of ``inner``.
 
@@ -46,7 +47,7 @@ def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransfo
     update_with_extra = optax.with_extra_args_support(inner).update
 
     def init(params: PyTree) -> MasterWeightsState:
-        # A copy also of what is float32 already: a state may be donated beside the parameters.
+        # float32 parameters are copied too: a state may be donated beside the parameters.
         master = jax.tree.map(lambda p: kernels.widened(jnp.array(p)), params)
         return MasterWeightsState(master, inner.init(master))
 
@@ -63,5 +64,5 @@ def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransfo
 
 
 def _step_to(master: Array, param: Array) -> Array:
-    """The step from a parameter to the master rounded to its dtype, exact in float32."""
+    """Returns the step from a parameter to the master rounded to its dtype, exact in float32."""
     return kernels.widened(master.astype(param.dtype)) - kernels.widened(param)

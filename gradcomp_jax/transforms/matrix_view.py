@@ -9,19 +9,19 @@ import jax
 from gradcomp_jax import _checks
 
 Split = int | tuple[int, int]
-"""``batch``: so many leading dimensions number the matrices, and the others are split evenly. ``(batch, rows)``: and so
-many after them are the rows; the rest are the columns."""
+"""``batch``: so many leading dimensions number the matrices, and the others are split evenly. ``(batch, rows)``: the next
+``rows`` dimensions are the rows, and the rest are the columns."""
 
 Matrix = Mapping[str, Split] | Callable[[str, jax.ShapeDtypeStruct], Split | None]
-"""A split for each pattern that is searched for in the path, the first that is found; or ``matrix(path, leaf)``. A tensor
-without one (``None``) is a single matrix, split evenly."""
+"""A split for each pattern; the first pattern that is found in the path decides. Or a function ``matrix(path, leaf)``. A tensor
+without a split (``None``) is a single matrix, split evenly."""
 
 Sides = Callable[[str, jax.ShapeDtypeStruct], tuple[int, int] | None]
-"""``sides(path, leaf)``: rows and columns of each of a tensor's matrices; ``None`` for a tensor that is none."""
+"""``sides(path, leaf)``: rows and columns of each of a tensor's matrices; ``None`` for a tensor that is not a matrix."""
 
 
 def even_split(shape: tuple[int, ...]) -> int:
-    """Returns how many leading dimensions are rows, for the fewest rows + columns; of equals, the fewest dimensions.
+    """Returns how many leading dimensions are rows, so that rows + columns are fewest; of equal splits, the fewest dimensions.
 
     A low-rank factor pair is ``rank * (rows + columns)`` numbers, so the fewest sides are the fewest bytes. A dense layer
     over several dimensions is split where its inputs end and its outputs begin: ``[embed, heads, head_dim]`` after the
@@ -39,9 +39,9 @@ def sides_of(matrix: Matrix | None) -> Sides:
     """Returns the rule that ``matrix=`` stands for.
 
     Raises:
-        ValueError: for a pattern that is no regular expression and a split that leaves no rows; when traced, for a split
+        ValueError: for a pattern that is not a regular expression and a split that leaves no rows; when traced, for a split
             that leaves a tensor no columns.
-        TypeError: for what is no mapping or function, and for a split that is no number or pair.
+        TypeError: if ``matrix`` is not a mapping or function, and for a split that is not a number or pair.
     """
     if matrix is None:
         return lambda path, leaf: _sides(path, leaf.shape, 0)
@@ -76,7 +76,7 @@ def says(matrix: Matrix | None, path: str, leaf: jax.ShapeDtypeStruct) -> bool:
 
 
 def last_against_others(path: str, leaf: jax.ShapeDtypeStruct) -> tuple[int, int] | None:
-    """Returns the last dimension against all others."""
+    """Returns the sides of a matrix whose columns are the last dimension, and whose rows are all others."""
     return (leaf.size // leaf.shape[-1], leaf.shape[-1]) if len(leaf.shape) >= 2 and leaf.size else None
 
 

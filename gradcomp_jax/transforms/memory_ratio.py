@@ -1,4 +1,4 @@
-"""How much a worker holds back, against what it sees."""
+"""How much a worker holds back, relative to its gradient."""
 
 import dataclasses
 import math
@@ -15,15 +15,15 @@ from gradcomp_jax.transforms.layout import Layout
 from gradcomp_jax.transforms.spread import places, taken
 
 MOST = 2**14
-"""Entries of a tensor that are looked at."""
+"""Most entries of a tensor that are sampled."""
 
 
 def ratio_of(layout: Layout, memory: Sequence[Sequence[Any]], gradient: Sequence[Array], before: Any, ok: Array) -> Any:
     """Estimates the norm of a worker's memories over that of its gradient: ``PerDevice`` float32 ``[1]``.
 
     Both norms are from at most ``MOST`` entries of each tensor, evenly spread, so the estimate costs no pass. It stays
-    what it was (``before``; ``()`` where there is no memory) where the exchange was skipped (``ok``), or the entries that
-    were looked at have no gradient. ``memory`` is the new state of each group and segment.
+    what it was (``before``) where the exchange was skipped (``ok`` is false), or the sampled entries have no gradient. It is
+    ``()`` where there is no memory. ``memory`` is the new state of each group and segment.
     """
     if not is_per_device(before):
         return before

@@ -21,7 +21,7 @@ def model_parallel(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Exchanges each device's shard of a model whose parameters lie along a model axis.
 
-    Making rows of a sharded tensor would make the compiler gather it. Here rows are made of the shard that a device
+    Rows of a sharded tensor would make the compiler gather it. Here rows are made of the shard that a device
     has: the devices along ``model_axis_name`` are one worker, each with its shard of a tensor and its shard of the
     exchange. Tensors that the axis does not divide are equal on all these devices; each sends 1/n of them, and an
     all-gather along the model axis puts the update together.
@@ -30,7 +30,7 @@ def model_parallel(
     :func:`gradcomp_jax.make_train_step` does with every axis of the mesh that is not ``axis_name``), or be manual, where
     gradients and parameters are the device's shards.
 
-    State: that of ``exchange``, every array of it per device, for each device's shard.
+    State: that of ``exchange``, with every array per device, for each device's shard.
 
     Example::
 
@@ -81,7 +81,7 @@ def model_parallel(
         places, kept = specs_of(updates), _state_specs(state)
         everywhere = jax.sharding.PartitionSpec()
         of_params = None if params is None else places
-        # What is not an array (names, functions) goes past the mapping.
+        # Values that are not arrays (names, functions) do not go through the mapping.
         kinds = (jax.Array, np.ndarray, float)
         arrays = {k: v for k, v in extra.items() if all(isinstance(leaf, kinds) for leaf in jax.tree.leaves(v))}
         static = {name: value for name, value in extra.items() if name not in arrays}
@@ -99,5 +99,5 @@ def model_parallel(
 
 
 def _nested(f: Callable[..., Any], args: Any, in_specs: Any, out_specs: Any, mapping: Any) -> Any:
-    """A ``shard_map`` inside another, over an axis that the outer one leaves to the compiler."""
+    """Calls ``f`` in a ``shard_map`` inside another, over an axis that the outer one leaves to the compiler."""
     return jax.shard_map(f, in_specs=in_specs, out_specs=out_specs, **mapping)(*args)

@@ -1,4 +1,4 @@
-"""A density that follows a schedule, or that holds an error, among a few that are compiled into one program."""
+"""A density that follows a schedule or a target error, among a few densities that are compiled into one program."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -23,10 +23,10 @@ from gradcomp_jax.transforms.spread import places, taken
 
 
 class DensityState(NamedTuple):
-    """State of :func:`density_schedule` and :func:`density_controller`.
+    """Holds the state of :func:`density_schedule` and :func:`density_controller`.
 
     Attributes:
-        level: int32 scalar, which of the densities, counted from the lowest, the next step takes.
+        level: int32 scalar, the number of the next step's density, counted from the lowest.
         error: float32 scalar, the selection error when it was last measured; NaN before that and under a schedule.
         exchange: the exchange's state, which is the same for all densities.
     """
@@ -50,7 +50,7 @@ def density_schedule(
     """Makes an exchange of selections whose density follows an optax schedule.
 
     Shapes are static, so a few densities are compiled, as branches of one program on the replicated step count. Each step
-    takes the lowest of them that is at least what the schedule says, or the highest there is.
+    takes the lowest density that is at least the schedule's value, or else the highest density.
 
     Args:
         densities: at least one, each in (0, 1].
@@ -58,7 +58,7 @@ def density_schedule(
         axis_name: the axis to average over, or ``None`` for one worker.
         memory: what stays behind; ``residual()`` by default.
         collective: see :func:`gradcomp_jax.exchange`.
-        mask: which leaves to compress; by default those with two or more dimensions that get smaller at the lowest density.
+        mask: which leaves to compress; by default those with two or more dimensions that are smaller at the lowest density.
         make: ``make(density, block=...) -> compressor``.
 
     Raises:
@@ -93,13 +93,13 @@ def density_controller(
     r"""Makes an exchange of selections that takes the lowest density whose selection error stays below a target.
 
     The error is :math:`\xi = \|S(\bar x) - \overline{S(x)}\| / \|\bar g\|`: how far the mean of the workers' selections
-    is from the selection of their mean, the number that the convergence proof of top-k SGD bounds. It is measured at the
-    density in use on a few blocks of every tensor, whose entries cross whole for that, every ``every`` steps: above
-    the target the next higher density is taken, below half of it the next lower one. It starts at the highest.
+    is from the selection of their mean, the number that the convergence proof of top-k SGD bounds. It is measured every
+    ``every`` steps at the density in use, on a few blocks of every tensor, which cross whole for that. Above the target the
+    next step takes the next higher density, below half of the target the next lower one. The first density is the highest.
 
     Args:
         densities: at least one, each in (0, 1].
-        target_error: of :math:`\xi`; 0.1 to 1 is usual.
+        target_error: target of :math:`\xi`; 0.1 to 1 is usual.
         axis_name: the axis to average over, or ``None`` for one worker.
         every: steps from one measurement to the next.
         rows: blocks of each tensor that are measured, evenly spread.
@@ -132,7 +132,7 @@ def density_controller(
         due = state.exchange.step % period == 0
         error = jax.lax.cond(due, measure, lambda *_: state.error, state.level, updates, state.exchange)
         moved = state.level + jnp.where(error > target_error, 1, jnp.where(error < target_error / 2, -1, 0))
-        # A gradient that is not finite has no error; comparisons with it are false.
+        # The error of a gradient that is not finite is a NaN; comparisons with it are false.
         level = jnp.where(due, jnp.clip(moved, 0, len(levels.densities) - 1), state.level).astype(jnp.int32)
         updates, inner = levels.step(state.level, updates, state.exchange, params, **extra)
         return updates, DensityState(level, error, inner)
@@ -141,7 +141,7 @@ def density_controller(
 
 
 class _Levels:
-    """Exchanges of several densities with one state."""
+    """Holds exchanges of several densities, which share one state."""
 
     def __init__(
         self, densities: Sequence[float], axis_name: AxisName | None, make: Any, mask: Mask | None, **options: Any
@@ -170,7 +170,7 @@ class _Levels:
         return DensityState(top, jnp.full((), jnp.nan, jnp.float32), self._exchanges[0].init(params))
 
     def step(self, level: Array, updates: PyTree, state: ExchangeState, params: PyTree | None, **extra: Any) -> Any:
-        # Closed over, so that an exchange sees where its gradient comes from.
+        # The gradient is closed over, so that an exchange sees where it comes from.
         branches = [lambda s, tx=tx: tx.update(updates, s, params, **extra) for tx in self._exchanges]
         return jax.lax.switch(level, branches, state)
 
@@ -186,9 +186,9 @@ def selection_error(
 ) -> Array:
     r"""Returns :math:`\|S(\bar x) - \overline{S(x)}\| / \|\bar g\|` over some rows of every compressed tensor: float32 scalar.
 
-    x is what the workers would send from: gradient and memory. Of each tensor ``rows`` rows spread over it are measured;
-    three times their entries cross in one all-reduce. The same on every worker; NaN for zero gradients, which
-    are nothing to compare with.
+    x is the target that a worker selects from: gradient and memory. ``rows`` rows of each tensor, evenly spread, are measured;
+    three times their entries cross in one all-reduce. The result is the same on every worker; it is NaN for zero gradients,
+    which give nothing to compare with.
     """
     leaves = jax.tree.leaves(updates)
     seen: list[tuple[Any, Array]] = []
@@ -207,7 +207,7 @@ def selection_error(
     distance, length = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
     for code, count in seen:
         target, sent, gradient = (next(means) for _ in range(3))
-        # Sums in place of means throughout: a selection does not ask for the scale, and the ratio does not either.
+        # Sums instead of means throughout: neither a selection nor the ratio depends on the scale.
         distance += jnp.sum(jnp.square(_round_trip(code, target, count) - sent))
         length += jnp.sum(jnp.square(gradient))
     distance, length = psum([distance, length], inner_axis_name)

@@ -1,4 +1,4 @@
-"""An optimizer for the tensors that an exchange sends whole, where it makes updates of its own of the others."""
+"""An optimizer for the tensors that an exchange sends dense, where the exchange itself makes the updates of the others."""
 
 from typing import Any, NamedTuple
 
@@ -16,7 +16,12 @@ from gradcomp_jax.transforms.skipping import keep_if, took_place
 
 
 class OnDenseState(NamedTuple):
-    """Attributes: ``exchange``, the exchange's state; ``optimizer``, that of the others, equal on every worker."""
+    """Holds the state of :func:`on_dense`.
+
+    Attributes:
+        exchange: the exchange's state.
+        optimizer: the optimizer's state, equal on every worker.
+    """
 
     exchange: Any
     optimizer: Any
@@ -25,15 +30,15 @@ class OnDenseState(NamedTuple):
 def on_dense(
     policy: Policy, optimizer: optax.GradientTransformation, *, mask: Mask | None = None, **options: Any
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns an exchange by a policy, with the means of the leaves that go dense handed to an optimizer.
+    """Returns an exchange by a policy, with an optimizer for the means of the leaves that go dense.
 
     A skipped exchange leaves the optimizer as it was, and its update is zero.
 
     Args:
         policy: which compressor for which leaf.
-        optimizer: of the others. It sees their means, equal on every worker.
+        optimizer: optimizer of the leaves that go dense. It sees their means, equal on every worker.
         mask: see :func:`gradcomp_jax.exchange`.
-        options: others of the exchange.
+        options: other options of the exchange.
     """
     exchanged = exchange(policy, mask=mask, **options)
     rules = layout_rules(policy, mask=mask)
@@ -45,7 +50,7 @@ def on_dense(
         return jax.tree.unflatten(treedef, [i not in taken for i in range(len(leaves))])
 
     rest = optax.with_extra_args_support(optax.masked(optimizer, dense))
-    # Its moments lack the leaves that are compressed: no tree of the parameters' structure goes with them.
+    # The optimizer's moments lack the leaves that are compressed, so no tree of the parameters' structure fits them.
     init_rest = not_of_params(rest.init)
 
     def init(params: PyTree) -> OnDenseState:
@@ -57,7 +62,7 @@ def on_dense(
             return means, state
         stepped, after = rest.update(means, state.optimizer, params, **extra)
         ok = took_place(state.exchange, inner)
-        # Of a skipped exchange the means are zeros.
+        # The means of a skipped exchange are zeros.
         return keep_if(ok, stepped, means), OnDenseState(inner, keep_if(ok, after, state.optimizer))
 
     return optax.GradientTransformationExtraArgs(init, update)

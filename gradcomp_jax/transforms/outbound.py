@@ -24,22 +24,22 @@ from gradcomp_jax.transforms.step_keys import StepKeys
 
 @dataclasses.dataclass(frozen=True)
 class OutboundMessage:
-    """What one group sends of one bucket: the rows of its segments there, one segment after the other.
+    """Holds what one group sends of one bucket: the rows of its segments there, one segment after the other.
 
     Attributes:
         group: compressor, memory, collective and view.
-        number: of the group in the layout.
-        members: the numbers of the segments among those of the group.
-        segments: those.
+        number: the group's number in the layout.
+        members: the segments' numbers among those of the group.
+        segments: the segments.
         starts: the number of each segment's first row among all rows of the group.
-        payloads: of each segment, leaves ``[rows, ...]``.
-        infos: of each segment, as this worker encoded it.
-        states: of the compressor, after it has encoded.
+        payloads: the payload of each segment, leaves ``[rows, ...]``.
+        infos: the info of each segment, as this worker encoded it.
+        states: the compressor's states after encoding.
         collective: resolved, not ``auto``.
         remainder: what becomes of what the downlink loses; ``None`` where nothing is lost.
         payload: all segments' rows.
-        info: of those rows, with a key for the downlink and the side information of all workers.
-        residual: of the rows that this worker owns; ``None`` where owners keep nothing.
+        info: the info of those rows, with a key for the downlink and the side information of all workers.
+        residual: residual of the rows that this worker owns; ``None`` where owners keep nothing.
     """
 
     group: Group
@@ -67,7 +67,7 @@ class OutboundMessage:
         return [s.shape for s in self.segments]
 
     def steps(self, workers: co.Workers) -> co.Steps:
-        """Takes it across the axis."""
+        """Takes the message across the axis."""
         return self.collective.steps(self, workers)
 
 
@@ -84,8 +84,8 @@ def outbound(
     """Encodes one bucket of a layout: a message for each group that has segments in it.
 
     ``bucket`` has for each group the numbers of its segments, and ``before`` the messages of the previous bucket. A compiler
-    that makes one kernel of several buckets' passes (XLA:TPU) would make all of them wait for the last gradient; so each
-    entry waits for the payloads before it, at no pass's cost.
+    that makes one kernel of several buckets' passes (XLA:TPU) would make all of them wait for the last gradient. So each
+    entry waits for the payloads before it, which costs no pass.
     """
     numbers = [n for n, members in enumerate(bucket) if members]
     groups = [(layout.groups[n][0], [layout.groups[n][1][j] for j in bucket[n]]) for n in numbers]
@@ -134,7 +134,7 @@ def outbound(
 
         side = None
         if sides[g][0] is not None:
-            # One statistic for a whole tensor is one for each of its rows.
+            # The one statistic of a whole tensor is repeated for each of its rows.
             rows_of = zip(segments, sides[g], strict=True)
             side = join([jnp.broadcast_to(a, (group.rows(s), *a.shape[1:])) for s, a in rows_of if a is not None])
         key = keys.of_downlink(number * len(layout.groups) + n)
@@ -161,12 +161,12 @@ def outbound(
 def compensated(
     group: Group, segment: Segment, leaves: Sequence[Array], kept: Any, after: Any
 ) -> tuple[Array, Any, Any]:
-    """Returns what ought to be sent of a segment, its memory with the gradient in it, and its memory as it was.
+    """Returns the target of a segment, its memory with the gradient in it, and its memory as it was.
 
-    Computed anew at every call: a target is a fused multiply-add away from gradient and memory. Used in several passes
-    it would be held, a dense copy written and read again, when reading its sources costs less. The barrier, with what
-    the pass has to wait for in it, keeps the compiler from seeing that two calls compute the same. Where rows are a mere
-    reshape it comes first: a backend whose layout is not linear (TPU) then copies once, not once for each pass.
+    Every call computes the target again: it is one fused multiply-add of gradient and memory. If several passes shared it,
+    it would be held as a dense copy, written and read again, which costs more than reading its sources. The barrier, which
+    contains what the pass has to wait for, keeps the compiler from seeing that two calls compute the same. Where rows are only
+    a reshape, the reshape comes first: a backend whose layout is not linear (TPU) then copies once, not once for each pass.
     """
     block = group.compressor.block
     reshaped = group.view in ("rows", "dealt") and len(segment.leaves) == 1 and not segment.shards
@@ -178,7 +178,7 @@ def compensated(
 
 
 def all_finite(messages: Sequence[OutboundMessage], also: Sequence[Array], workers: co.Workers) -> Array:
-    """Returns whether all messages, and ``also`` what does not cross, are finite and no sum can overflow: boolean scalar."""
+    """Returns whether all messages, and the arrays of ``also``, are finite and no sum can overflow: boolean scalar."""
     largest = largest_of(workers.count)
     found = [
         m.compressor.finite(payload, info.statistic, largest)
@@ -191,7 +191,7 @@ def all_finite(messages: Sequence[OutboundMessage], also: Sequence[Array], worke
 def resolved(
     groups: Sequence[tuple[Group, Sequence[Segment]]], workers: co.Workers
 ) -> list[tuple[co.Collective, co.Remainder | None]]:
-    """Returns the collective of each group; a small dense one takes two phases where another group does: a collective less."""
+    """Returns the collective of each group. A small dense group takes two phases if another does, which saves a collective."""
     rows = [sum(group.rows(s) for s in segments) for group, segments in groups]
     chosen = [g.collective.resolve(g.compressor, n, workers.count) for (g, _), n in zip(groups, rows, strict=True)]
     remainders = [
@@ -213,7 +213,7 @@ def _owned(
     server: Any,
     workers: co.Workers,
 ) -> tuple[list[int] | None, Array | None]:
-    """Where each segment's rows begin so that owners can take them in turn, and what this owner keeps of them.
+    """Returns where each segment's rows begin, so that owners can take them in turn, and this owner's residual of them.
 
     Raises:
         ValueError: if the state was made for another number of workers, or for none.

@@ -1,7 +1,7 @@
-"""What Flax overwrites with its gradient, and no optimizer moves: the scales of fp8 and the histories they come from.
+"""What Flax overwrites with its gradient, without an optimizer: the scales of fp8 and the histories they come from.
 
-It is a collection of its own beside the parameters, as ``model.init`` returns both. A rule of differentiation returns its new
-values in the place of gradients.
+It is a separate collection beside the parameters, as ``model.init`` returns both. A rule of differentiation returns its new
+values instead of gradients.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,23 +14,23 @@ from gradcomp_jax._typing import PyTree
 from gradcomp_jax.transforms.policies import path_name
 
 COLLECTION = "_overwrite_with_gradient"
-"""Its name in Flax."""
+"""The collection's name in Flax."""
 
 _PARAMS = "params"
 
 
 def has_overwritten(tree: PyTree) -> bool:
-    """Returns whether a tree is such a mapping: of parameters, or of their gradients, with the collection beside them."""
+    """Returns whether a tree is a mapping of parameters, or of their gradients, with the collection beside them."""
     return isinstance(tree, Mapping) and COLLECTION in tree and _PARAMS in tree
 
 
 def is_overwritten(path: tuple) -> bool:
-    """Returns whether a leaf of this path is of the collection, wherever that is."""
+    """Returns whether a leaf of this path is in the collection, at any depth of the tree."""
     return COLLECTION in path_name(path).split("/")
 
 
 def trained(tree: PyTree) -> PyTree:
-    """Returns the part of parameters, or of their gradients, specs or shapes, that an optimizer has to do with."""
+    """Returns the part of parameters, or of their gradients, specs or shapes, that an optimizer updates."""
     return tree[_PARAMS] if has_overwritten(tree) else tree
 
 
@@ -38,7 +38,7 @@ def joined(like: PyTree, moved: PyTree, overwritten: PyTree) -> PyTree:
     """Inverts :func:`trained`.
 
     Args:
-        like: of the structure that is wanted.
+        like: a tree of the wanted structure.
         moved: what :func:`trained` returns of the result.
         overwritten: a tree such as ``like``, with the collection's new values.
     """
@@ -46,7 +46,7 @@ def joined(like: PyTree, moved: PyTree, overwritten: PyTree) -> PyTree:
         return moved
     found, treedef = jax.tree_util.tree_flatten_with_path(like, is_leaf=lambda node: node is not like)
     values = {_PARAMS: moved, COLLECTION: overwritten[COLLECTION]}
-    # What a mapping such as flax's FrozenDict returns for a key is of another type than what lies in it.
+    # A mapping such as flax's FrozenDict returns values of another type than it holds.
     parts = [
         jax.tree.unflatten(jax.tree.structure(part), jax.tree.leaves(values[path_name(path)])) for path, part in found
     ]
@@ -54,7 +54,7 @@ def joined(like: PyTree, moved: PyTree, overwritten: PyTree) -> PyTree:
 
 
 def trained_order(names: Sequence[str], params: PyTree) -> tuple[str, ...]:
-    """Returns those of the paths of parameters that are trained, as :func:`trained` has them."""
+    """Returns the paths of the parameters that are trained, as :func:`trained` names them."""
     if not has_overwritten(params):
         return tuple(names)
     begin = f"{_PARAMS}/"
@@ -62,10 +62,10 @@ def trained_order(names: Sequence[str], params: PyTree) -> tuple[str, ...]:
 
 
 def refuse_misplaced(params: PyTree) -> None:
-    """Refuses parameters of which it is not clear what is trained.
+    """Refuses parameters if it is not clear which of them are trained.
 
     Raises:
-        ValueError: if the collection lies within something else, or beside other things than ``"params"``.
+        ValueError: if the collection lies within something else, or beside anything but ``"params"``.
     """
     named = jax.tree_util.tree_leaves_with_path(params)
     has = has_overwritten(params)
@@ -80,7 +80,7 @@ def refuse_misplaced(params: PyTree) -> None:
 
 
 def refuse_own_dtype(params: PyTree) -> None:
-    """Refuses parameters of the collection that are of one of Flax's own dtypes.
+    """Refuses parameters of the collection that have one of Flax's own dtypes.
 
     Raises:
         TypeError: naming the first such leaf.
@@ -89,7 +89,7 @@ def refuse_own_dtype(params: PyTree) -> None:
         if not is_overwritten(path):
             continue
         kind = jnp.result_type(leaf)
-        # Keys have an extended dtype too, and are left alone.
+        # Keys have an extended dtype too, and are accepted.
         if jnp.issubdtype(kind, jax.dtypes.extended) and not jnp.issubdtype(kind, jax.dtypes.prng_key):
             raise TypeError(
                 f"{path_name(path)!r} is {kind}, which no program returns: keep it as float32, and in the loss"

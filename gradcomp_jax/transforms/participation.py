@@ -1,7 +1,7 @@
 """Who takes part in an exchange: a weight for each worker, 0 for one that is absent.
 
-The weight goes around the exchange. A worker that is absent gives it a gradient of zeros and a memory of zeros, and whatever
-the code, its payload decodes to zeros. What the exchange leaves in that memory is added to the one that was put aside.
+The weight goes around the exchange. An absent worker gives the exchange a gradient of zeros and a memory of zeros, and with any
+code its payload decodes to zeros. What the exchange leaves in that memory is added to the worker's own, which was set aside.
 """
 
 import dataclasses
@@ -33,27 +33,28 @@ def weighted(
     r"""Averages with a weight for each worker: ``update(gradient, state, params, weight=...)``.
 
     With the weights :math:`w_i \ge 0` of N workers, the method is given :math:`N w_i g^i / \sum_j w_j`, whose mean over the
-    workers is the weighted mean of the :math:`g^i`. The weight is the number of examples that a worker has seen, say, and 0 for
-    a worker that is absent. Without ``weight=`` all workers count alike, and this is the method.
+    workers is the weighted mean of the :math:`g^i`. The weight is, for example, the number of examples that a worker has seen;
+    it is 0 for an absent worker. Without ``weight=`` all workers count alike, and the result is the method's own.
 
-    **Absent workers.** Where :math:`w_i = 0` the worker's gradient is not looked at; it may be NaN. Its payload decodes to
+    **Absent workers.** Where :math:`w_i = 0` the worker's gradient is not read; it may be NaN. Its payload decodes to
     zeros, and its memory stays as it was, bit by bit: neither decayed nor sent, until the worker is back. It still owns its
     rows in two phases, and what the collective or the range of float16 gives back to it is added to its memory. EF21's
     estimate of it stays in the mean as it was. The update arrives at every worker, absent ones too. An absent worker still
-    runs the program: one whose process has ended is a change of their number (:func:`gradcomp_jax.resize_workers`).
+    runs the program: where a process has ended, the number of workers changes (:func:`gradcomp_jax.resize_workers`).
 
-    Law: the method's, of the weighted gradient. Of residuals, in every step, the mean of all of them, with what owners hold,
-    plus the update is the mean of those before plus the weighted mean gradient.
+    Law: the method's, of the weighted gradient. For residuals, in every step: the mean of all residuals, owners' included, plus
+    the update equals the mean of the residuals before the step plus the weighted mean gradient.
 
     Where all weights are 0, or one of them is negative, a NaN or an infinity, all workers skip the exchange, as they do for a
     bad gradient: the update is zero, memories stay, and ``skipped`` goes up.
 
-    What is inside the method (clipping, weight decay, a fixed range) sees the weighted gradient, which is zero on an absent
-    worker. A decay inside is added on every worker, absent or not, so its mean is whole. A vote (:func:`gradcomp_jax.sign_sgd`)
-    has no weight but 0. 1-bit Adam sends a momentum that all workers know, so an absent one sends it too. The weighted gradient
-    is float32, of a narrower one too: it may be beyond float16's range where the mean is not. Updates have gradients' dtypes.
+    Clipping, weight decay or a fixed range inside the method sees the weighted gradient, which is zero on an absent worker.
+    A decay inside is added on every worker, absent or not, so its mean is complete. In a vote (:func:`gradcomp_jax.sign_sgd`)
+    all weights but 0 count alike. 1-bit Adam sends a momentum that all workers know, so an absent worker sends it too. The
+    weighted gradient is float32, also of a narrower gradient: it may be beyond float16's range where the mean is not. Updates
+    have the gradients' dtypes.
 
-    State: the method's. Wire: the method's, and one float32 in an all-reduce before it. Memories are put aside while it runs,
+    State: the method's. Wire: the method's, and one float32 in an all-reduce before it. Memories are set aside while it runs,
     which takes up to two more copies of them. Inside :func:`gradcomp_jax.hierarchical` the weights of a worker's devices are
     added up.
 
@@ -64,15 +65,15 @@ def weighted(
 
     Args:
         method: a method or :func:`gradcomp_jax.exchange`, or a chain with one in it.
-        axis_name: its axis; ``None`` for one worker.
-        keep_absent: whether the memory of an absent worker stays as it was. Without, it decays and is sent from as that of a
-            worker whose gradient is zero: the law holds as well, the mean has old values of that worker in it, and no memory is
-            put aside. Where no weight is ever 0 that saves the copies.
+        axis_name: the method's axis; ``None`` for one worker.
+        keep_absent: whether the memory of an absent worker stays as it was. If false, the worker takes part with a gradient of
+            zero: its memory decays and is sent from. The law still holds, the mean contains old values of that worker, and no
+            memory is set aside. Where no weight is ever 0 that saves the copies.
 
     Raises:
-        ValueError: from ``init``, if there is no exchange inside, or one of several devices a worker, or a method whose
-            replicas differ: it goes inside those. When traced, for a weight that is not one number on each worker, and
-            gradients that are already reduced.
+        ValueError: from ``init``, if there is no exchange inside, or an exchange whose workers are several devices, or a method
+            whose replicas differ: put ``weighted`` inside those. When traced, for a weight that is not one number on each
+            worker, and gradients that are already reduced.
 
     References:
         McMahan et al., 2017, https://arxiv.org/abs/1602.05629, algorithm 1 (weights). Li and Li, 2023, Fed-EF,
@@ -119,7 +120,7 @@ def weighted(
 
 
 class Share(NamedTuple):
-    """What a worker has of a weighted mean.
+    """Holds a worker's share of a weighted mean.
 
     Attributes:
         factor: float32 scalar, N times the weight over the sum of all; NaN where there is no mean.
@@ -130,9 +131,9 @@ class Share(NamedTuple):
     absent: Array
 
     def of(self, x: Array) -> Array:
-        """Returns a worker's value such that the mean over all workers is the weighted mean, in float32.
+        """Returns a worker's value, scaled so that the mean over all workers is the weighted mean, in float32.
 
-        It may be N times as large as any worker's, and float16 may not have it where it has the mean.
+        It may be N times as large as any worker's, and so beyond float16's range where the mean is not.
         """
         return jnp.where(self.absent, 0.0, x.astype(jnp.float32) * self.factor)
 
@@ -142,7 +143,7 @@ def share_of(weight: Array, axis_name: AxisName | None) -> Share:
     count = _compat.axis_size(axis_name) or 1
     (total,) = psum([weight], axis_name)
     there = (total > 0) & jnp.isfinite(total)
-    # The product first: the sum of equal weights has the same rounding or none, and the factor is 1.
+    # The product comes first: with equal weights it is rounded as their sum is, and the factor is 1.
     factor = jnp.where(there & (weight >= 0), weight * count / total, jnp.nan)
     return Share(factor, there & (weight == 0))
 
@@ -165,7 +166,7 @@ def one_number(weight: Any, axis_name: AxisName | None) -> Array:
 
 
 def refuse_weight(extra: Mapping[str, Any], name: str, reason: str) -> None:
-    """Refuses a weight where replicas meet as equals.
+    """Refuses a weight in a method that has none.
 
     Raises:
         ValueError: if there is one among the extra arguments.
@@ -177,7 +178,7 @@ def refuse_weight(extra: Mapping[str, Any], name: str, reason: str) -> None:
 
 
 def _as_before(found: tuple[PyTree, Any], updates: PyTree, before: Any) -> tuple[PyTree, Any]:
-    """Updates and state of a method that was given wider gradients, in the dtypes that they have without a weight."""
+    """Returns updates and state of a method that was given wider gradients, in the dtypes that they have without a weight."""
     moved, after = found
     moved = jax.tree.map(lambda m, g: kernels.narrowed(m, g.dtype), moved, updates)
     return moved, jax.tree.map(lambda a, b: a if a.dtype == b.dtype else kernels.narrowed(a, b.dtype), after, before)
@@ -203,14 +204,14 @@ def _check(state: Any) -> None:
 
 
 def _emptied(node: Any, absent: Array) -> Any:
-    """An exchange's state with memories of zeros where a worker is absent; everything else as it is."""
+    """Returns an exchange's state with memories of zeros where a worker is absent, and the rest unchanged."""
     if not _is_exchange(node):
         return node
     return node._replace(memory=jax.tree.map(lambda x: kernels.chosen(absent, jnp.zeros_like(x), x), node.memory))
 
 
 def _back(before: ExchangeState, after: ExchangeState, absent: Array, keys: StepKeys) -> tuple:
-    """The memories after an exchange; of a worker that was absent those before it, plus what it was given meanwhile."""
+    """Returns the memories after an exchange. An absent worker's are those before it plus what the exchange gave back."""
 
     def is_kept(node: object) -> bool:
         return is_per_device(node) or narrow.is_narrow(node)
@@ -222,7 +223,7 @@ def _back(before: ExchangeState, after: ExchangeState, absent: Array, keys: Step
 
 
 def _joined(before: Any, given: Any, key: Array, absent: Array) -> Any:
-    """Of an absent worker the sum of two memories as they are kept: the first one, bit by bit, where the other is zero."""
+    """Returns an absent worker's memory as it is kept: the sum of two, or the first bit by bit where the other is zero."""
     old, new = (jax.tree.map(lambda p: p.value, node, is_leaf=is_per_device) for node in (before, given))
     values = narrow.values_of(old)
     if values.dtype == jnp.float32:

@@ -1,4 +1,4 @@
-"""What ``optax.tree.map_params`` asks of ``init``: a state for parameters that are not there, to tell what is theirs in it."""
+"""Placeholders, with which ``optax.tree.map_params`` calls ``init`` to find what in a state is like the parameters."""
 
 import functools
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Init = Callable[[PyTree], Any]
 
 @functools.cache
 def _kind() -> type:
-    """The type of what stands for all parameters, which optax keeps to itself, and gives to whoever is asked."""
+    """Returns the type of the placeholder for all parameters, which is private to optax, but is passed to ``init``."""
     given: list[Any] = []
 
     def note(params: Any) -> tuple[()]:
@@ -26,20 +26,20 @@ def _kind() -> type:
 
 
 def is_placeholder(params: PyTree) -> bool:
-    """Returns whether ``init`` is asked by ``optax.tree.map_params`` what of a state is like the parameters."""
+    """Returns whether ``params`` is the placeholder that ``optax.tree.map_params`` passes to ``init``."""
     return isinstance(params, _kind())
 
 
 class NotOfParams:
-    """Remembers the structure of states none of which is of a parameter's shape, though it follows from the parameters.
+    """Remembers the structure of states that depends on the parameters, though no array has a parameter's shape.
 
-    How many memories an exchange has, and what they are, depends on the parameters, which a placeholder does not tell. The
-    transformation may have seen them before: then each array of the state is a leaf of its own. Where it has not, or has made
-    states of several structures, the state is one leaf as a whole.
+    The number of memories in an exchange, and what they are, depend on the parameters, which a placeholder does not tell. If
+    the transformation has seen parameters before, each array of the state is a separate leaf. If it has not, or has made
+    states of several structures, the whole state is one leaf.
     """
 
     def __init__(self) -> None:
-        """Has seen no structure."""
+        """Starts without a structure."""
         self._seen: set[Any] = set()
 
     def seen(self, state: Any) -> Any:
@@ -54,7 +54,7 @@ class NotOfParams:
 
 
 def not_of_params(init: Init) -> Init:
-    """Makes an ``init`` answer for parameters that are not there: nothing of its state is of their shapes."""
+    """Makes an ``init`` accept a placeholder for parameters: no array of its state has their shapes."""
     remembered = NotOfParams()
 
     @functools.wraps(init)

@@ -1,4 +1,4 @@
-"""Which compressor for which tensor: by size, by path, by shape."""
+"""Policies choose a compressor for each tensor: by size, by path, by shape."""
 
 import abc
 import dataclasses
@@ -16,16 +16,16 @@ from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.transforms.matrix_view import Matrix, Sides, last_against_others, says, sides_of
 from gradcomp_jax.transforms.vectors import is_vector
 
-_LONGEST = 2**20  # entries of a block
+_LONGEST = 2**20  # most entries of a block
 
 Uncompressed = Literal["dense", "averaged"]
 Choice = Compressor | Uncompressed
-"""What becomes of a tensor: a compressor; ``"dense"``, joined with all others that are sent whole; ``"averaged"``, it is
-its mean over the workers already and passes through."""
+"""What becomes of a tensor: a compressor; ``"dense"``, sent whole together with all others that are; ``"averaged"``, passed
+through because it is the workers' mean already."""
 
 
 class Policy(abc.ABC):
-    """Chooses for every tensor, from its path and shape alone, so that all workers choose alike."""
+    """Chooses for every tensor, from its path and shape alone, so that all workers make the same choice."""
 
     @abc.abstractmethod
     def choose(self, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:
@@ -40,14 +40,14 @@ class Policy(abc.ABC):
         """Returns every compressor that is known before a tensor is seen."""
 
     def patterns(self) -> Iterator[str]:
-        """Returns every pattern that some path is to match."""
+        """Returns every pattern that should be found in some path."""
         return iter(())
 
     def explain(self, params: PyTree) -> str:
         """Returns a table of what becomes of every tensor: its path, shape, compressor, and a worker's bytes on the uplink.
 
-        Bytes are the payload's, float32 where a tensor goes dense; a statistic that crosses beside it is not counted. Of what
-        goes dense with two or more dimensions and the name of a vector, the table says so.
+        Bytes are the payload's, float32 where a tensor goes dense; a statistic that crosses beside it is not counted. The table
+        marks tensors of two or more dimensions that go dense because their name is that of a vector.
 
         Args:
             params: arrays or shapes.
@@ -68,10 +68,10 @@ class Policy(abc.ABC):
         return "\n".join(_markdown.table(("tensor", "shape", "compressor", "bytes"), rows, align="lllr"))
 
     def masked(self) -> "Policy":
-        """Returns the policy for the leaves of a mask, which takes the place of its own rule of what gains.
+        """Returns the policy for the leaves of a mask, which replaces the policy's own rule of what is worth compressing.
 
         Raises:
-            ValueError: if a mask has nothing to say beside the policy.
+            ValueError: if the policy takes no mask.
         """
         raise ValueError("a policy says which leaves are compressed; leave mask= out, or give it one compressor")
 
@@ -81,7 +81,7 @@ Rule = Choice | Policy
 
 @dataclasses.dataclass(frozen=True)
 class BySize(Policy):
-    """See :func:`by_size`."""
+    """Implements :func:`by_size`."""
 
     rules: tuple[tuple[int, Rule], ...]
 
@@ -92,41 +92,41 @@ class BySize(Policy):
         return _resolve(rule, path, leaf, f"by_size has no rule for {path!r} {begins}")
 
     def compressors(self) -> Iterator[Compressor]:
-        """Yields those of all rules."""
+        """Yields the compressors of all rules."""
         return _known(rule for _, rule in self.rules)
 
     def patterns(self) -> Iterator[str]:
-        """Yields those of policies within."""
+        """Yields the patterns of policies within."""
         return _patterns(rule for _, rule in self.rules)
 
 
 @dataclasses.dataclass(frozen=True)
 class ByPath(Policy):
-    """See :func:`by_path`."""
+    """Implements :func:`by_path`."""
 
     pattern: str
     rule: Rule
     otherwise: Rule | None
 
     def choose(self, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:
-        """Takes the rule where the pattern is found in the path."""
+        """Takes the rule if the pattern is found in the path."""
         rule = self.rule if re.search(self.pattern, path) else self.otherwise
         remedy = "pass otherwise='dense', a compressor or another policy"
         return _resolve(rule, path, leaf, f"by_path({self.pattern!r}, ...) has no rule for {path!r}; {remedy}")
 
     def compressors(self) -> Iterator[Compressor]:
-        """Yields those of both rules."""
+        """Yields the compressors of both rules."""
         return _known(rule for rule in (self.rule, self.otherwise) if rule is not None)
 
     def patterns(self) -> Iterator[str]:
-        """Yields its own and those of policies within."""
+        """Yields its own pattern and those of policies within."""
         yield self.pattern
         yield from _patterns(rule for rule in (self.rule, self.otherwise) if rule is not None)
 
 
 @dataclasses.dataclass(frozen=True)
 class ByShape(Policy):
-    """A compressor made for the two sides of each tensor's matrices, where that gains; see :func:`by_matrix`."""
+    """Makes a compressor for the two sides of each tensor's matrices, where that sends less; see :func:`by_matrix`."""
 
     make: Callable[[int, int], Compressor]
     sides: Sides
@@ -135,7 +135,7 @@ class ByShape(Policy):
     only_if_smaller: bool = True
 
     def choose(self, path: str, leaf: jax.ShapeDtypeStruct) -> Choice:
-        """Makes a compressor for a tensor that is a matrix, or several of one shape, and by its name no stack of vectors."""
+        """Makes a compressor for a tensor that is a matrix, or several of one shape, and not a stack of vectors by its name."""
         sides = self.sides(path, leaf)
         if sides is None:
             return "dense"
@@ -145,7 +145,7 @@ class ByShape(Policy):
         return code if not self.only_if_smaller or smaller(code, self.dense, leaf.shape) else "dense"
 
     def masked(self) -> "Policy":
-        """Returns the policy for every matrix of a mask, also where that is no fewer bytes."""
+        """Returns the policy for every matrix of a mask, also where that does not send fewer bytes."""
         return dataclasses.replace(self, only_if_smaller=False)
 
     def compressors(self) -> Iterator[Compressor]:
@@ -161,26 +161,26 @@ def by_matrix(make: Callable[[int, int], Compressor], *, dense: Compressor, matr
 
     Args:
         make: ``make(rows, columns) -> compressor``, equal for equal sides.
-        dense: what goes dense goes through; where that is no more bytes, a tensor does. A mask, given to the exchange, takes
-            the place of that rule.
+        dense: compressor of the tensors that go dense. A tensor goes dense where that sends no more bytes. A mask, given to
+            the exchange, replaces that rule.
         matrix: which dimensions are what, by path: see :func:`gradcomp_jax.powersgd`.
 
     Raises:
         ValueError: for a split that leaves no rows or columns.
-        TypeError: for what is no split.
+        TypeError: for an invalid split.
     """
     return ByShape(make, sides_of(matrix), dense, matrix)
 
 
 def by_column(make: Callable[[int], Compressor], *, dense: Compressor) -> Policy:
-    """Returns a compressor of a tensor's columns, for an exchange with ``view="columns"``; as :func:`by_matrix`."""
+    """Makes a compressor for a tensor's columns, as :func:`by_matrix` does, for an exchange with ``view="columns"``."""
     return ByShape(lambda rows, columns: make(rows), last_against_others, dense)
 
 
 def by_tensor(make: Callable[[int], Compressor], *, dense: Compressor) -> Policy:
-    """Returns a compressor whose block is a whole tensor, or the longest equal part of it that has at most 2**20 entries.
+    """Makes a compressor whose block is a whole tensor, or the longest equal part of it that has at most 2**20 entries.
 
-    As :func:`by_matrix`.
+    The arguments are as in :func:`by_matrix`.
     """
 
     def part(size: int) -> int:
@@ -198,11 +198,12 @@ def by_size(rules: Mapping[int, Rule]) -> Policy:
         gc.exchange(gc.by_size({0: "dense", 2**14: gc.compressors.block_quantized(bits=8)}), axis_name="data")
 
     Args:
-        rules: from how many entries on each rule holds: a compressor, ``"dense"``, ``"averaged"`` or another policy.
+        rules: maps the number of entries from which a rule holds to the rule: a compressor, ``"dense"``, ``"averaged"`` or
+            another policy.
 
     Raises:
         ValueError: for no rules and for negative bounds; when traced, for a tensor below the smallest bound.
-        TypeError: for a rule that is none of those.
+        TypeError: for any other rule.
     """
     if not rules:
         raise ValueError("by_size needs at least one rule, such as {0: 'dense'}")
@@ -226,8 +227,8 @@ def by_path(pattern: str, rule: Rule, *, otherwise: Rule | None = None) -> Polic
         otherwise: for the others. Without it, a tensor that does not match is an error.
 
     Raises:
-        ValueError: for what is no regular expression; when traced, for a tensor without a rule.
-        TypeError: for a rule that is none of those.
+        ValueError: if ``pattern`` is not a regular expression; when traced, for a tensor without a rule.
+        TypeError: for any other rule.
     """
     try:
         re.compile(pattern)
@@ -240,7 +241,7 @@ def by_path(pattern: str, rule: Rule, *, otherwise: Rule | None = None) -> Polic
 
 
 def smaller(compressor: Compressor, dense: Compressor, shape: tuple[int, ...]) -> bool:
-    """Returns whether what a compressor sends of a tensor is less than what a dense one does."""
+    """Returns whether a compressor sends fewer bytes of a tensor than a dense one does."""
     rows, dense_rows = _row_count(compressor, shape), _row_count(dense, shape)
     mean = compressor.statistic_spec(1) if compressor.side_information == "mean" else None
     besides = 0 if mean is None else rows * mean.size * mean.dtype.itemsize
@@ -248,7 +249,7 @@ def smaller(compressor: Compressor, dense: Compressor, shape: tuple[int, ...]) -
 
 
 def _row_count(compressor: Compressor, shape: tuple[int, ...]) -> int:
-    """The rows that a tensor has by itself; blocks that are dealt out may be some more than hold it."""
+    """Returns the number of rows that a tensor has by itself; dealt blocks may be a few more than it needs."""
     block = compressor.block
     rows = kernels.row_count(math.prod(shape), block)
     return kernels.dealt_rows(rows * block, block, kernels.periods_of(shape)) if compressor.deals else rows

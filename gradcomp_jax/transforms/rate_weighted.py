@@ -1,7 +1,7 @@
 """Residuals in units of parameters: the learning rate is applied before the compression, as the papers have it.
 
-The rate goes around the exchange and is no argument of the memory. So momenta, owners' residuals and every method have it at
-once, and a skipped step needs no rescaling.
+The rate goes around the exchange and is not an argument of the memory. So it applies to momenta, owners' residuals and every
+method alike, and a skipped step needs no rescaling.
 """
 
 from collections.abc import Callable
@@ -24,10 +24,10 @@ from gradcomp_jax.transforms.sums import RunningSumState
 
 
 class RateWeightedState(NamedTuple):
-    """State of :func:`rate_weighted`.
+    """Holds the state of :func:`rate_weighted`.
 
     Attributes:
-        step: int32 scalar, updates seen: what the rate is a function of.
+        step: int32 scalar, updates seen, which the rate is a function of.
         inner: the method's state, whose memories are in units of rate times gradient.
     """
 
@@ -39,31 +39,33 @@ class RateWeightedState(NamedTuple):
 def rate_weighted(
     method: optax.GradientTransformation, rate: Callable[[Array], Any]
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Hands a method rate times gradient, and divides what arrives by the rate.
+    r"""Multiplies a method's gradients by the rate, and divides its updates by the rate.
 
     On worker :math:`i`, :math:`p = \eta_t g^i_t + e^i_t`, sent: :math:`C(p)`, :math:`e^i_{t+1} = p - D(C(p))`. The update is
-    the mean of what was sent over :math:`\eta_t`, which an optimizer of the same rate multiplies by :math:`\eta_t` again:
-    ``optax.chain(gc.rate_weighted(gc.topk_sgd(...), schedule), optax.sgd(schedule))``. So what was left of old gradients
-    reaches the parameters with the rate of its own step. Without, a residual is of gradients, and arrives with the rate of
-    the step in which it is sent; the two differ where the rate changes, by :math:`\eta_{t-1} / \eta_t` in the residual.
+    the mean of what was sent, divided by :math:`\eta_t`; an optimizer of the same rate multiplies it by :math:`\eta_t` again:
+    ``optax.chain(gc.rate_weighted(gc.topk_sgd(...), schedule), optax.sgd(schedule))``. So the rest of an old gradient
+    reaches the parameters with the rate of its own step. Without ``rate_weighted``, a residual is of gradients, and arrives
+    with the rate of the step in which it is sent. The two differ where the rate changes, by :math:`\eta_{t-1} / \eta_t` in the
+    residual.
 
     Law: :math:`\sum_t \eta_t u_t + \bar e_T = \sum_t \eta_t \bar g_t`, owners' residuals included in :math:`\bar e`.
 
     With momentum correction the velocity, too, is of rate times gradient. Momentum that follows sees updates divided by the
-    present rate. A method's updates must grow with its gradients: not around a sign (a signed ``gc.demo`` takes ``rate``). In a
-    step whose rate is not positive all workers skip the exchange: the update is zero, memories stay, and ``skipped`` goes up.
+    present rate. A method's updates must grow with its gradients, so do not use this around a sign (a signed ``gc.demo`` takes
+    ``rate``). In a step whose rate is not positive all workers skip the exchange: the update is zero, memories stay, and
+    ``skipped`` goes up.
 
-    Of an update that float16 cannot hold, what is beyond its range is lost.
+    The part of an update that is beyond float16's range is lost.
 
-    State: :class:`RateWeightedState`. Wire: the method's. One more copy of the gradient, in float32.
+    State: :class:`RateWeightedState`. Wire: the method's. It takes one more copy of the gradient, in float32.
 
     Args:
         method: an exchange with a memory.
-        rate: a schedule, ``rate(step)``, of the number of updates so far (int32 scalar); the optimizer's own.
+        rate: a schedule, ``rate(step)``, of the number of updates so far (int32 scalar); give the optimizer the same one.
 
     Raises:
-        TypeError: for a rate that is no function.
-        ValueError: from ``init``, for a method without a memory, EF21 (whose estimate is compared anew with every gradient),
+        TypeError: for a rate that is not a function.
+        ValueError: from ``init``, for a method without a memory, EF21 (whose estimate is compared with every new gradient),
             a signed DeMo, 1-bit Adam and Dion (whose updates do not grow with the gradient); when traced, for weight decay or
             clipping inside.
 
@@ -78,7 +80,7 @@ def rate_weighted(
     inside = optax.with_extra_args_support(method)
 
     def init(params: PyTree) -> RateWeightedState:
-        # The method sees float32 leaves: the division comes before the rounding.
+        # The method sees float32 leaves, so that the division comes before the rounding.
         inner = inside.init(jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params))
         if not is_placeholder(params):
             _check(inner)
@@ -88,14 +90,14 @@ def rate_weighted(
         refuse_beyond_float32(updates)
         now = jnp.asarray(rate(state.step), jnp.float32)
         usable = now > 0
-        # Nothing that is sent could be divided by zero: what is not finite makes all workers skip.
+        # An update cannot be divided by a rate of zero. A NaN makes all workers skip instead.
         weight, unit = jnp.where(usable, now, jnp.nan), jnp.where(usable, now, 1.0)
         weighted = jax.tree.map(lambda g: g.astype(jnp.float32) * weight, updates)
         told = with_context(extra, not_gradients="rate_weighted, rate times gradient", dtypes=None)
         sent, inner = inside.update(weighted, state.inner, None, **told)
 
         def unweighted(sent: Array, like: Array) -> Array:
-            # A small rate makes of what fits float32 what does not.
+            # Divided by a small rate, an update may be beyond float32's range.
             return kernels.narrowed(jnp.clip(sent / unit, -kernels.LARGEST, kernels.LARGEST), like.dtype)
 
         result = jax.tree.map(unweighted, sent, updates)

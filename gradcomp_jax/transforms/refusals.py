@@ -16,10 +16,10 @@ from gradcomp_jax.transforms.layout_rules import LayoutRules
 
 
 def refuse_unbound(axis_name: AxisName | None) -> None:
-    """Refuses an axis that is not there.
+    """Refuses an axis that is not bound.
 
     Raises:
-        NameError: with the ways to be inside of it.
+        NameError: naming the ways to bind it.
     """
     if _compat.axis_size(axis_name) is None:
         raise NameError(
@@ -62,7 +62,7 @@ def _values(tree: Any) -> Any:
 
 
 def refuse_shared(state: Any, axis_name: AxisName | None, workers: int) -> None:
-    """Refuses per-device state that all workers were given as one, where that is tracked.
+    """Refuses per-device state that is the same array on all workers, where JAX tracks that.
 
     Raises:
         ValueError: if there are several workers, and a value does not vary over them.
@@ -95,11 +95,11 @@ def refuse_other_rows(group: Group, segment: Segment, payload: Any) -> None:
 
 
 def refuse_around(rules: LayoutRules, layout: Layout, extra: Mapping[str, Any], axis_name: AxisName | None) -> None:
-    """Refuses what is around an exchange and does not go with it.
+    """Refuses an exchange that does not work with the transformations around it.
 
     Raises:
         ValueError: for a reduce-scatter inside a hierarchy, and an exchange over the axis of a worker's devices; for a weight
-            that nobody has read, one of another axis' workers, or one of gradients that are the workers' mean already.
+            that was not read, a weight of another axis' workers, or one of gradients that are the workers' mean already.
     """
     context, names = context_of(extra), _specs.names_of(axis_name)
     if inner := set(names) & set(_specs.names_of(context.inner_axis_name or ())):

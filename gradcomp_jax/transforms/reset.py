@@ -1,4 +1,4 @@
-"""A state from elsewhere whose exchanges hold numbers that are not finite."""
+"""Repairs a state from elsewhere whose exchanges hold numbers that are not finite."""
 
 from typing import Any
 
@@ -15,23 +15,23 @@ from gradcomp_jax.transforms.sums import RunningSumState
 
 @_arguments.checked
 def reset_nonfinite(state: Any) -> tuple[Any, int]:
-    """Returns a state whose exchanges hold only finite numbers, and how many entries were not.
+    """Returns a state whose exchanges hold only finite numbers, and how many entries were not finite.
 
-    For a state that came from elsewhere: an exchange stores nothing that is not finite. What is finite stays as it is, and so
-    does all that is not an exchange's (parameters, an optimizer's moments). Call it outside ``jax.jit`` and ``jax.shard_map``,
-    in every process.
+    It is for a state that came from elsewhere: an exchange itself stores nothing that is not finite. Finite entries stay
+    unchanged, and so does everything that is not an exchange's (parameters, an optimizer's moments). Call it outside
+    ``jax.jit`` and ``jax.shard_map``, in every process.
 
-    Entries of memories and of owners' residuals become zeros, and what they held is lost; a scale of theirs, with all entries
-    that share it, counts as one. A low-rank start that is not finite
-    is drawn anew, because a column of zeros would stay one. EF21's estimates begin again from zero, all of them, because their
-    mean must stay the sum of what was sent. A loss scale that is none becomes the default's first one.
+    Entries of memories and of owners' residuals that are not finite become zeros, and what they held is lost. A scale of a
+    memory, with all entries that share it, counts as one entry. A low-rank start that is not finite
+    is drawn again, because a column of zeros would stay zero. EF21's estimates all begin again from zero, because their
+    mean must stay the sum of what was sent. An invalid loss scale becomes the default of the first scale.
 
     Args:
         state: a train state, or an optimizer's, with exchanges in it.
 
     Returns:
-        The state, in which arrays without such an entry are the same arrays, and the number of entries that were reset, over
-        all workers. 0 says that the state was whole.
+        The state, in which arrays without such an entry are the same arrays; and the number of entries that were reset, over
+        all workers. 0 says that all entries were finite.
 
     Raises:
         ValueError: if there is no exchange in the state.
@@ -55,7 +55,7 @@ def reset_nonfinite(state: Any) -> tuple[Any, int]:
             kept = {name: jax.tree.map(finite, getattr(node, name)) for name in ("memory", "server", "memory_ratio")}
             return node._replace(**kept, compressor=jax.tree.map(lambda a: finite(a, drawn=True), node.compressor))
         if isinstance(node, FrozenAdamState):
-            # An entry whose variance is zero has its tensor's mean.
+            # An entry whose variance is zero takes its tensor's mean.
             whole = {name: jax.tree.map(finite, getattr(node, name)) for name in ("mean", "variance")}
             return node._replace(**whole, dense=_within(mend, node.dense), compressed=_within(mend, node.compressed))
         if isinstance(node, LossScaleState):
@@ -73,13 +73,13 @@ def reset_nonfinite(state: Any) -> tuple[Any, int]:
 
 
 def _within(mend: Any, tree: Any) -> Any:
-    """A tree with some of its nodes replaced."""
+    """Returns a tree with some of its nodes replaced."""
     kinds = (ExchangeState, FrozenAdamState, LossScaleState, RunningSumState)
     return jax.tree.map(mend, tree, is_leaf=lambda n: isinstance(n, kinds))
 
 
 def _begun_again(node: Any) -> Any:
-    """A sum, or the exchange that feeds it, with nothing sent yet."""
+    """Returns a running sum, or the exchange inside it, as before anything was sent."""
     if isinstance(node, RunningSumState):
         return RunningSumState(jax.tree.map(jnp.zeros_like, node.total), _within(_begun_again, node.inner))
     if isinstance(node, ExchangeState):

@@ -11,13 +11,13 @@ from gradcomp_jax._typing import Array
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """The shards of a tensor, one for each of some devices.
+    """Describes the shards of a tensor, one for each of some devices.
 
     Attributes:
-        count: how many there are.
-        dim: the dimension that the user's sharding divides; ``None`` cuts the entries in their order: the first dimension
-            where it divides, else as many leading ones joined as it takes, so that a shard of a matrix is a matrix. Where all
-            but the last do not divide, zeros are at the end of the last shards.
+        count: number of shards.
+        dim: the dimension that the user's sharding divides. ``None`` cuts the entries in their order: the first dimension
+            where ``count`` divides it, else as many leading dimensions joined as that takes, so that a shard of a matrix is a
+            matrix. Where ``count`` divides no such join, the last shards end with zeros.
     """
 
     count: int
@@ -45,17 +45,17 @@ class Shards:
     def flat(self, x: Array) -> Array:
         """Returns all shards of a tensor, each flat, its divided dimension outermost: ``[count, entries]``.
 
-        Put end to end they are the same numbers in the same order whatever their count.
+        End to end they are the same numbers in the same order for every count.
         """
         return jnp.moveaxis(x, self.dim or 0, 0).reshape(self.count, -1)
 
     def unflat(self, shard: Array, shape: tuple[int, ...]) -> Array:
-        """Returns one shard of a tensor of a shape, from the entries that :meth:`flat` has of it."""
+        """Returns one shard of a tensor of a shape, from its entries as :meth:`flat` orders them."""
         first, *rest = (self.shape(shape)[self.dim or 0], *shape[: self.dim or 0], *shape[(self.dim or 0) + 1 :])
         return jnp.moveaxis(shard.reshape(first, *rest), 0, self.dim or 0)
 
     def own(self, x: Array, index: Array) -> Array:
-        """Returns this device's shard of a tensor that it has whole, or the shard that it has."""
+        """Returns this device's shard of a whole tensor, or ``x`` itself where it is a shard already."""
         return x if self.dim is not None else lax.dynamic_index_in_dim(self.stack(x), index, keepdims=False)
 
     def check(self, path: str, shape: tuple[int, ...]) -> None:

@@ -17,7 +17,7 @@ def side_information(
 ) -> list[list[Array | None]]:
     """Returns what all workers know of each segment: the maximum or the mean of their statistics, or seeds.
 
-    Statistics of a kind cross in one all-reduce, seeds not at all.
+    Statistics of one kind cross in one all-reduce; seeds do not cross.
     """
 
     def of_kind(kind: str) -> list[Array]:
@@ -34,7 +34,7 @@ def side_information(
         elif kind == "max":
             result.append([next(largest) for _ in segments])
         elif kind == "mean":
-            # All tensors of a compressor at once: what follows (an orthogonalization) is slow on small arrays.
+            # All tensors of a compressor go together: what follows (an orthogonalization) is slow on small arrays.
             mean = group.compressor.from_mean(jnp.concatenate([next(total) for _ in segments]) / workers.count)
             ends = [sum(group.rows(s) for s in segments[: j + 1]) for j in range(len(segments))]
             result.append([mean[end - group.rows(s) : end] for end, s in zip(ends, segments, strict=True)])

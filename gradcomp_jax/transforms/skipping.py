@@ -1,4 +1,4 @@
-"""Exchanges that did not take place: what follows them must know, and who looks on must hear."""
+"""Skipped exchanges: how later transformations see them, and a warning for the user."""
 
 import collections
 from typing import Any
@@ -14,7 +14,7 @@ from gradcomp_jax.transforms.exchange import ExchangeState
 
 
 def took_place(before: Any, after: Any) -> Array:
-    """Returns whether every exchange of a state went on from ``before`` to ``after``: boolean scalar, equal on all workers."""
+    """Returns whether no exchange was skipped between two states: boolean scalar, equal on all workers."""
     states = [nodes_of(s, lambda node: isinstance(node, ExchangeState)) for s in (before, after)]
     if not states[0]:
         raise ValueError("there is no exchange in this transformation: put a gradcomp_jax.exchange or a method inside")
@@ -30,7 +30,7 @@ def keep_if(ok: Array, new: Any, old: Any) -> Any:
 class SkipWatch:
     """Warns once, on the host, when many steps in a row were skipped.
 
-    Reads the counts of steps that are done, whose numbers are there, and so waits for nothing::
+    It reads only the counts of finished steps, so it never waits::
 
         watch = SkipWatch()
         for batch in batches:
@@ -39,10 +39,10 @@ class SkipWatch:
     """
 
     def __init__(self, in_a_row: int = 25) -> None:
-        """Begins to watch.
+        """Starts the watch.
 
         Args:
-            in_a_row: how many skipped steps in a row are told. A loss scale that settles skips fewer.
+            in_a_row: how many skipped steps in a row cause a warning. A loss scale that settles skips fewer.
 
         Raises:
             ValueError: for a number below 1.
@@ -55,7 +55,7 @@ class SkipWatch:
         self._told = False
 
     def __call__(self, skipped: Any, loss_scale: Any = None) -> None:
-        """Takes how many exchanges were skipped so far after a step, and the loss scale if there is one.
+        """Takes the number of exchanges skipped so far after a step, and the loss scale if there is one.
 
         Args:
             skipped: ``metrics["skipped"]``: a number, or one for each worker.
@@ -84,7 +84,7 @@ class SkipWatch:
 
 def _coming(number: Any) -> Any:
     if isinstance(number, jax.Array):
-        # Of several processes each reads its own: all workers count alike. The copy is on its way when it is read.
+        # Each process reads its own count: all workers count alike. The copy to the host starts now and is read later.
         number = number.addressable_data(0)
         number.copy_to_host_async()
     return number

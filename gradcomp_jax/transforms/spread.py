@@ -1,4 +1,4 @@
-"""Entries that are spread over an array, read without a pass over it."""
+"""Reads entries that are spread over an array, without a pass over it."""
 
 import math
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from gradcomp_jax._typing import Array
 
 WINDOW = 3 * 2**22
-"""Bytes of a stride up to which lines are taken by one. XLA:TPU (libtpu 0.0.42) holds all that a stride spans in vector memory,
-and what does not fit there, 16 MiB on v5e and v5p, does not compile."""
+"""Largest stride, in bytes, for which lines are taken by one slice. XLA:TPU (libtpu 0.0.42) holds all that a stride spans in
+vector memory, and a stride that does not fit there, 16 MiB on v5e and v5p, does not compile."""
 RUNS = 8
-"""Stretches that lines are taken in where a stride would be longer."""
+"""Number of runs in which lines are taken where a stride would be longer."""
 NARROW = 1024
-"""Entries that a shorter line counts as, and one entry of a vector: they lie across on TPU, and fail at shorter strides."""
+"""Entries that a shorter line, or an entry of a vector, counts as: on TPU they lie across, and fail at shorter strides."""
 SIDE_BY_SIDE = 8
-"""Lines of the axes before, at most, that lie in one tile with a line, and are spanned with it."""
+"""Most lines of the earlier axes that lie in one tile with a line; a stride spans them too."""
 
 
 def places(shape: Sequence[int], stride: int, axis: int = 0) -> list[slice]:

@@ -14,12 +14,12 @@ _LAST = 2**31 - 1
 
 
 class StepKeys(NamedTuple):
-    """Random keys of one step.
+    """Makes the random keys of one step.
 
     Attributes:
-        own: of this worker.
-        common: the same on every worker.
-        step: int32 scalar. Skipped exchanges count, so every worker agrees on it and random streams go on.
+        own: this worker's key.
+        common: the key that is the same on every worker.
+        step: int32 scalar. Skipped exchanges count, so every worker agrees on it and random streams continue.
     """
 
     own: Array
@@ -28,28 +28,28 @@ class StepKeys(NamedTuple):
 
     @classmethod
     def of(cls, key: Any, step: Array, worker: Array, inner_axis_name: AxisName | None) -> "StepKeys":
-        """Makes keys of a seed or a key, others for each device of a worker, which has other parts of a tensor."""
+        """Makes keys from a seed or a key. Devices of one worker get different keys, because they have different shards."""
         base = typed_key("key", key)
         if inner_axis_name is not None:
             base = jax.random.fold_in(base, _compat.axis_index(inner_axis_name))
-        # The last number is no worker's and no leaf's.
+        # The last number belongs to no worker and no leaf.
         return cls(jax.random.fold_in(base, worker), jax.random.fold_in(base, _LAST), step)
 
     def of_leaf(self, stream: Array, number: Array | int) -> Array:
-        """Folds in the leaf, then the step; the worker is in the stream. So no two of them share a key."""
+        """Folds in the leaf, then the step; the worker is in the stream. So no two leaves, steps or workers share a key."""
         return jax.random.fold_in(jax.random.fold_in(stream, number), self.step)
 
     def of_leaves(self, stream: Array, numbers: Sequence[int]) -> list[Array]:
-        """Returns :meth:`of_leaf` of each number, all folded at once: a compiler has one generator before it, not hundreds."""
+        """Returns :meth:`of_leaf` of each number, all folded together: the compiler sees one generator, not hundreds."""
         if jax.random.key_impl(stream) not in ("threefry2x32", "rbg"):
-            # Other generators may draw other keys where they draw several (unsafe_rbg does).
+            # Other generators may draw different keys where they draw several together (unsafe_rbg does).
             return [self.of_leaf(stream, number) for number in numbers]
         folded = jax.vmap(lambda number: self.of_leaf(stream, number))(jnp.asarray(numbers, jnp.uint32))
         return [jax.lax.index_in_dim(folded, i, keepdims=False) for i in range(len(numbers))]
 
     def of_downlink(self, number: int) -> Array:
         """Returns this worker's key for the downlink of message number ``number`` of the step."""
-        # Counted down from the end: no leaf's number, so the downlink's stream is its own.
+        # Counting down from the end gives a number that belongs to no leaf, so the downlink has its own stream.
         return self.of_leaf(self.own, _LAST - number)
 
 
@@ -59,16 +59,16 @@ def is_typed_key(value: Any) -> bool:
 
 
 def typed_key(name: str, given: Any) -> Array:
-    """Returns a typed key of a seed, a typed key or a raw one.
+    """Returns a typed key from a seed, a typed key or a raw key.
 
     Args:
-        name: of the option, for errors.
-        given: what it is.
+        name: name of the option, for errors.
+        given: the option's value.
 
     Raises:
         TypeError: for anything else.
     """
-    # A string's would be an error without the remedy.
+    # For a string JAX would raise an error without the remedy.
     dtype = np.dtype(object) if isinstance(given, str) else jnp.result_type(given)
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return given

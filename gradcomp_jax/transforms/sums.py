@@ -1,4 +1,4 @@
-"""Sums of what an exchange delivers: of all of it (EF21), and with a decay (PowerSGD's momentum)."""
+"""Sums of an exchange's updates: of all of them (EF21), and with a decay (PowerSGD's momentum)."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +15,12 @@ from gradcomp_jax.transforms.skipping import keep_if, took_place
 
 
 class RunningSumState(NamedTuple):
-    """Attributes: ``total``, float32 in the parameters' shapes, equal on every worker; ``inner``, the exchange's state."""
+    """Holds the state of :func:`running_sum`.
+
+    Attributes:
+        total: the sum, float32 in the parameters' shapes, equal on every worker.
+        inner: the exchange's state.
+    """
 
     total: PyTree
     inner: Any
@@ -23,13 +28,13 @@ class RunningSumState(NamedTuple):
 
 @_arguments.checked
 def running_sum(exchange: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
-    r"""Updates that are the sum of all updates of an exchange so far: :math:`u_t = \sum_{s \le t} \bar c_s`.
+    r"""Makes updates that are the sum of all updates of an exchange so far: :math:`u_t = \sum_{s \le t} \bar c_s`.
 
-    With :func:`gradcomp_jax.memory.estimate` inside, that is the mean of the workers' estimates. Where the exchange was
+    With :func:`gradcomp_jax.memory.estimate` inside, the sum is the mean of the workers' estimates. Where the exchange was
     skipped the sum stays and the update is zero.
 
-    The exchange is given the gradients in float32, whatever their dtype, and sees every leaf as float32: its means are
-    added up unrounded, and the sum alone is cast to the gradients' dtype.
+    The exchange is given gradients of any dtype in float32, and sees every leaf as float32: its means are
+    added up unrounded, and only the sum is cast to the gradients' dtype.
 
     Args:
         exchange: the exchange, or a chain that ends in one.
@@ -43,7 +48,7 @@ def running_sum(exchange: optax.GradientTransformationExtraArgs) -> optax.Gradie
         return RunningSumState(zeros, exchange.init(zeros))
 
     def update(updates: PyTree, state: RunningSumState, params: PyTree | None = None, **extra: Any) -> Any:
-        # An exchange delivers in its leaves' dtype, and what rounding takes of each step is in no worker's memory: it
+        # An exchange returns updates in its leaves' dtype, and no worker's memory keeps that rounding: over the steps it
         # would add up.
         refuse_beyond_float32(updates)
         wide = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
@@ -57,10 +62,10 @@ def running_sum(exchange: optax.GradientTransformationExtraArgs) -> optax.Gradie
 
 
 def plus_trace(decay: Any) -> optax.GradientTransformation:
-    r"""Adds to every update the trace of all updates with it: :math:`m \leftarrow \lambda m + u`, update :math:`u + m`.
+    r"""Adds to every update the trace of all updates up to it: :math:`m \leftarrow \lambda m + u`, update :math:`u + m`.
 
-    ``optax.trace(decay, nesterov=True)`` is :math:`u + \lambda m`, another sum. State: that of ``optax.trace``, one array for
-    each parameter, equal on every worker.
+    ``optax.trace(decay, nesterov=True)`` is a different sum, :math:`u + \lambda m`. State: that of ``optax.trace``, one array
+    for each parameter, equal on every worker.
 
     Args:
         decay: :math:`\lambda`, in [0, 1).

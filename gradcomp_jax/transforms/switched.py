@@ -1,4 +1,4 @@
-"""Several exchanges in one compiled program, of which a number in the state says which one is used."""
+"""Several exchanges in one compiled program; a number in the state says which one is used."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ from gradcomp_jax.transforms.placeholders import is_placeholder
 @_registered.node
 @dataclasses.dataclass(frozen=True)
 class SwitchedState:
-    """State of :func:`switched`.
+    """Holds the state of :func:`switched`.
 
     Attributes:
         choice: int32 scalar, the number of the candidate in use; equal on every worker.
         inner: the states of all candidates, in their order.
-        names: of the candidates; static, for checkpoints to compare.
+        names: the candidates' names; static, for checkpoints to compare.
     """
 
     choice: Array
@@ -38,16 +38,16 @@ def switched(
 ) -> optax.GradientTransformationExtraArgs:
     """Exchanges by one of several candidates, which may change from step to step without a new compilation.
 
-    All candidates are branches of one program on a number in the state, which is 0 at first, the first candidate, until
-    :func:`set_choice` sets another. :func:`gradcomp_jax.choose` says which is the fastest on the link that is there. A step
-    updates the state of its candidate and leaves those of the others as they are, bit by bit.
+    All candidates are branches of one program on a number in the state. The number is 0, the first candidate, until
+    :func:`set_choice` sets another. :func:`gradcomp_jax.choose` says which candidate is the fastest on the present link. A step
+    updates the state of its candidate and leaves the states of the others unchanged, bit by bit.
 
     Law: in every step, the updates so far plus what all candidates keep are the sum of all mean gradients. What a candidate
-    holds when another one takes its place stays in its memory, counts as kept, and goes out when it is chosen again.
+    holds when another one replaces it stays in its memory, counts as kept, and is sent when the candidate is chosen again.
 
     State: :class:`SwitchedState`, as large as those of all candidates together. Wire: the candidate's;
-    ``gc.wire_bytes(compiled, branch=2)`` counts that of number 2. While a step runs, the states of all candidates are there
-    once more, because compilers copy what goes through a branch, and no exchange begins before the last gradient is there.
+    ``gc.wire_bytes(compiled, branch=2)`` counts that of number 2. While a step runs, there is a second copy of all candidates'
+    states, because compilers copy what goes through a branch, and no exchange begins before the last gradient is there.
     For a choice that stays, build ``candidates[choice.name]`` alone, which costs nothing.
 
     Example::
@@ -60,7 +60,7 @@ def switched(
         state = gc.set_choice(gc.init_state(params, tx, mesh), "dgc")
 
     Args:
-        candidates: names, and methods, exchanges or chains with one in them. They take the same per-device gradients and
+        candidates: maps names to methods, exchanges or chains with one in them. All take the same per-device gradients and
             return updates that are equal on all workers, of the same shapes.
 
     Raises:
@@ -123,15 +123,15 @@ def names_of(candidates: Mapping[str, optax.GradientTransformation]) -> tuple[st
 def set_choice(state: Any, name: str) -> Any:
     """Returns a state in which another candidate of :func:`switched` is in use.
 
-    Nothing is compiled anew, and all memories stay. Call it outside ``jax.jit``, in every process with the same name;
-    :func:`gradcomp_jax.check_equal_start` of the state finds one that differs.
+    Nothing is compiled again, and all memories stay. Call it outside ``jax.jit``, in every process with the same name;
+    :func:`gradcomp_jax.check_equal_start` of the state finds a process that differs.
 
     Args:
         state: a train state, or an optimizer's, with one of :func:`switched` in it.
-        name: of a candidate.
+        name: name of a candidate.
 
     Raises:
-        ValueError: for a name that is none, and where nothing is switched.
+        ValueError: for an unknown name, and for a state without :func:`switched`.
     """
     if not nodes_of(state, is_switched):
         raise ValueError("nothing is switched in this state: put gradcomp_jax.switched(candidates) into the chain")
@@ -140,7 +140,7 @@ def set_choice(state: Any, name: str) -> Any:
         if not is_switched(node):
             return node
         number = node.names.index(_checks.one_of("name", name, node.names))
-        # Of the same sharding, so that the step is the same program.
+        # The sharding stays the same, so that the step is the same program.
         return dataclasses.replace(node, choice=jax.tree.map(lambda old: jnp.full_like(old, number), node.choice))
 
     return jax.tree.map(chosen, state, is_leaf=is_switched)

@@ -1,4 +1,4 @@
-"""Messages across the axis: the operations of all their collectives at once, as few as these allow."""
+"""Takes messages across the axis: the operations of all their collectives together, as few as possible."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -14,20 +14,20 @@ from gradcomp_jax.transforms.outbound import OutboundMessage
 
 
 class Received(NamedTuple):
-    """What has come in: ``owners``, by all-to-all, and ``everyone``, by all-gather and all-reduce."""
+    """Holds the arrays that came in: ``owners``, by all-to-all, and ``everyone``, by all-gather and all-reduce."""
 
     owners: Sequence[Array] = ()
     everyone: Sequence[Array] = ()
 
 
 class Transported(NamedTuple):
-    """A bucket that was exchanged.
+    """Holds a bucket that was exchanged.
 
     Attributes:
-        messages: that went out.
-        inbound: what came of each of them.
+        messages: the messages that were sent.
+        inbound: what came in for each of them.
         ok: boolean scalar, equal on every worker: whether all that crossed was usable.
-        received: what came in.
+        received: the arrays that came in.
     """
 
     messages: Sequence[OutboundMessage]
@@ -41,10 +41,10 @@ def transport(
 ) -> Transported:
     """Takes every message across the axis: all-to-all, then all-gather, then all-reduce, each at most once.
 
-    ``bad`` (boolean scalar) says whether this worker's gradient is unusable. It rides in the last collective, so that the
-    workers' common decision costs no message of its own. ``after`` is what has to have come in before each of these
-    collectives starts, of the bucket before: a compiler that combines collectives would make one of both, which waits for
-    what the later one is made of.
+    ``bad`` (boolean scalar) says whether this worker's gradient is unusable. It is part of the last collective, so that the
+    workers' common decision costs no separate message. ``after`` is what came in for the previous bucket; each of these
+    collectives waits for it. Otherwise a compiler would combine the collectives of both buckets into one, which waits for
+    the later gradients.
     """
     after, axis_name = after or Received(), workers.axis_name
     in_flight = [_InFlight(m.steps(workers)) for m in messages]
@@ -75,7 +75,7 @@ def transport(
 
 
 class _InFlight:
-    """A message in flight: what its collective sends next, or what came of it."""
+    """Holds a message in flight: what its collective sends next, or its result."""
 
     def __init__(self, steps: co.Steps) -> None:
         self._steps = steps
@@ -83,7 +83,7 @@ class _InFlight:
         self.go_on(None)
 
     def go_on(self, came: Any) -> None:
-        """Hands what came to the collective."""
+        """Passes what came in to the collective."""
         try:
             self.send = self._steps.send(came)
         except StopIteration as end:
@@ -91,7 +91,7 @@ class _InFlight:
 
 
 def _waiting(in_flight: Sequence[_InFlight], by: str) -> list[_InFlight]:
-    """The messages that wait for this operation."""
+    """Returns the messages that wait for this operation."""
     return [c for c in in_flight if c.inbound is None and c.send.by == by]
 
 
@@ -100,7 +100,7 @@ def _arrays(waiting: Sequence[_InFlight]) -> list[Array]:
 
 
 def _go_on(waiting: Sequence[_InFlight], operation: Callable[[list[Array]], list[Array]]) -> list[Array]:
-    """Puts the arrays of all waiting messages through one operation, and hands each of them its own."""
+    """Puts the arrays of all waiting messages through one operation, and gives each message its own result."""
     came = operation(_arrays(waiting))
     rest = iter(came)
     for c in waiting:

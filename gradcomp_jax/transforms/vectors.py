@@ -1,4 +1,4 @@
-"""Vectors that look like matrices: those of all layers stacked, as a scan over layers has them, known by their names."""
+"""Vectors that look like matrices: those of all layers, stacked for a scan over layers. Their names identify them."""
 
 import re
 
@@ -12,8 +12,8 @@ def is_vector(path: str) -> bool:
     """Returns whether a path names a bias, or a scale or shift of a norm, which have one dimension in one layer.
 
     The last word of the last component decides: ``bias``, ``scale``, ``shift``, ``gamma``, ``beta``, ``offset``, or a norm
-    (``attn_norm``, ``ln_1``, ``RMSNorm_0``); or ``weight``, ``w`` or ``g`` right after a norm. Numbers are no words. ``b`` is
-    none of them: it names one factor of a low-rank pair as well.
+    (``attn_norm``, ``ln_1``, ``RMSNorm_0``); or ``weight``, ``w`` or ``g`` right after a norm. Numbers do not count as words.
+    ``b`` is not among these words, because it also names one factor of a low-rank pair.
 
     Args:
         path: as :func:`gradcomp_jax.transforms.policies.path_name` writes it, ``"layers/attn_norm/scale"``.

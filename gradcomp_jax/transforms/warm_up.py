@@ -37,7 +37,7 @@ def warm_up(steps_per_stage: int, densities: Sequence[float] = DGC_DENSITIES) ->
 
 
 def _pairs(stages: Any) -> Stages:
-    """Refuses what is no sequence of pairs: one number of steps, or a stage by itself."""
+    """Refuses what is not a sequence of pairs, such as one number of steps or a single stage."""
     try:
         return tuple((steps, density) for steps, density in stages)
     except (TypeError, ValueError):
@@ -54,10 +54,10 @@ def staged(
     *,
     step_of: Callable[[Any], Array],
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns one transformation that behaves as ``make(density)`` of the stage it is in.
+    """Returns one transformation that behaves as ``make(density)`` of the present stage.
 
-    All stages are compiled into one program, as branches on the replicated step count, so nothing is recompiled when
-    the density moves and all workers take the same branch.
+    All stages are compiled into one program, as branches on the replicated step count. So nothing is recompiled when
+    the density changes, and all workers take the same branch.
 
     Args:
         make: builds the transformation for a density; its state must not depend on it.
@@ -77,7 +77,7 @@ def staged(
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any) -> Any:
         stage = jnp.sum(step_of(state) >= jnp.asarray(ends, jnp.int32), dtype=jnp.int32)
-        # Closed over, so that an exchange sees where its gradient comes from.
+        # The gradient is closed over, so that an exchange sees where it comes from.
         branches = [lambda s, tx=tx: tx.update(updates, s, params, **extra) for tx in made]
         return jax.lax.switch(stage, branches, state)
 

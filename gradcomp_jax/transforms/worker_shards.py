@@ -1,4 +1,4 @@
-"""A worker that is several devices: each has its shard of every tensor, and of an exchange's state."""
+"""Workers that are several devices: each device has its shard of every tensor, and of an exchange's state."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -17,19 +17,19 @@ from gradcomp_jax.transforms.made_by import MadeBy, made_by
 from gradcomp_jax.transforms.shards import Shards
 
 DIVISION = "shards"
-"""What a division of tensors among devices is called where checkpoints compare it."""
+"""The name of a division of tensors among devices, for checkpoints to compare."""
 
 
 @_registered.node
 @dataclasses.dataclass(frozen=True)
 class ShardState:
-    """State of an exchange of shards.
+    """Holds the state of an exchange of shards.
 
     Attributes:
         shard: the state of the exchange of each device's shard.
         made_by: how many devices share a tensor, and along which dimension each leaf is divided (None: in the order of its
             entries); static, for checkpoints to compare.
-        axes: the names of the axis between workers, then of that of a worker's devices; static.
+        axes: the name of the axis between workers, then that of the axis of a worker's devices; static.
     """
 
     shard: Any
@@ -38,7 +38,7 @@ class ShardState:
 
 
 def axes_of(axis_name: AxisName, option: str, inner_axis_name: AxisName) -> dict[str, Any]:
-    """Returns both axes by the names that they have here; ``option`` is what the user calls the inner one.
+    """Returns both axes by the names of the options here; ``option`` is the user's name of the inner one.
 
     Raises:
         ValueError: if they are the same, or one is part of the other.
@@ -56,7 +56,7 @@ def init(
     axis_name: AxisName,
     inner_axis_name: AxisName,
 ) -> ShardState:
-    """Returns the state of the exchange of shards of parameters, of which the sharded ones are shards already."""
+    """Returns the state of an exchange of shards. Parameters that the user shards are given as shards already."""
     leaves, treedef = jax.tree.flatten(params)
     shapes = [jnp.shape(p) if s.dim is not None else s.shape(jnp.shape(p)) for p, s in zip(leaves, every, strict=True)]
     zeros = jax.tree.unflatten(treedef, [jnp.zeros(shape, jnp.float32) for shape in shapes])
@@ -79,10 +79,10 @@ def update(
     inner_axis_name: AxisName,
     extra: Mapping[str, Any],
 ) -> tuple[PyTree, ShardState]:
-    """Exchanges this device's shards, and gathers the updates of what the user's sharding leaves whole.
+    """Exchanges this device's shards, and gathers the updates of the tensors that the user's sharding leaves whole.
 
-    ``mine`` are the shards, one of each leaf of the gradient tree ``like``, which has the shapes and dtypes of the updates;
-    ``params`` are whole, or shards of what is sharded. The exchange is told that it sees a part of a worker's gradient.
+    ``mine`` are the shards, one of each leaf of the gradient tree ``like``, which has the shapes and dtypes of the updates.
+    ``params`` are whole, or shards where they are sharded. The exchange is told that it sees a part of a worker's gradient.
     """
     leaves, treedef = jax.tree.flatten(like)
     index = _compat.axis_index(inner_axis_name)
@@ -94,7 +94,7 @@ def update(
             treedef, [s.own(p, index) for p, s in zip(jax.tree.leaves(params), every, strict=True)]
         )
     tree, context = jax.tree.unflatten(treedef, mine), context_of(extra)
-    # A shard may be divided once more: all axes within the worker count.
+    # A shard may be divided again: all axes within the worker count.
     within = (*_specs.names_of(context.inner_axis_name or ()), *_specs.names_of(inner_axis_name))
     moved, after = inside.update(tree, before, own_params, **with_context(extra, inner_axis_name=within))
     parts = jax.tree.leaves(moved)
@@ -114,12 +114,12 @@ def in_buckets(
     context: Context,
     where: Sequence[bool] | None = None,
 ) -> list[Any]:
-    """Runs one collective for each bucket of the arrays, each a leaf's; ``None`` where an array is left out."""
+    """Runs one collective for each bucket of arrays, one array for each leaf; ``None`` where an array is left out."""
     result: list[Any] = [None] * len(arrays)
     came: list[Array] = []
     for bucket in context.buckets or [range(len(arrays))]:
         chosen = [i for i in bucket if where is None or where[i]]
-        # One after the other: a compiler that combines collectives would make one of all.
+        # The collectives run one after the other: a compiler would combine them into one.
         came = collective(wait([arrays[i] for i in chosen], came), axis_name) or came
         for i, value in zip(chosen, came if chosen else [], strict=True):
             result[i] = value
@@ -133,7 +133,7 @@ def shards_of(param_specs: PyTree | None, tree: PyTree, inner_axis_name: AxisNam
 
 
 def devices_along(inner_axis_name: AxisName) -> int:
-    """Returns how many devices are a worker.
+    """Returns how many devices make one worker.
 
     Raises:
         NameError: if the axis is not bound.
@@ -148,12 +148,12 @@ def devices_along(inner_axis_name: AxisName) -> int:
 
 
 def _join(stacked: Array, like: Array) -> Array:
-    """The tensor of which ``stacked`` has all shards."""
+    """Returns the tensor whose shards ``stacked`` holds."""
     return stacked.reshape(-1)[: like.size].reshape(like.shape)
 
 
 def _mark(leaf: Any, devices: int) -> Any:
-    """Marks what differs by device: all but single numbers, which all devices agree on."""
+    """Marks what differs by device: everything but scalars, which all devices agree on."""
     if is_per_device(leaf):
         return dataclasses.replace(leaf, shards=leaf.shards * devices)
     if jnp.ndim(leaf) == 0:
@@ -162,7 +162,7 @@ def _mark(leaf: Any, devices: int) -> Any:
 
 
 def _unmark(leaf: Any, devices: int, axis_name: AxisName) -> Any:
-    """A state as the exchange knows it, in which what is equal on all workers is no longer marked."""
+    """Removes the marks of what is equal on all workers, so that the exchange gets the state that it returned."""
     if not is_per_device(leaf):
         return leaf
     shards = leaf.shards // devices
@@ -177,7 +177,7 @@ def _mark_again(mark: Any, leaf: Any) -> Any:
 
 
 def _varying(state: Any, *axes: AxisName) -> Any:
-    """Per-device values as differing along both axes, where that is tracked."""
+    """Casts per-device values to values that differ along both axes, where JAX tracks that."""
 
     def cast(leaf: Any) -> Any:
         if not is_per_device(leaf):

@@ -1,4 +1,4 @@
-"""Writes what is kept of a step: where it took place, in the dtype of the memory, and in place."""
+"""Writes the new state of a step, unless it was skipped: in the memory's dtype, and in place."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from gradcomp_jax.transforms.outbound import OutboundMessage
 def written(ok: Array, new: Any, old: Any, marks: Any) -> Any:
     """Returns new values where the exchange took place, old ones where it was skipped, with the ``PerDevice`` marks of a tree.
 
-    The last array is written first, and on CPU each waits for the one behind it: an accumulator is made of the old
-    velocity, so the velocity can only be overwritten in place, without a copy, once the accumulator is there. The other
+    The last array is written first, and on CPU each array waits for the one after it. An accumulator is made from the old
+    velocity, so the velocity can be overwritten in place, without a copy, only once the accumulator is there. The other
     backends write all of them in one pass.
     """
     places, treedef = jax.tree.flatten(marks, is_leaf=is_per_device)
@@ -37,9 +37,9 @@ def written(ok: Array, new: Any, old: Any, marks: Any) -> Any:
 
 
 def _known(first: Array) -> Array:
-    """True of every number: a dependence that the compiler cannot fold away, because a NaN differs from itself.
+    """Returns true for every number: a dependence that the compiler cannot fold away, because a NaN differs from itself.
 
-    Nor of integers, which are symmetric here.
+    Integers are symmetric here and never have their dtype's least value, which the compiler does not know.
     """
     if jnp.issubdtype(first.dtype, jnp.integer):
         return first != jnp.iinfo(first.dtype).min
@@ -47,14 +47,14 @@ def _known(first: Array) -> Array:
 
 
 def _always(first: Array) -> Array:
-    """True, and as varying over the axis as the other answer."""
+    """Returns true, with the same varying axes as :func:`_known`."""
     return (first == first) | True
 
 
 def owners_written(
     out: OutboundMessage, residual: Array, received: Sequence[int], old: Any, ok: Array, workers: co.Workers
 ) -> Any:
-    """Returns what this owner holds of the group, with the new residual of the message's rows."""
+    """Returns this owner's residual of the group, with new values for the message's rows."""
     group, dtype, runs = out.group, out.group.memory.dtype, owners.runs(out.starts, received)
     new: Any = residual
     if dtype != "float32":
