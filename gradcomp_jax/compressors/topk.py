@@ -161,10 +161,8 @@ class TopK(Compressor):
 
 def block_for(density: float) -> int:
     """Returns the block for a density: 1024, or longer where fewer than one of 1024 entries would be sent."""
-    block = 1024
-    while block < MAX_BLOCK and density * block < 0.75:
-        block *= 2
-    return block
+    lengths = (2**n for n in range(10, 64))
+    return next(block for block in lengths if block >= MAX_BLOCK or density * block >= 0.75)
 
 
 @_arguments.checked
@@ -199,8 +197,7 @@ def topk(
         pack_positions: sends positions in order, in about two bits each and the logarithm of their distance.
 
     Raises:
-        ValueError: for a density outside (0, 1], a block outside [1, 2**20], an unknown dtype, one
-            beside ``bits``, a downlink that does not fit.
+        ValueError: for a density outside (0, 1], a block outside [1, 2**20], a dtype or a downlink that does not fit.
         TypeError: for a traced density.
 
     References:
@@ -218,9 +215,7 @@ def topk(
     if bits not in (None, 2):
         raise ValueError(f"bits must be 2 or None (dtype={resolved.name} decides), got {bits}")
     if bits and resolved.name != "bfloat16":
-        raise ValueError(
-            f"bits=2 says what values are, two magnitudes in bfloat16: leave dtype out, got {resolved.name}"
-        )
+        raise ValueError(f"bits=2 says what values are, two magnitudes in bfloat16: leave dtype out, got {dtype}")
     if isinstance(downlink, Compressor):
         if downlink.block != size:
             raise ValueError(f"the downlink has blocks of {downlink.block}, expected {size}; pass block={size} to it")

@@ -12,12 +12,7 @@ from gradcomp_jax.memory.narrow import memory_dtype
 
 
 class Momentum(NamedTuple):
-    """Holds the state of :func:`momentum_correction`.
-
-    Attributes:
-        velocity: u, ``[rows, block]`` in the memory's dtype.
-        accumulated: v, likewise.
-    """
+    """Attributes: ``velocity`` u and ``accumulated`` v, ``[rows, block]`` as the memory's dtype has them."""
 
     velocity: Any
     accumulated: Any
@@ -25,14 +20,14 @@ class Momentum(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class MomentumCorrection(Memory):
-    """Implements :func:`momentum_correction`."""
+    """See :func:`momentum_correction`."""
 
     momentum: Any
     nesterov: bool
     masking: bool
 
     def on_dense(self, *, lossless: bool) -> "MomentumCorrection":
-        """Returns the memory without masking: where all entries are sent, a velocity is ordinary momentum and must continue."""
+        """Keeps no mask: where all entries are sent, a velocity is ordinary momentum and must go on."""
         return dataclasses.replace(self, masking=False)
 
     def held(self, memory: Momentum) -> Array:
@@ -40,7 +35,7 @@ class MomentumCorrection(Memory):
         return memory.accumulated
 
     def init(self, rows: Array) -> Momentum:
-        """Returns zeros in separate buffers, because both are donated."""
+        """Zeros, of which no two share a buffer: both are donated."""
         return Momentum(rows, jnp.zeros_like(rows))
 
     def compensate(self, gradient: Array, memory: Momentum) -> tuple[Array, Momentum]:
@@ -55,7 +50,7 @@ class MomentumCorrection(Memory):
 
     def update(self, target: Array, sent: Array, sent_mask: Array, memory: Momentum) -> Momentum:
         """Keeps what was not sent; stops the velocity of what was (factor masking)."""
-        # A product with 0 or 1: on CPU a select between 0 and a loaded value becomes masked loads, which cost more.
+        # A product with 0 or 1: a choice between 0 and what has to be loaded becomes masked loads on CPU, which cost more.
         velocity = memory.velocity * jnp.where(sent_mask, 0.0, 1.0) if self.masking else memory.velocity
         return Momentum(velocity, target - sent)
 
@@ -74,7 +69,7 @@ def momentum_correction(
         momentum: m, in [0, 1).
         nesterov: the look-ahead form.
         masking: momentum factor masking.
-        dtype: the dtype that u and v are kept in, as for :func:`residual`; each is rounded by its own draws.
+        dtype: what u and v are kept in, as for :func:`residual`; each is rounded by draws of its own.
 
     Raises:
         ValueError: for a momentum outside [0, 1), or another dtype.

@@ -1,4 +1,4 @@
-"""Takes in messages: decodes the mean, and updates the memories of workers and owners with what was not sent."""
+"""Takes in messages: the mean is decoded, every memory keeps what did not go out, owners keep theirs."""
 
 import itertools
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ def take_in(
     ok: Array,
     workers: co.Workers,
 ) -> dict[int, Array]:
-    """Decodes what came in for a message that was sent, and updates the group's state.
+    """Decodes what came of a message that was sent, and brings the group's state up to date.
 
-    ``wanted`` has the leaves' shapes with the dtypes of their updates. ``state`` is that of the exchange, in lists; the
-    entries of these segments are replaced. Returns the updates of the segments' leaves by number. Where the exchange
-    is skipped (``ok`` is false) they are zeros, and the state is what :func:`limits.held` returns.
+    ``wanted`` has the leaves' shapes with the dtypes that updates are to have. ``state`` is that of the exchange, in lists,
+    whose entries of these segments are replaced. Returns the updates of the segments' leaves by number. Where the exchange
+    does not take place (``ok``) they are zeros, and the state is what :func:`limits.held` leaves of it.
     """
     group, n = out.group, out.number
     updates: dict[int, Array] = {}
@@ -61,16 +61,13 @@ def take_in(
 def _memory(
     out: OutboundMessage, i: int, came: co.InboundMessage, span: co.Span, leaves: Any, old: Any, ok: Any, workers: Any
 ) -> Any:
-    """Returns the new memory of segment number i.
-
-    ``leaves`` are the gradients and the wanted updates; ``ok`` is one value at two times.
-    """
+    """The new memory of segment number i, of gradients and what is wanted of them; ``ok`` is one value at two times."""
     group, dtype = out.group, out.group.memory.dtype
     new, before = _kept(out, i, came, span, leaves, old, ok, workers)
     if dtype != "float32":
         scale = narrow.scales(new, dtype)
         if any(unit is not None for unit in scale):
-            # Computed again once the scales are there: otherwise it would be held in float32 between the passes.
+            # Computed anew, with the scales there: between the passes it would be held in float32.
             new, before = _kept(out, i, came, span, leaves, old, (ok, scale), workers)
         new = narrow.closed(new, dtype, scale, out.infos[i].need("key"))
     return holding.memory(group, written(ok[1], new, limits.held(group, before, workers), old))
@@ -79,7 +76,7 @@ def _memory(
 def _kept(
     out: OutboundMessage, i: int, came: co.InboundMessage, span: co.Span, leaves: Any, old: Any, ok: Any, workers: Any
 ) -> tuple[Any, Any]:
-    """Returns the new memory in float32, and the old one as it was kept; both wait for ``ok``."""
+    """The new memory in float32, and the old one as it was kept; ``ok`` is what they wait for."""
     group, segment, info, code = out.group, out.segments[i], out.infos[i], out.compressor
     gradients, wanted = leaves
     target, memory, before = compensated(group, segment, gradients, old, ok)
@@ -93,7 +90,7 @@ def _kept(
     if lost is not None:
         sent = sent - lost
         if came.drops:
-            # Entries that no owner kept do not count as sent.
+            # Entries that no owner kept were not sent after all.
             sent_mask &= came.mean(span, laid, (ok, ok)) != 0
             sent = jnp.where(came.mean(span, laid, ok) != 0, sent, 0.0)
     sent = limits.carried(sent, group, segment, came, span, wanted, ok, workers)
