@@ -81,8 +81,8 @@ def main() -> None:
         for page in DECISION_PAGES if options.task == "65k-1" else ():
             pages.write_between(page, "decision-table", decision.table(found, fewer, page))
         for page in METHOD_PAGES.glob("*.md") if options.task == "65k-1" else ():
-            own = {name: size for name, size in sizes.items() if page_of(ROWS[name].method) == page.stem}
             if "<!-- before-adamw -->" in page.read_text():
+                own = {name: size for name, size in sizes.items() if page_of(ROWS[name].method) == page.stem}
                 pages.write_between(page, "before-adamw", table.table(found, own, bfloat16))
         longest, model = max(runs.LENGTHS), MODELS[task.model]
         what = f"{model.summary}, on {model.length} characters of enwik8, 8 workers"

@@ -87,7 +87,7 @@ def test_the_table_of_what_to_take_has_the_figures_of_its_pages() -> None:
     both = found({DENSE: 0.0, "sparse_adamw, 0.01": 0.005})
     text = decision.table(both, {"sparse_adamw, 0.01": 79.46}, decision.ROOT / "docs" / "methods" / "index.md")
     (line,) = [line for line in text.splitlines() if "sparse_adamw" in line]
-    assert "| 79.5x | [+0.51% bits per character after 16,000 steps](../results/protocol.md) |" in line
+    assert "| 79.5x | [+0.51% bits per character after 16,000 steps, 3 seeds](../results/protocol.md) |" in line
     # Those of other pages are there; rows without runs are not.
     assert "](../results/cifar10.md)" in text and "int4" not in text and 3 <= len(text.splitlines()) <= 10
     for page in ("README.md", "docs/methods/index.md"):

@@ -26,7 +26,6 @@ LAYERS = {
     "_checks": 0,
     "_errors": 0,
     "_files": 0,
-    "_help": 0,
     "_process": 0,
     "_costs": 0,
     "_markdown": 0,

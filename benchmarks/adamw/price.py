@@ -6,6 +6,7 @@ from benchmarks.adamw.rows import ROWS
 from benchmarks.adamw.runs import LENGTHS, Results
 from benchmarks.adamw.table import BASELINE, dense_steps, losses
 from benchmarks.adamw.task import WORKERS
+from benchmarks.training.prices import figure
 from gradcomp_jax.planning.prices import Price
 
 
@@ -30,9 +31,9 @@ def prices(found: Results, *, task: str, page: str) -> dict[str, list[Price]]:
         reached = statistics.fmean(own.values()) <= statistics.fmean(shortest.values())
         factors = {seed: steps / dense_steps(loss, found) for seed, loss in own.items()}
         mean = steps / (dense_steps(statistics.fmean(own.values()), found) if reached else min(LENGTHS))
-        spread = (_figure(min(factors.values())), _figure(max(factors.values()))) if len(own) > 1 and reached else None
+        spread = (figure(min(factors.values())), figure(max(factors.values()))) if len(own) > 1 and reached else None
         price = Price(
-            _figure(mean),
+            figure(mean),
             reached,
             spread,
             task=f"{task}, {steps:,} steps",
@@ -46,7 +47,3 @@ def prices(found: Results, *, task: str, page: str) -> dict[str, list[Price]]:
         )
         made.setdefault(row.method, []).append(price)
     return made
-
-
-def _figure(value: float) -> float:
-    return float(f"{value:.3g}")

@@ -30,7 +30,8 @@ class Row:
       every: steps from one exchange to the next.
       dense: share of the steps, the first ones, that are dense in float32.
       claimed: whether a claim is made for it, and it has more seeds.
-      method: its name in ``gradcomp_jax.methods.METHODS``, where ``gc.adamw`` of that method is what it is.
+      method: its name in ``gradcomp_jax.methods.METHODS``, where ``gc.adamw`` of that method is what it is. Of
+        ``topk_two_bits`` it is that or less: ``gc.sparse_adamw`` compresses vectors too, which the method alone leaves dense.
       options: of the method, as a price says them, where they are not its defaults.
     """
 

@@ -17,10 +17,9 @@ import gradcomp_jax as gc
 from benchmarks.adamw.rows import AXIS, Row
 from benchmarks.adamw.task import MODELS, WORKERS, Task, batch_of, judge, parts, vocabulary
 from gradcomp_jax.experiments.machine import machine
+from gradcomp_jax.experiments.settings import WARM_UP
 
 CHUNK = 100
-WARM_UP = 0.05
-"""Share of the steps over which the learning rate rises; then it falls to zero as a cosine."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -34,11 +34,11 @@ def price(curves: Curves, dense: Curves, *, page: str = "") -> Price:
     """
     factor, reached = _factor(curves.best(), dense.best())
     single = [_factor(curves.best(values), dense.best())[0] for values in curves.values.values()]
-    spread = (_figure(min(single)), _figure(max(single))) if len(single) > 1 else None
+    spread = (figure(min(single)), figure(max(single))) if len(single) > 1 else None
     plain = dense.sent * (1 if dense.method == "dense" else 2)
     steps = curves.warm_up / (plain - (curves.sent - curves.warm_up)) if curves.warm_up else 0.0
     return Price(
-        _figure(factor),
+        figure(factor),
         reached,
         spread,
         curves.task,
@@ -48,7 +48,7 @@ def price(curves: Curves, dense: Curves, *, page: str = "") -> Price:
         len(single),
         options_of(curves),
         page,
-        _figure(min(1.0, steps)),
+        figure(min(1.0, steps)),
     )
 
 
@@ -60,7 +60,8 @@ def _factor(own: Sequence[float], dense: Sequence[float]) -> tuple[float, bool]:
     return len(own) / epochs_to(own[-1], dense), False
 
 
-def _figure(value: float) -> float:
+def figure(value: float) -> float:
+    """Returns three digits of a number, as prices are kept."""
     return float(f"{value:.3g}")
 
 
@@ -94,8 +95,7 @@ def table(curves: Sequence[Curves]) -> list[str]:
         if dense is None or one.epochs == 0:
             continue
         found = price(one, dense)
-        spread = "-" if found.spread is None else f"{found.spread[0]:.2f} to {found.spread[1]:.2f}"
-        rows.append((one.task, one.name, one.workers, str(found), spread, found.seeds, options_of(one)))
+        rows.append((one.task, one.name, one.workers, str(found), _spread(found), found.seeds, options_of(one)))
     return _markdown.table(
         ("task", "method", "workers", "price", "of single seeds", "seeds", "options"), rows, align="llrrrrl"
     )
@@ -128,6 +128,10 @@ def _run(price: Price) -> tuple[str, str, int]:
     return price.kind, price.optimizer, price.workers
 
 
+def _spread(price: Price) -> str:
+    return "-" if price.spread is None else f"{price.spread[0]:.2f} to {price.spread[1]:.2f}"
+
+
 def merged(*each: Mapping[str, Sequence[Price]]) -> dict[str, list[Price]]:
     """Returns all prices by method; of one kind of model, optimizer and number of workers the last that has some counts."""
     found: dict[str, list[Price]] = {}
@@ -141,15 +145,7 @@ def merged(*each: Mapping[str, Sequence[Price]]) -> dict[str, list[Price]]:
 def protocol_table(prices: Mapping[str, Sequence[Price]]) -> list[str]:
     """Returns a row for each price of the protocol."""
     rows = [
-        (
-            one.task,
-            command_name(name),
-            one.workers,
-            str(one),
-            "-" if one.spread is None else f"{one.spread[0]:.2f} to {one.spread[1]:.2f}",
-            one.seeds,
-            one.options,
-        )
+        (one.task, command_name(name), one.workers, str(one), _spread(one), one.seeds, one.options)
         for name, each in sorted(prices.items())
         for one in each
     ]

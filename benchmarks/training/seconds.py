@@ -37,7 +37,7 @@ _WITHIN = {
     "sparse-loco": "topk_sgd",
     "delayed-int8": "block_quantized",
     "delayed-dgc": "dgc",
-    "sparse-adamw": "topk_sgd",
+    "sparse-adamw": "topk_two_bits",
 }
 """Methods within recipes that do not begin with the name of one."""
 

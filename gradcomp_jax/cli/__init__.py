@@ -8,7 +8,8 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from gradcomp_jax import _help, _process
+from gradcomp_jax import _process
+from gradcomp_jax.cli import kept_help
 
 _NEEDED = {name: name for name in ("typer", "rich", "matplotlib", "quantiphy", "pydantic")}
 
@@ -25,7 +26,7 @@ def main(args: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if args is None else args)
     # What follows takes seconds: the command is stopped cleanly from here on, and help need not wait for it.
     _process.take_over()
-    _help.answer_if_asked(words)
+    kept_help.answer_if_asked(words)
     missing = [name for name, module in _NEEDED.items() if not _is_installed(module)]
     if missing:
         print(

@@ -1,14 +1,14 @@
 """What ``--help`` prints, which is also kept as it is: a process that is asked for nothing else need not import JAX.
 
-``python -m gradcomp_jax.cli.help_pages`` writes the pages that ``gradcomp_jax/_help.py`` prints, after a change of an option.
+``python -m gradcomp_jax.cli.help_pages`` writes the pages that ``kept_help`` prints, after a change of an option.
 """
 
 import json
 import textwrap
 from typing import Any
 
-from gradcomp_jax import _help
 from gradcomp_jax._files import write_whole
+from gradcomp_jax.cli import kept_help
 
 _WIDTH = 80
 _EXAMPLES = {
@@ -81,4 +81,4 @@ def pages() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    write_whole(_help.PAGES, json.dumps(pages(), indent=1) + "\n")
+    write_whole(kept_help.PAGES, json.dumps(pages(), indent=1) + "\n")

@@ -87,16 +87,7 @@ TASKS: dict[str, Task] = {
         functools.partial(
             language_modelling, language_models.decoder, metric="bits per character", steps=500, judged=1 << 16
         ),
-        Settings(
-            epochs=5,
-            batch_per_worker=1,
-            learning_rate=6e-3,
-            schedule="cosine",
-            density=0.02,
-            clip_norm=1.0,
-            warm_up_epochs=1,
-            optimizer="adamw",
-        ),
+        dataclasses.replace(ENWIK8.settings, epochs=5, learning_rate=6e-3, schedule="cosine", density=0.02),
         "decoder of 62 thousand parameters on the source of Python's standard library, with AdamW",
         name="language-model",
         methods=("dense-bf16", "block-quantized-4-bit", "sparse-adamw"),

@@ -8,6 +8,7 @@ import optax
 
 from gradcomp_jax import _arguments, _checks, per_device
 from gradcomp_jax._typing import AxisName, PyTree
+from gradcomp_jax.compressors.topk import MAX_BLOCK
 from gradcomp_jax.methods.every_method import topk_sgd
 from gradcomp_jax.methods.registry import adam_b1
 from gradcomp_jax.transforms import ExchangeState
@@ -128,6 +129,6 @@ def sparse_adamw(
     """
     density = _checks.in_unit_interval("density", density)
     # With fewer entries scales cost more; more entries are beyond the fast selection.
-    block = min(max(2 ** round(math.log2(ENTRIES / density)), 128), 1 << 16)
+    block = min(max(2 ** round(math.log2(ENTRIES / density)), 128), MAX_BLOCK)
     sent = topk_sgd(axis_name=axis_name, density=density, block=block, bits=2, pack_positions=True, mask=True)
     return adamw(learning_rate, sent, b2=b2, eps=eps, weight_decay=weight_decay, mask=mask)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from gradcomp_jax import _process
 
-PAGES = pathlib.Path(__file__).with_name("cli") / "help.json"
+PAGES = pathlib.Path(__file__).with_name("help.json")
 """By the name of the command, and nothing for that of all; written by ``gradcomp_jax/cli/help_pages.py``."""
 _ASKED = ("--help", "-h")
 
