@@ -380,10 +380,7 @@ def test_environments_agree(method: str, environments: tuple[str, ...]) -> None:
             )
 
 
-@pytest.mark.parametrize(
-    "method",
-    [pytest.param(m, marks=[] if m in FEW else [pytest.mark.slow]) for m in METHODS if m in SOME],
-)
+@pytest.mark.parametrize("method", [pytest.param(m, marks=[] if m in FEW else [pytest.mark.slow]) for m in WHOLE])
 def test_same_key_same_bits(method: str) -> None:
     """A second program of the same method, compiled on its own, gives the first one's bits."""
     case, first = built(method, "vmap")
