@@ -88,7 +88,7 @@ class Totals:
 
 @dataclasses.dataclass(frozen=True)
 class WireReport:
-    """Bytes that one device sends and receives in one run of a compiled program.
+    """Holds the bytes that one device sends and receives in one run of a compiled program.
 
     Attributes:
         rows: one for each collective and element type, in the order of the program.
