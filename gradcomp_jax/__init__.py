@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> _typing.Any:
-    """Imports what a name is of when it is first asked for, so that the command stands before JAX is imported."""
+    """Imports the public names when one is first used, so that the command can start before JAX is imported."""
     if name == "__all__":
         return __dir__()
     if name.startswith("_"):

@@ -1,4 +1,4 @@
-"""What the public functions say of arguments that they cannot take: which, what it must be, and an example."""
+"""Checks arguments of public functions: an error names the argument, says what it must be, and gives an example."""
 
 import collections.abc
 import difflib
@@ -32,7 +32,7 @@ EXAMPLES = {
     "rule": "gradcomp_jax.compressors.topk(0.01)",
     "tx": "optax.chain(gradcomp_jax.dgc(axis_name='data'), optax.sgd(0.1))",
 }
-"""Values of arguments, by name, as a user would write them."""
+"""Example values of arguments, by name, as a user would write them."""
 
 _OF_TYPES = {
     "Compressor": "gradcomp_jax.compressors.topk(0.01)",
@@ -47,7 +47,7 @@ _OF_TYPES = {
 _FUNCTIONS: tuple[Any, ...] = (collections.abc.Callable,)
 
 _SAID_BETTER = ("matrix", "rate", "stacked", "memory_dtype")
-"""Arguments of which the functions say more, such as what a pattern maps to."""
+"""Arguments whose functions give a better error, such as one that says what a pattern maps to."""
 
 _WORDS = {
     "Compressor": "a compressor",
@@ -68,13 +68,13 @@ _WORDS = {
 
 
 def checked(function: Function) -> Function:
-    """Makes a public function name the remedy of arguments that it cannot take; its signature stays.
+    """Makes a public function name the remedy for arguments that it cannot take; its signature does not change.
 
-    Arrays pass, as ``optax.inject_hyperparams`` gives them: what must be static is the function's own to say.
+    Arrays pass, because ``optax.inject_hyperparams`` gives them: the function itself says what must be static.
 
     Raises:
-        TypeError: when called, for an argument that is missing, unknown, or by position where names are asked for; and for one
-            whose annotation is of numbers, strings, functions or our own classes, and that is something else.
+        TypeError: when called, for an argument that is missing, unknown, or positional where it must be named; and for a value
+            that does not fit an annotation of numbers, strings, functions or our own classes.
     """
     signature = inspect.signature(function)
 
@@ -89,12 +89,12 @@ def checked(function: Function) -> Function:
 def bound(
     function: Callable[..., Any], signature: inspect.Signature, args: tuple[Any, ...], options: dict[str, Any]
 ) -> inspect.BoundArguments:
-    """Returns the arguments of one call, NumPy's scalars as Python's, and refuses what :func:`checked` says."""
+    """Returns the arguments of one call, with NumPy scalars as Python numbers, and refuses what :func:`checked` refuses."""
     try:
         given = signature.bind(*args, **options)
     except TypeError as error:
         raise TypeError(_unbound(public_name(function), signature.parameters, args, options, str(error))) from None
-    # Memories say which dtypes they are kept in.
+    # Memories themselves say which dtypes they can have.
     said_better = (*_SAID_BETTER, "dtype") if ".memory." in function.__module__ else _SAID_BETTER
     for name, value in given.arguments.items():
         parameter = signature.parameters[name]
@@ -113,10 +113,10 @@ def public_name(function: Callable[..., Any]) -> str:
 
 
 def refuse_axis(name: str, value: Any) -> None:
-    """Refuses what cannot be the name of an axis, nor several names.
+    """Refuses a value that cannot be the name of an axis or a tuple of names.
 
     Raises:
-        TypeError: with what to write in its place.
+        TypeError: with what to write instead.
     """
     if isinstance(value, list) and value:
         remedy = repr(value[0] if len(value) == 1 else tuple(value))
@@ -159,7 +159,7 @@ def _check(name: str, value: Any, parameter: inspect.Parameter, said_better: tup
 
 
 def _types(annotation: Any) -> Iterator[Any]:
-    """What an annotation is a union of."""
+    """Yields the types that an annotation is a union of."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         for part in typing.get_args(annotation):
             yield from _types(part)
@@ -170,7 +170,7 @@ def _types(annotation: Any) -> Iterator[Any]:
 def _fits(value: Any, kind: Any) -> bool:
     origin = typing.get_origin(kind) or kind
     if origin is Literal:
-        # Which are known, and which is the nearest, the function says.
+        # The function itself says which names are known, and which is the nearest.
         return True
     if not isinstance(origin, type) or origin is object:
         return True
@@ -179,7 +179,7 @@ def _fits(value: Any, kind: Any) -> bool:
     if issubclass(origin, jax.Array):
         return _is_array(value) or isinstance(value, (numbers.Number, list, tuple))
     if origin is int:
-        # A truth value is an int, and refused where one is looked at.
+        # A bool is an int too; the function refuses it where it matters.
         return _is_array(value) or isinstance(value, numbers.Real)
     if origin is float:
         return _is_array(value) or (isinstance(value, numbers.Real) and not isinstance(value, bool))
@@ -191,7 +191,7 @@ def _fits(value: Any, kind: Any) -> bool:
     if fields := getattr(origin, "_fields", ()):
         return all(hasattr(value, field) for field in fields)
     if origin is jax.sharding.Mesh:
-        # An abstract mesh, or what else has axes, will do.
+        # An abstract mesh, or any other value with axes, is accepted.
         return hasattr(value, "axis_names")
     if not origin.__module__.startswith("gradcomp_jax") and origin not in (str, type(None)):
         return origin is not collections.abc.Mapping or isinstance(value, collections.abc.Mapping)
@@ -219,14 +219,14 @@ def _such_as(name: str, parameter: inspect.Parameter, wanted: list[Any]) -> str:
     plain = repr(default) if isinstance(default, (int, float, str)) and not isinstance(default, bool) else ""
     by_name = EXAMPLES.get(name, "")
     if "Mapping" in names and not by_name.startswith("{"):
-        # A name of several functions, and here a mapping.
+        # Several functions have an argument of this name, and here it must be a mapping.
         by_name = ""
     example = by_name or plain or of_type
     return f", such as {example}" if example else ""
 
 
 def meant(value: Any) -> str:
-    """Returns what to give in the place of a transformation, or of the name of a compressor; empty for other values."""
+    """Returns what to give instead of a transformation or the name of a compressor; empty for other values."""
     if hasattr(value, "init") and hasattr(value, "update"):
         return (
             ": a transformation goes into optax.chain by itself; here goes what sends, one of gradcomp_jax.compressors"
@@ -237,7 +237,7 @@ def meant(value: Any) -> str:
 
 
 def _hint(value: Any, wanted: list[Any]) -> str:
-    """What else a value may have been meant for."""
+    """Returns a hint at what the value may have been meant for."""
     names = [getattr(kind, "__name__", "") for kind in wanted]
     if "Compressor" in names:
         return meant(value)
@@ -258,7 +258,7 @@ def _hint(value: Any, wanted: list[Any]) -> str:
 
 
 def said(value: Any) -> str:
-    """Returns a value as a message names it."""
+    """Returns a value as error messages show it."""
     if hasattr(value, "init") and hasattr(value, "update"):
         return "a gradient transformation"
     text = f"the function {value.__name__}" if inspect.isfunction(value) else repr(value)

@@ -18,7 +18,7 @@ _NOT_THE_USERS = ("gradcomp_jax", "jax", "optax", "contextlib", "functools")
 
 
 def warn(message: str) -> None:
-    """Warns a user at the line that called the library, however many functions of it are in between."""
+    """Warns a user at the line that called the library, whatever the number of library calls in between."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS:
         level, frame = level + 1, frame.f_back
@@ -26,7 +26,7 @@ def warn(message: str) -> None:
 
 
 def static_number(name: str, value: Any) -> float:
-    """Returns ``value`` as given, refusing arrays: it decides a shape or a program."""
+    """Returns ``value`` unchanged and refuses arrays, because the value decides a shape or a program."""
     if isinstance(value, str) and value.strip().lstrip("+-").replace(".", "", 1).isdecimal():
         raise TypeError(f"{name} must be a number, got {value!r}: write it without quotes")
     if isinstance(value, jax.Array) or not isinstance(value, (int, float)):
@@ -38,7 +38,7 @@ def static_number(name: str, value: Any) -> float:
 
 
 def number_of(unit: str, name: str, value: Any) -> None:
-    """Refuses what is no number, such as text with a unit, and arrays."""
+    """Refuses anything but a number, such as text with a unit or an array."""
     if not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number of {unit}, got {value!r}")
 
@@ -97,7 +97,7 @@ def below_one(name: str, value: Any) -> Any:
 
 
 def _refuse_no_number(name: str, value: Any) -> None:
-    """Refuses what is neither a number nor an array of one; a schedule's function is another's to refuse."""
+    """Refuses what is neither a number nor an array; the function of a schedule is refused elsewhere."""
     if not isinstance(value, numbers.Real) and not hasattr(value, "dtype") and not callable(value):
         raise TypeError(f"{name} must be a number, such as 0.9, got {value!r}")
 
@@ -126,12 +126,12 @@ def dtype_among(name: str, value: Any, choices: tuple[str, ...]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The numbers that an option may be.
+    """Describes the numbers that an option may be.
 
     Attributes:
-      least: the smallest, or, where ``open_below``, what all are above.
-      most: the largest, or, where ``open_above``, what all are below.
-      whole: whether only whole numbers are.
+      least: the smallest number; with ``open_below`` a bound that all are above.
+      most: the largest number; with ``open_above`` a bound that all are below.
+      whole: whether only whole numbers are in the range.
     """
 
     least: float
@@ -141,13 +141,13 @@ class Range:
     open_above: bool = False
 
     def __contains__(self, value: Any) -> bool:
-        """Says whether a number is in the range; NaN is in none."""
+        """Returns whether a number is in the range; NaN is in no range."""
         above = value > self.least if self.open_below else value >= self.least
         below = value < self.most if self.open_above else value <= self.most
         return bool(above and below and (not self.whole or value == int(value)))
 
     def __str__(self) -> str:
-        """Returns the range as a message and a help text say it."""
+        """Returns the range in the words of messages and help texts."""
         if self.whole:
             return f"a whole number from {self.least:,} to {self.most:,}"
         return f"in {'(' if self.open_below else '['}{self.least:,}, {self.most:,}{')' if self.open_above else ']'}"

@@ -1,4 +1,4 @@
-"""The only file that looks into a JAX release: how it tracks mapped axes, and the store that its processes share.
+"""The only file that depends on JAX internals: how JAX tracks mapped axes, and the store that its processes share.
 
 Everything that differs between ``shard_map`` (with and without varying-ness tracking), ``pmap``,
 ``vmap`` and no axis at all is decided here, so that the rest of the library has one code path.
@@ -20,7 +20,7 @@ from gradcomp_jax._typing import Array, AxisName, PyTree
 
 
 def axis_size(axis_name: AxisName | None) -> int | None:
-    """Returns the number of workers on an axis; 1 for no axis, ``None`` where it is not bound."""
+    """Returns the number of workers on an axis; 1 for no axis, ``None`` if the axis is not bound."""
     if axis_name is None:
         return 1
     try:
@@ -86,12 +86,12 @@ def varying_names(x: Array) -> frozenset[Any]:
 
 
 def untracked() -> contextlib.AbstractContextManager[Any]:
-    """Traces what is inside as ``jax.shard_map`` with ``check_vma=False`` would."""
+    """Traces the code inside the context as ``jax.shard_map`` with ``check_vma=False`` would."""
     return config._check_vma(False)
 
 
 def traced_so_far() -> Callable[[], None]:
-    """Returns what makes the current trace forget whatever is traced from now on, where it keeps a list."""
+    """Returns a function that removes from the current trace what is traced from now on, if the trace keeps a list."""
     frame = getattr(core.trace_ctx.trace, "frame", None)
     equations = getattr(frame, "tracing_eqns", None)
     if not isinstance(equations, list):
@@ -105,41 +105,41 @@ def traced_so_far() -> Callable[[], None]:
 
 
 def is_unreduced(x: Array, axis_name: AxisName) -> bool:
-    """Returns whether ``x``, outside of the axis, is typed as parts along it that nobody has added up."""
+    """Returns whether the type of ``x``, outside of the axis, says that its parts along the axis are not yet added up."""
     spec = getattr(jax.typeof(x).sharding, "spec", None)
     return set(names_of(axis_name)) <= set(getattr(spec, "unreduced", ()))
 
 
 def is_deleted(x: Array) -> bool:
-    """Returns whether an array's memory is gone, because it was donated; that of a traced one never is."""
+    """Returns whether an array was donated and its memory is gone; false for traced arrays."""
     return not is_traced(x) and x.is_deleted()
 
 
 def is_uncommitted(x: Array) -> bool:
-    """Returns whether an array is bound to no device, so that a program over any devices takes it."""
+    """Returns whether an array is bound to no device, so that a program on any devices accepts it."""
     return not is_traced(x) and not x.committed
 
 
 def is_traced(x: Any) -> bool:
-    """Returns whether a value is one of a program that is being made, and not there yet."""
+    """Returns whether a value belongs to a program that is being traced, and so has no numbers yet."""
     return isinstance(x, jax.core.Tracer)
 
 
 def pinned_to(x: Any) -> Any:
-    """Returns the sharding that a traced value was given by the operation that made it, ``None`` where none was."""
+    """Returns the sharding that the operation that made a traced value gave it; ``None`` if it gave none."""
     made: Any = getattr(x, "parent", None)
     kind, params = getattr(getattr(made, "primitive", None), "name", ""), getattr(made, "params", {})
     if kind == "sharding_constraint":
         return None if 0 in params.get("unconstrained_dims", ()) else params["sharding"]
     if kind == "device_put":
-        # One operation for all arrays of a tree.
+        # One operation places all arrays of a tree.
         found = [place for var, place in zip(made.outvars, params["devices"], strict=True) if var is x.val]
         return found[0] if found and isinstance(found[0], jax.sharding.Sharding) else None
     return None
 
 
 def varying(tree: PyTree, axis_name: AxisName | None) -> PyTree:
-    """Marks every leaf as differing along the axis, where that is tracked; otherwise a no-op."""
+    """Marks every leaf as differing along the axis if that is tracked; otherwise does nothing."""
     if not tracks_varying(axis_name):
         return tree
 
@@ -158,12 +158,12 @@ def _without_names(aval: Any, axes: tuple[Any, ...]) -> Any:
 
 
 def _invarying_transpose(cotangent: Any, _: Any, *, axes: tuple[Any, ...]) -> tuple[Any]:
-    # One value on all workers came from N equal ones: its cotangent is shared out among them.
+    # One value on all workers came from N equal ones, so its cotangent is divided among them.
     return (varying(cotangent, axes) / lax.axis_size(axes),)
 
 
 def _invarying_batched(axis_data: Any, xs: Any, dims: Any, *, axes: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Under ``vmap`` over the axis itself, equal on all workers means one value that is not mapped."""
+    """Batches the cast: under ``vmap`` over the axis itself, a value equal on all workers is one that is not mapped."""
     (x,), (dim,) = xs, dims
     if axis_data.name in axes and dim is not None:
         x, dim = lax.index_in_dim(x, 0, dim, keepdims=False), None
@@ -172,7 +172,7 @@ def _invarying_batched(axis_data: Any, xs: Any, dims: Any, *, axes: tuple[Any, .
 
 
 # lax.pcast goes from invarying to varying only, and the collectives that return replicated values move
-# bytes. So the cast back is a primitive of our own: a type that changes, and no instruction.
+# bytes. So the cast back is a primitive of our own, which changes the type and adds no instruction.
 _invarying_p = Primitive("gradcomp_invarying")
 _invarying_p.def_impl(lambda x, *, axes: x)
 _invarying_p.def_abstract_eval(lambda aval, *, axes: _without_names(aval, axes))
@@ -184,13 +184,13 @@ ad.deflinear2(_invarying_p, _invarying_transpose)
 def invarying(tree: PyTree, axis_name: AxisName | None) -> PyTree:
     """Declares every leaf equal on all workers of the axis.
 
-    Nothing is sent and nothing is checked: it is the caller's promise, for values that are equal by construction
-    though the tracking cannot know it, such as what a ring of ``ppermute`` has summed. A promise that does not hold
-    gives an array whose shards differ while it claims to be replicated.
+    Nothing is sent and nothing is checked: the caller promises that the values are equal by construction although
+    the tracking cannot know it, such as what a ring of ``ppermute`` has summed. If the promise does not hold, the
+    shards of the result differ although its type says that it is replicated.
 
     Args:
         tree: arrays of any shape and dtype, equal on every worker.
-        axis_name: the axis, a tuple of names, or ``None``. Names that a leaf does not vary over are left as they are.
+        axis_name: the axis, a tuple of names, or ``None``. Names that a leaf does not vary over are ignored.
 
     Returns:
         The same values; inside ``jax.shard_map`` with ``check_vma=True`` they may leave with ``out_specs=P()``, inside
@@ -201,7 +201,7 @@ def invarying(tree: PyTree, axis_name: AxisName | None) -> PyTree:
     tracked = tracks_varying(axis_name)
 
     def cast(x: Array) -> Array:
-        # A Python number or NumPy array never varies, and has no tracked type to change.
+        # A Python number or NumPy array never varies and has no tracked type to change.
         names = tuple(n for n in names_of(axis_name) if n in _varying_names(x)) if tracked else names_of(axis_name)
         return _invarying_p.bind(x, axes=names) if names else x
 
@@ -224,9 +224,9 @@ ad.deflinear2(_mapped_p, lambda cotangent, _, *, axes: (cotangent,))
 
 
 def mapped(x: Array, axis_name: AxisName) -> Array:
-    """Returns a value for each worker in ``jax.vmap`` over the axis, where all share one; elsewhere nothing changes.
+    """Returns a value for each worker in ``jax.vmap`` over the axis if all share one; elsewhere nothing changes.
 
-    ``lax.all_to_all`` gives what all share a wrong shape there (jax 0.10.2 to 0.12.0.1).
+    ``lax.all_to_all`` gives a shared value a wrong shape there (jax 0.10.2 to 0.12.0.1).
     """
     return _mapped_p.bind(x, axes=names_of(axis_name))
 
@@ -238,7 +238,7 @@ def _own_part_type(aval: Any, *, axes: tuple[Any, ...]) -> Any:
     return aval.update(manual_axis_type=manual.update(unreduced=rest, varying=manual.varying | frozenset(axes), **kind))
 
 
-# lax.pcast does not go from unreduced to varying: a part of a sum is a value of its own, and nothing moves.
+# lax.pcast does not go from unreduced to varying; this cast takes a worker's part as its own value, and nothing moves.
 _own_part_p = Primitive("gradcomp_own_part")
 _own_part_p.def_impl(lambda x, *, axes: x)
 _own_part_p.def_abstract_eval(_own_part_type)
@@ -251,7 +251,7 @@ def own_part(x: Array, axis_name: AxisName) -> Array:
 
 
 def zeros_of(function: Callable[..., Any], *operands: Any) -> Any:
-    """Zeros of the shapes, dtypes and tracked types that ``function(*operands)`` returns, which is not run."""
+    """Returns zeros with the shapes, dtypes and tracked types of ``function(*operands)``, which is not run."""
     traced, out_shape = jax.make_jaxpr(function, return_shape=True)(*operands)
 
     def zero(aval: Any) -> Array:
@@ -263,7 +263,7 @@ def zeros_of(function: Callable[..., Any], *operands: Any) -> Any:
 
 
 def local_shapes(start: Callable[..., PyTree], *args: PyTree, in_specs: Any, **mapping: Any) -> PyTree:
-    """Returns the shapes and dtypes of what ``start``, inside ``jax.shard_map``, returns on one device, with its marks.
+    """Returns the shapes and dtypes that ``start`` returns on one device inside ``jax.shard_map``, with its marks.
 
     They may depend on the size of an axis. ``mapping`` has the mesh and axis names.
     """
@@ -278,10 +278,10 @@ def local_shapes(start: Callable[..., PyTree], *args: PyTree, in_specs: Any, **m
 
 
 def as_cotangent(x: Array, primal: Array) -> Array:
-    """Gives a cotangent the tracked type of its primal, as ``jax.grad`` would; otherwise a no-op.
+    """Gives a cotangent the tracked type of its primal, as ``jax.grad`` would; otherwise does nothing.
 
-    Over an axis along which the cotangent varies and the primal does not, the workers' cotangents are added up;
-    over one along which only the primal varies, the cotangent is marked varying.
+    Over an axis along which only the cotangent varies, the workers' cotangents are added up. Over an axis along
+    which only the primal varies, the cotangent is marked varying.
     """
     has, wants = _varying_names(x), _varying_names(primal)
     extra, missing = tuple(has - wants), tuple(wants - has)
@@ -299,7 +299,7 @@ def all_gather(x: Array, axis_name: AxisName | None) -> Array:
 
 
 def is_one_manual_axis(axis_name: AxisName) -> bool:
-    """Returns whether it is one axis of a mesh, bound by ``shard_map`` or ``pmap``, where devices can be grouped."""
+    """Returns whether the name is one axis of a mesh, bound by ``shard_map`` or ``pmap``, where devices can be grouped."""
     names = names_of(axis_name)
     return len(names) == 1 and names[0] in jax.sharding.get_abstract_mesh().manual_axes
 
@@ -319,7 +319,7 @@ def is_mapped(x: Any, axis_name: AxisName) -> bool | None:
         if x.batch_dim is not None and getattr(x._trace.axis_data, "name", None) in names:
             return True
         x = x.val
-    # What else wraps a value, such as a derivative, does not show what it wraps.
+    # Other wrappers of a value, such as a derivative, do not show what they wrap.
     hidden = is_traced(x) and (not hasattr(x, "parent") or any(x._trace is of for of in inside))
     return None if hidden else False
 
@@ -330,9 +330,9 @@ def is_literal(operand: Any) -> bool:
 
 
 def key_value_store() -> tuple[Any, int, int] | None:
-    """Returns what all processes can write to and read, this process's index and their number; ``None`` for one process.
+    """Returns the store that all processes share, this process's index and their number; ``None`` for one process.
 
-    It is the client of JAX's coordination service, which works before there are devices. Nothing is asked of the devices here.
+    The store is the client of JAX's coordination service, which works before there are devices. Devices are not used here.
     """
     state = distributed.global_state
     if state.client is None or state.num_processes < 2:

@@ -1,12 +1,12 @@
 """What one device sends and receives in a collective: the bytes that :func:`gradcomp_jax.wire_bytes` counts.
 
-A broadcast passes the array on from device to device, so that none sends more than all of it. These are lower bounds that good
-implementations reach, so that two programs can be compared. A backend may choose another algorithm for a small array.
+A broadcast passes the array on from device to device, so that no device sends it more than once. These are lower bounds that
+good implementations reach, so that two programs can be compared. A backend may choose another algorithm for a small array.
 
 References: Patarasuk and Yuan, 2009, Bandwidth optimal all-reduce algorithms for clusters of workstations.
 """
 
-# What is gathered is the operand, a shard; everywhere else the operand is the full array.
+# The operand of an all-gather is a shard; that of every other collective is the full array.
 _GATHER = "all-gather"
 _SHARED = ("reduce-scatter", "all-to-all")
 _ALL_REDUCE = "all-reduce"
@@ -20,7 +20,7 @@ def bytes_moved(kind: str, operand_bytes: int, group_size: int) -> int:
 
     Args:
         kind: the kind of collective, ``"all-reduce"`` for instance.
-        operand_bytes: bytes that one device puts in; of an all-gather that is its shard.
+        operand_bytes: bytes that one device puts in; for an all-gather, its shard.
         group_size: devices that take part together; one device moves nothing.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Errors that a user of the commands can cause, and can mend by reading the message."""
+"""Errors that a user of the commands can cause, and can correct by reading the message."""
 
 import contextlib
 import difflib
@@ -11,19 +11,19 @@ _T = TypeVar("_T")
 
 
 class ExperimentError(ValueError):
-    """Base of every error that is the user's to mend: a name, a combination, a missing file."""
+    """Serves as the base of all errors that the user can correct: a name, a combination, a missing file."""
 
 
 class UnknownNameError(ExperimentError):
-    """A method or a data set that no registry knows."""
+    """Reports a method or a data set that no registry knows."""
 
 
 class SettingError(ExperimentError):
-    """A value, or a combination of values, that no run can have."""
+    """Reports a value, or a combination of values, that no run can have."""
 
 
 class MissingDataError(ExperimentError):
-    """A data set that is not on this machine; the message names the command that installs it."""
+    """Reports a data set that is not on this machine; the message names the command that installs it."""
 
 
 def look_up(kind: str, name: str, table: Mapping[str, _T]) -> _T:
@@ -32,9 +32,9 @@ def look_up(kind: str, name: str, table: Mapping[str, _T]) -> _T:
 
 
 def known_name(kind: str, name: str, table: Iterable[str]) -> str:
-    """Returns the name as a table has it, or raises with the known names and the closest of them.
+    """Returns the name as the table has it, or raises an error with the known names and the closest of them.
 
-    In a name ``_`` and ``-`` are the same; ``kind`` is what the names are, as a message says it: ``"method"``, ``"data set"``.
+    In a name ``_`` and ``-`` are the same. ``kind`` says in messages what the names are: ``"method"``, ``"data set"``.
 
     Raises:
       UnknownNameError: if ``name`` is not in ``table``.
@@ -50,10 +50,10 @@ def known_name(kind: str, name: str, table: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def users_code(name: str, file: str | None) -> Iterator[None]:
-    """Turns what the user's own code raises into one sentence, with the last line of ``file`` that it came through.
+    """Turns an exception of the user's own code into one sentence, with the last line of ``file`` that it came through.
 
     Raises:
-      SettingError: for any exception but those that are sentences already.
+      SettingError: for any exception that is not such a sentence already.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Files that appear whole: written beside their place, under a name that nobody can guess, then renamed."""
+"""Writes files so that they appear whole: under an unguessable name in the same folder, and then renamed."""
 
 import contextlib
 import errno
@@ -19,20 +19,20 @@ _OLD_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes | str, *, follow: bool = True) -> None:
-    """Writes a file so that its path has the earlier content or all of the new one, at every moment.
+    """Writes a file so that its path has, at every moment, all of the earlier content or all of the new content.
 
-    What is there keeps its mode. Nothing is left behind when writing fails; a process that is killed meanwhile leaves a file
-    that :func:`is_draft` knows.
+    A file that is replaced keeps its mode. If writing fails, nothing is left behind. A process that is killed meanwhile leaves
+    a file that :func:`is_draft` recognises.
 
     Args:
-        path: of the file. Its folder must exist.
+        path: path of the file. Its folder must exist.
         content: text is written as UTF-8.
-        follow: whether a link there is meant, as in a path that a user typed: its target is replaced, and the link stays. What
-            is no file, such as ``/dev/stdout``, is written to. Without, for names that a program chooses, a link is replaced
-            and its target is not touched.
+        follow: whether to follow a link, as for a path that a user typed: its target is replaced, and the link stays. A path
+            that is not a file, such as ``/dev/stdout``, is written to. If false, as for names that a program chooses, a link is
+            replaced and its target is not changed.
 
     Raises:
-        OSError: if the file cannot be written, or what is there is neither a file nor a link.
+        OSError: if the file cannot be written, or the path is neither a file nor a link.
     """
     place, data = os.path.abspath(path), content.encode() if isinstance(content, str) else content
     before = _status(place, follow)
@@ -48,7 +48,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes | str, *, follow: b
     if is_file and not os.access(place, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), place)
     folder, name = os.path.split(place)
-    # A long name has no room for more.
+    # A long name has no room for a suffix.
     draft = os.path.join(folder, f"{name[:50]}.{secrets.token_hex(8)}.new")
     number = os.open(draft, _NEW_FILE, 0o666)
     try:
@@ -69,7 +69,7 @@ def local_folder(path: str | os.PathLike[str]) -> pathlib.Path:
     """Returns the absolute path of a folder of the file system.
 
     Raises:
-        SettingError: (a ``ValueError``) for a URL, such as ``gs://bucket/run``: a folder of that name would be meant.
+        SettingError: (a ``ValueError``) for a URL, such as ``gs://bucket/run``, which would be taken for the name of a folder.
     """
     text = os.fspath(path)
     if _URL.match(text):
@@ -82,21 +82,21 @@ def local_folder(path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def is_draft(name: str, of: str) -> bool:
-    """Says whether a name is that of a draft of a file, which :func:`write_whole` has not renamed."""
+    """Returns whether a name is that of a draft of a file, which :func:`write_whole` has not renamed."""
     return name.startswith(of) and _DRAFT.fullmatch(name, len(of)) is not None
 
 
 def read_file(path: str | os.PathLike[str], *, limit: int, follow: bool = False) -> bytes | None:
-    """Returns what is in a file, or ``None`` if there is none. Nothing is waited for, and no more is held than ``limit`` bytes.
+    """Returns the content of a file, or ``None`` if there is no file. Never waits, and holds at most ``limit`` bytes.
 
     Args:
-        path: of the file.
-        limit: bytes.
-        follow: whether a link there is meant, as in a path that a user typed.
+        path: path of the file.
+        limit: the most bytes that the file may have.
+        follow: whether to follow a link, as for a path that a user typed.
 
     Raises:
-        OSError: if the path is a folder, a device, a pipe or another thing that is not a file (or a link, which is not to be
-            followed), or has more than ``limit`` bytes.
+        OSError: if the path is not a file but a folder, a device, a pipe or, without ``follow``, a link, or if it has more than
+            ``limit`` bytes.
     """
     try:
         number = os.open(path, _OLD_FILE & ~os.O_NOFOLLOW if follow else _OLD_FILE)
@@ -107,7 +107,7 @@ def read_file(path: str | os.PathLike[str], *, limit: int, follow: bool = False)
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "This is not a file", os.fspath(path))
         with open(number, "rb", closefd=False) as file:
-            # Of what the system makes up while it is read, such as files of /proc, the size is 0.
+            # Files that the system makes up while they are read, such as those of /proc, have size 0.
             content = file.read(limit + 1) if found.st_size <= limit else b""
         if max(found.st_size, len(content)) > limit:
             raise OSError(errno.EFBIG, f"This has more than {limit} bytes", os.fspath(path))
@@ -117,11 +117,11 @@ def read_file(path: str | os.PathLike[str], *, limit: int, follow: bool = False)
 
 
 def read_json(path: str | os.PathLike[str], *, limit: int = 1 << 24) -> Any:
-    """Returns what a JSON file holds that a user has named.
+    """Returns the content of a JSON file that a user has named.
 
     Raises:
-        OSError: if there is none, or :func:`read_file` refuses it.
-        ValueError: if it is no JSON.
+        OSError: if there is no file, or :func:`read_file` refuses it.
+        ValueError: if the file is not JSON.
     """
     content = read_file(path, limit=limit, follow=True)
     if content is None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, align: str) -> list[str]:
-    """Returns the lines of a table; ``align`` is ``l`` or ``r`` for each column, the last letter holds for all after it.
+    """Returns the lines of a table; ``align`` has ``l`` or ``r`` for each column; its last letter holds for the others.
 
     Raises:
         ValueError: if a row has another number of cells than the header.
@@ -20,7 +20,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, align: str
 
 
 def figure(value: float) -> str:
-    """Returns a number to three digits, and from a thousand on whole: ``1.38``, ``1,380``."""
+    """Returns a number with three digits, or as a whole number from a thousand up: ``1.38``, ``1,380``."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 

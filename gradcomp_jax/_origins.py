@@ -1,8 +1,8 @@
-"""Whether a value of a program that is being made was added up over an axis, where no type says so.
+"""Finds whether a traced value was already summed over an axis, where its type does not say so.
 
 Under ``pmap``, ``vmap`` and ``jax.shard_map`` with ``check_vma=False`` nothing tracks what differs by worker. There the
-equations that a value comes from are read, backwards, as far as they keep the value's entries: scalings, casts, clips, cuts
-and joins. What they come to decides. An argument, a product of matrices or a loop is a worker's own, for all that is known.
+equations that a value comes from are read backwards, as long as they keep the value's entries: scalings, casts, clips, slices
+and concatenations. What this ends at decides. An argument, a product of matrices or a loop is assumed to differ by worker.
 """
 
 import enum
@@ -14,7 +14,7 @@ from gradcomp_jax import _compat
 from gradcomp_jax._specs import names_of
 from gradcomp_jax._typing import AxisName
 
-# What a client does to a reduced gradient is far below; what is above is a worker's own, for all that is known.
+# What users do to a reduced gradient stays far below these limits; a value beyond them is assumed to differ by worker.
 _BUDGET, _DEPTH = 20_000, 60
 
 _SUMS = {"psum", "psum2", "psum_invariant", "pmax", "pmin"}
@@ -22,9 +22,9 @@ _GATHERS = {"all_gather", "all_gather_invariant", "all_gather_reduced"}
 _CALLS = {
     "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call",
 }  # fmt: skip
-# Of the workers' gathered gradients they make one; of anything else something that is no gradient any more.
+# They reduce the workers' gathered gradients to one; their result for anything else is no longer a gradient.
 _REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min"}
-# Each entry of the result is made of the entries at one place of the operands, or is one of them.
+# Each entry of the result is computed from the operands' entries at one position, or is one of their entries.
 _KEEP = {
     "abs", "add", "add_any", "and", "cbrt", "ceil", "clamp", "concatenate", "convert_element_type", "copy", "copy_p", "cos",
     "div", "dynamic_slice", "dynamic_update_slice", "eq", "erf", "exp", "exp2", "expand_dims", "floor", "ge", "gt",
@@ -33,7 +33,7 @@ _KEEP = {
     "rev", "round", "rsqrt", "select_n", "sign", "sin", "slice", "split", "sqrt", "square", "squeeze", "stop_gradient",
     "sub", "tan", "tanh", "transpose", "xor",
 }  # fmt: skip
-# Their numbers say which entries are taken: a worker may take its own out of what was gathered.
+# Their indices say which entries are taken: a worker may take its own entries from a gathered array.
 _PLACED = {"dynamic_slice", "dynamic_update_slice"}
 
 
@@ -45,7 +45,7 @@ class _Origin(enum.Enum):
 
 
 def is_reduced(values: list[Any], axis_name: AxisName) -> list[bool]:
-    """Returns of each value whether it is surely a sum, mean, maximum or gathering over the axis, and nothing else.
+    """Returns for each value whether it is certainly a sum, mean, maximum or gathering over the axis, and nothing else.
 
     Constants are not.
     """
@@ -53,7 +53,7 @@ def is_reduced(values: list[Any], axis_name: AxisName) -> list[bool]:
     try:
         return [walk.of(x) in (_Origin.SUMMED, _Origin.GATHERED) for x in values]
     except Exception:
-        # Programs are JAX's own, and another JAX may write them otherwise: what cannot be read stops nobody's training.
+        # Traced programs are internal to JAX and may change: a program that cannot be read must not stop training.
         return [False] * len(values)
 
 
@@ -62,20 +62,20 @@ class _Walk:
         self._axis_name, self._names, self._left = axis_name, set(names_of(axis_name)), _BUDGET
         self._numbered = False
         self._known: dict[tuple[bool, int, int], _Origin] = {}
-        # Each is read once, and held, so that no other takes its identity.
+        # Each program is read once, and kept alive so that no other gets its id.
         self._programs: dict[tuple[bool, int, int], _Program] = {}
 
     def of(self, value: Any) -> _Origin:
-        """Where a value of the current trace comes from."""
+        """Returns where a value of the current trace comes from."""
         mapped = _compat.is_mapped(value, self._axis_name)
         if mapped:
             return _Origin.OWN
-        # Inside vmap a sum over its axis becomes one over a numbered axis, of a value that is not mapped.
+        # Inside vmap, a sum over its axis becomes a sum over a numbered axis, and its result is not mapped.
         self._numbered = mapped is False
         return self._atom(value, None, 0)
 
     def _atom(self, atom: Any, inside: Any, depth: int) -> _Origin:
-        """The origin of an operand of an equation, in the program ``inside`` or, where that is None, in the current trace."""
+        """Returns the origin of an operand of an equation, in the program ``inside`` or, if None, in the current trace."""
         atom = _meant_by(atom)
         key = (self._numbered, id(inside), id(atom))
         if key not in self._known:
@@ -97,7 +97,7 @@ class _Walk:
 
     def _equation(self, equation: Any, number: int, inside: Any, depth: int) -> _Origin:
         if _is_of_a_derivative(equation):
-            # Collectives of a loss are its own, and so is the gradient that the chain rule brings through them.
+            # Collectives inside a loss belong to the loss, and a gradient through them still differs by worker.
             return _Origin.OWN
         name, params, operands = equation.primitive.name, equation.params, list(equation.invars)
         if name in _SUMS or name in _GATHERS:
@@ -107,12 +107,12 @@ class _Walk:
                 return _Origin.SUMMED
             if params.get("axis_index_groups") is None and over & self._names:
                 return _Origin.SUMMED if name in _SUMS else _Origin.GATHERED
-            # Over other axes it is of this one what it was.
+            # A sum over other axes does not change the origin along this one.
             return self._atom(operands[number], inside, depth) if name in _SUMS else _Origin.OWN
         if name in _CALLS:
             return self._call(equation, number, inside, depth)
         if name in ("broadcast_in_dim", "iota"):
-            # One number for all entries is a factor, or a constant; it is no gradient of a tensor.
+            # One number for all entries is a factor or a constant, not the gradient of a tensor.
             if not operands or (not operands[0].aval.shape and equation.outvars[number].aval.shape):
                 return _Origin.CONSTANT
             return self._atom(operands[0], inside, depth)
@@ -128,7 +128,7 @@ class _Walk:
         return self._joined(operands, inside, depth)
 
     def _joined(self, operands: list[Any], inside: Any, depth: int) -> _Origin:
-        """The origin of what is made, entry by entry, of some values."""
+        """Returns the origin of what is computed entry by entry from some values."""
         found = set()
         for x in operands:
             if (origin := self._atom(x, inside, depth)) is _Origin.OWN:
@@ -150,7 +150,7 @@ class _Walk:
 
 
 class _Program:
-    """A program that is called by another: where its inputs come from, and the equations of what it makes."""
+    """Holds a program that another calls: where its inputs come from, and the equations that make its values."""
 
     def __init__(self, jaxpr: Any, given: dict[Any, _Origin]) -> None:
         self.results = jaxpr.outvars
@@ -159,7 +159,7 @@ class _Program:
 
 
 def _equation_of(x: Any) -> Any:
-    """Returns the equation that a traced value comes from: ``primitive``, ``params``, ``invars``; ``None`` where unknown."""
+    """Returns the equation that a traced value comes from: ``primitive``, ``params``, ``invars``; ``None`` if unknown."""
     equation = getattr(x, "parent", None)
     return equation if all(hasattr(equation, name) for name in ("primitive", "params", "invars", "outvars")) else None
 
@@ -170,7 +170,7 @@ def _number_of(x: Any, equation: Any) -> int:
 
 
 def _meant_by(x: Any) -> Any:
-    """Returns the value of the program around that a constant of a program stands for; any other value as it is."""
+    """Returns the value of the surrounding program that a constant stands for; any other value is returned unchanged."""
     while _compat.is_traced(x) and hasattr(x, "parent") and not _compat.is_literal(x.val):
         held = getattr(getattr(x._trace, "frame", None), "constvar_to_val", {}).get(x.val)
         if held is None:
@@ -180,13 +180,13 @@ def _meant_by(x: Any) -> Any:
 
 
 def _is_constant(x: Any) -> bool:
-    """Returns whether an operand of a program is a number or an array that was there before all programs."""
+    """Returns whether an operand of a program is a number or an array that existed before the program was traced."""
     if _compat.is_literal(x) or not hasattr(x, "aval"):
         return True
     return hasattr(x, "parent") and _compat.is_literal(x.val) if _compat.is_traced(x) else isinstance(x, jax.Array)
 
 
 def _is_of_a_derivative(equation: Any) -> bool:
-    """Returns whether an equation belongs to a function that is differentiated, or to its derivative, by its stack of names."""
+    """Returns whether an equation belongs to a differentiated function or its derivative, as its name stack says."""
     stack = str(getattr(getattr(equation, "source_info", None), "name_stack", ""))
     return "jvp(" in stack or "transpose(" in stack

@@ -1,6 +1,6 @@
 """The process of the command: what SIGINT and SIGTERM do, and standard streams that are closed or full.
 
-Only the standard library is imported, so that all of it stands before JAX is imported.
+Only the standard library is imported, so that all of this works before JAX is imported.
 """
 
 import contextlib
@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 GRACE_S = 3.0
-"""Seconds that a run has to come to the end of its step, and of a save."""
+"""Seconds that a run has to finish its step, or a save."""
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asks the command to end. Raised by :func:`raise_if_stopped` alone, and never in the midst of a step."""
+    """Says that a signal asks the command to end. Only :func:`raise_if_stopped` raises it, and never during a step."""
 
     def __init__(self, number: int) -> None:
         """Takes the number of the signal."""
@@ -31,11 +31,11 @@ class Stopped(KeyboardInterrupt):
 
 
 class _Watch:
-    """A thread that waits for the first signal and ends the process.
+    """Runs a thread that waits for the first signal and ends the process.
 
-    Python calls a handler in the main thread, between two bytecodes: one that raises has to wait for a compilation, its
-    exception is lost in a callback, and what it leaves half done crashes the interpreter's shutdown now and then. The file
-    descriptor that :func:`signal.set_wakeup_fd` names is written to at once, so a thread that reads it is in time.
+    Python calls a signal handler in the main thread, between two bytecodes. A handler that raises has to wait for a
+    compilation, its exception is lost in a callback, and what it leaves half done sometimes crashes the interpreter's shutdown.
+    Python writes to the file descriptor of :func:`signal.set_wakeup_fd` at once, so a thread that reads it is in time.
     """
 
     def __init__(self) -> None:
@@ -44,13 +44,13 @@ class _Watch:
         self.number = 0
         self.describe: Callable[[], str] = lambda: "gradcomp: stopped"
         self.grace_s = 0.0
-        # A shell starts what runs in the background with SIGINT ignored, and so it stays.
+        # A shell starts background commands with SIGINT ignored, and it must stay ignored.
         self._before = {number: handler for number in _NUMBERS if (handler := signal.getsignal(number)) in _DEFAULTS}
         signal.set_wakeup_fd(self._outer.fileno(), warn_on_full_buffer=False)
         for number in self._before:
             signal.signal(number, lambda number, frame: None)
         if hasattr(os, "register_at_fork"):
-            # A child has no such thread, and must not wake its parent's.
+            # A forked child has no such thread, and must not wake its parent's.
             os.register_at_fork(after_in_child=self._give_back)
         threading.Thread(target=self._wait, name="signals", daemon=True).start()
 
@@ -78,17 +78,17 @@ _closed: set[int] = set()
 def take_over() -> None:
     """Lets SIGINT and SIGTERM end this process as this module says, and opens standard streams that are closed.
 
-    A second call does nothing, and neither does one from another thread than the main one.
+    A second call does nothing, and neither does a call from another thread than the main one.
     """
     global _watch
     if _watch is not None or threading.current_thread() is not threading.main_thread():
         return
-    # Otherwise the first file that is opened would be the stream, and get what is printed.
+    # Otherwise the first file that is opened would become the stream and get what is printed.
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
         except OSError:
-            # The lowest one that is free is given out, which is this one.
+            # The system assigns the lowest free descriptor, which is this one.
             os.open(os.devnull, os.O_RDWR)
             _closed.add(descriptor)
             setattr(sys, name, open(descriptor, "w" if descriptor else "r", closefd=False))  # noqa: SIM115
@@ -96,17 +96,17 @@ def take_over() -> None:
 
 
 def raise_if_stopped() -> None:
-    """Raises :class:`Stopped` if a signal has come. Call it where a run can be left, within :func:`leaving`."""
+    """Raises :class:`Stopped` if a signal has come. Call it where a run can be interrupted, within :func:`leaving`."""
     if _watch is not None and _watch.number:
         raise Stopped(_watch.number)
 
 
 @contextlib.contextmanager
 def leaving(describe: Callable[[], str], *, grace_s: float = GRACE_S) -> Iterator[None]:
-    """Gives the block ``grace_s`` seconds after a signal to come to :func:`raise_if_stopped`; then the process ends.
+    """Gives the block ``grace_s`` seconds after a signal to reach :func:`raise_if_stopped`; then ends the process.
 
     Args:
-      describe: returns the sentence for stderr, where the process is ended from without the block; nothing for ``""``.
+      describe: returns the sentence for stderr if the process is ended from outside the block; for ``""`` nothing is printed.
       grace_s: seconds; outside of all blocks a signal ends the process at once.
     """
     if _watch is None:
@@ -118,7 +118,7 @@ def leaving(describe: Callable[[], str], *, grace_s: float = GRACE_S) -> Iterato
         yield
         raise_if_stopped()
     except Stopped:
-        # Who raised it says so.
+        # Whoever raised it prints the sentence.
         _watch.describe = str
         raise
     finally:
@@ -129,16 +129,16 @@ def leaving(describe: Callable[[], str], *, grace_s: float = GRACE_S) -> Iterato
 def _write_to_stderr(sentence: str) -> None:
     """Writes without a lock, which the main thread may hold, and without waiting for a pipe that nobody reads."""
     with contextlib.suppress(OSError):
-        # The bar has hidden the cursor, in a line that it draws again and again.
+        # The progress bar has hidden the cursor, on a line that it redraws.
         terminal = "\r\x1b[K\x1b[?25h" if os.isatty(2) else ""
         if select.select([], [2], [], 0.5)[1]:
             os.write(2, f"{terminal}{sentence}\n".encode(errors="backslashreplace"))
 
 
 class Stream:
-    """A standard stream that goes on when nothing more can be written to it, and remembers why.
+    """Wraps a standard stream so that writing never fails, and remembers the first problem.
 
-    What is printed on the way must not end a run; what is printed in the end is the command's to judge.
+    Output during a run must not end the run. Whether lost output is an error in the end is for the command to decide.
     """
 
     def __init__(self, stream: Any, descriptor: int) -> None:
@@ -151,13 +151,13 @@ class Stream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Writes, to nowhere after the first failure or where the stream was closed from the start."""
+        """Writes the text; after the first failure, or if the stream was closed from the start, discards it."""
         if text and self._descriptor in _closed:
             self.problem = self.problem or OSError(errno.EBADF, os.strerror(errno.EBADF))
         return int(self._guarded(self._stream.write, text) or 0)
 
     def flush(self) -> None:
-        """Writes what is kept back."""
+        """Writes what is still buffered."""
         self._guarded(self._stream.flush)
 
     def _guarded(self, call: Callable[..., Any], *args: Any) -> Any:
@@ -165,7 +165,7 @@ class Stream:
             return call(*args)
         except OSError as error:
             self.problem = self.problem or error
-            # Also what the stream still keeps, and what libraries print past it, can be written from now on.
+            # From now on, what the stream still buffers and what libraries print past it goes to /dev/null without an error.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._descriptor)
             os.close(nowhere)
@@ -173,15 +173,15 @@ class Stream:
 
 
 def run(command: Callable[[], Any]) -> None:
-    """Calls a command and ends the process: with its exit code, with that of a signal, or with 1 where its output was lost.
+    """Calls a command and ends the process: with its exit code, with that of a signal, or with 1 if its output was lost.
 
     Raises:
-      SystemExit: with the exit code, where no signal came.
+      SystemExit: with the exit code, if no signal came.
     """
     take_over()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            # A sentence with a sign that the terminal does not know is better than none.
+            # A sentence with an escaped character is better than no sentence.
             stream.reconfigure(errors="backslashreplace")
     out, err = sys.stdout, sys.stderr = Stream(sys.stdout, 1), Stream(sys.stderr, 2)
     code: Any = 0
@@ -192,12 +192,12 @@ def run(command: Callable[[], Any]) -> None:
     out.flush()
     if out.problem is not None and not code:
         code = 1
-        # A pipe that ends early, such as that of head, wants no more and no word.
+        # A pipe that ends early, such as that of head, wants no more output and no message.
         if not isinstance(out.problem, BrokenPipeError):
             err.write(f"gradcomp: cannot write to stdout: {out.problem.strerror}\n")
     err.flush()
     if _watch is not None and _watch.number:
-        # No orderly shutdown: XLA's threads may be in the midst of a step, and it crashes now and then.
+        # Without an orderly shutdown, which sometimes crashes because XLA's threads may still be in a step.
         os._exit(128 + _watch.number)
     sys.stdout, sys.stderr = out._stream, err._stream
     raise SystemExit(code)

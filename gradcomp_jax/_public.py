@@ -1,4 +1,4 @@
-"""All public names, which ``gradcomp_jax`` has as attributes."""
+"""All public names, which are attributes of ``gradcomp_jax``."""
 
 from gradcomp_jax import collectives as collectives
 from gradcomp_jax import compressors as compressors

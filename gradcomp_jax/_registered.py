@@ -1,4 +1,4 @@
-"""How a dataclass becomes a node of JAX's trees, and of what ``flax.serialization`` writes, whenever Flax is imported."""
+"""Registers dataclasses as nodes of JAX's trees and with ``flax.serialization``, whenever Flax is imported."""
 
 import dataclasses
 import functools
@@ -15,14 +15,14 @@ _FLAX = "flax.serialization"
 Class = TypeVar("Class", bound=type)
 
 NODES: list[type] = []
-"""All that were registered, in their order."""
+"""All registered classes, in order."""
 
 
 def node(cls: Class) -> Class:
-    """Registers a frozen dataclass: its arrays are a node's children, its fields with ``static`` metadata the node's own.
+    """Registers a frozen dataclass: its arrays are the node's children, its fields with ``static`` metadata the node's own.
 
-    ``flax.serialization`` writes the children by name. What it reads has the static fields of the target, as that of Flax's own
-    dataclasses. Importing this library imports no Flax, so a class is told to Flax when Flax is there.
+    ``flax.serialization`` writes the children by name. What it reads gets the static fields of the target, as with Flax's own
+    dataclasses. Importing this library does not import Flax, so a class is registered with Flax once Flax is imported.
     """
     NODES.append(jax.tree_util.register_dataclass(cls))
     if _FLAX in sys.modules:
@@ -51,7 +51,7 @@ def _tell_flax(cls: type) -> None:
 
 
 class _WhenFlaxComes(importlib.abc.MetaPathFinder):
-    """Tells Flax of all nodes when it is imported: a loop may do so after it has made a state."""
+    """Registers all nodes with Flax when it is imported, which may be after a loop has made a state."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> Any:
         if fullname != _FLAX or self not in sys.meta_path:

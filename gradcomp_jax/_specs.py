@@ -1,4 +1,4 @@
-"""Where parameters lie on a mesh: what a user's partition specs say of one axis."""
+"""Where parameters lie on a mesh: what a user's partition specs say about one axis."""
 
 import math
 from typing import Any
@@ -15,7 +15,7 @@ def names_of(axis_name: AxisName) -> tuple[Any, ...]:
 
 
 def devices_along(mesh: Mesh, axis_name: AxisName) -> int:
-    """Returns how many devices of a mesh lie along an axis, or several."""
+    """Returns how many devices of a mesh lie along one or several axes."""
     return math.prod(mesh.shape[name] for name in names_of(axis_name))
 
 
@@ -38,7 +38,7 @@ def by_leaf(specs: PyTree, tree: PyTree) -> list[PartitionSpec]:
             "param_specs must be a tree of jax.sharding.PartitionSpec with the structure of the parameters, or a prefix"
             f" of it: {error}"
         ) from error
-    # A None that the tree itself has, as Equinox and optax.masked make them, is no leaf.
+    # A None in the tree itself, as Equinox and optax.masked make them, is not a leaf.
     return jax.tree.leaves(full, is_leaf=lambda node: isinstance(node, PartitionSpec))
 
 

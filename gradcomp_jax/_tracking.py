@@ -1,8 +1,8 @@
-"""Where JAX's tracking of what differs by worker stops a program that is right.
+"""Handles correct programs that JAX's tracking of what differs by worker refuses.
 
-Inside ``jax.shard_map`` with ``check_vma=True`` a loop must end with the types that it began with, and a branch return those of
-the others. A constant does not differ by worker and what it becomes does, so flax's recurrent layers, CTC, solvers of
-differential equations and many a ``lax.cond`` are refused, though nothing is wrong with them.
+Inside ``jax.shard_map`` with ``check_vma=True`` a loop must end with the types that it began with, and all branches must return
+the same types. A loop often starts from a constant, which does not differ by worker, and ends with a value that does. So flax's
+recurrent layers, CTC, solvers of differential equations and many uses of ``lax.cond`` are refused, although they are correct.
 """
 
 import contextlib
@@ -17,23 +17,23 @@ from gradcomp_jax import _compat
 from gradcomp_jax._specs import names_of
 from gradcomp_jax._typing import AxisName
 
-# JAX says it in a sentence for each construct, and in a few places by a bare assertion.
+# JAX has a different sentence for each construct, and in a few places only a bare assertion.
 _SAID = re.compile(r"manual ax(is|es)|invariant->variant|device-varying|\{V:")
 
 
 def unless_refused(function: Callable[..., Any], axis_name: AxisName | None) -> Callable[..., Any]:
-    """Returns ``function``, which is traced once more, without tracking, where tracking refuses it.
+    """Returns a version of ``function`` that is traced again, without tracking, if tracking refuses it.
 
-    It must compute on each worker by itself: what it returns counts as differing by worker then, and derivatives inside of it
-    are the worker's own. A function that tracking does not refuse is traced once, and its program is the same.
+    The function must compute on each worker separately: without tracking its results count as differing by worker, and
+    derivatives inside of it are the worker's own. If tracking accepts the function, it is traced once, to the same program.
 
     Args:
-        function: of any arguments. Traced arrays among them are cast; all else is passed on as it is.
+        function: a function of any arguments. Traced arrays among them are cast; all else is passed on unchanged.
         axis_name: the axis of the workers.
 
     Raises:
-        TypeError: when traced, if it is refused where values are tracked along other axes too, or a traced array that it has
-            not been given as an argument is what stops it.
+        TypeError: when traced, if it is refused and values are tracked along other axes too, or if the cause is a traced array
+            that is not one of its arguments.
     """
     refused = False
 
@@ -50,9 +50,9 @@ def unless_refused(function: Callable[..., Any], axis_name: AxisName | None) -> 
                     raise
                 if _tracked_elsewhere(axis_name, (args, kwargs)):
                     raise TypeError(_explanation(axis_name, error)) from error
-                # What it has printed or sent before it was refused would be there twice.
+                # Otherwise what the function printed or sent before it was refused would be in the program twice.
                 forget()
-        # Without tracking: what is wrong now is wrong with the function itself, and JAX says what.
+        # An error without tracking is an error of the function itself, and JAX explains it.
         result = _untracked(function, axis_name, args, kwargs)
         refused = True
         return result
@@ -62,15 +62,15 @@ def unless_refused(function: Callable[..., Any], axis_name: AxisName | None) -> 
 
 @contextlib.contextmanager
 def explained(axis_name: AxisName) -> Iterator[None]:
-    """Says what to do where tracking refuses what cannot go without it, such as an optimizer.
+    """Says what to do if tracking refuses what cannot be traced without it, such as an optimizer.
 
     Raises:
-        TypeError: in the place of JAX's own error.
+        TypeError: instead of JAX's own error.
     """
     try:
         yield
     except Exception as error:
-        # Branches have a remedy of their own: most are wrappers that choose between updates.
+        # Branches have another remedy: most are wrappers that choose between updates.
         if not _compat.tracks_varying(axis_name) or not _is_refusal(error) or isinstance(error, AssertionError):
             raise
         raise TypeError(_explanation(axis_name, error)) from error
@@ -81,7 +81,7 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def _tracked_elsewhere(axis_name: AxisName | None, operands: Any) -> bool:
-    """Whether some values differ along axes that are not the workers': their derivatives would have to be added up."""
+    """Returns whether some values differ along other axes than the workers', so that their derivatives need a sum."""
     own = set(names_of(axis_name)) if axis_name is not None else set()
     return any(_compat.varying_names(x) - own for x in jax.tree.leaves(operands) if _compat.is_traced(x))
 
@@ -103,7 +103,7 @@ def _untracked(function: Callable[..., Any], axis_name: AxisName | None, args: A
     operands = [_compat.invarying(leaves[i], axis_name) for i in numbers]
     try:
         with _compat.untracked():
-            # Jitted, so that the program has types of its own.
+            # Jitted, so that the program has its own types.
             arrays = iter(jax.jit(inside)(operands))
     except Exception as error:
         if not _SAID.search(str(error)):

@@ -8,4 +8,4 @@ import jax
 Array = jax.Array
 PyTree = Any
 AxisName = Hashable
-"""Name of a mesh, ``pmap`` or ``vmap`` axis, or a tuple of names that are crossed as one."""
+"""Name of a mesh, ``pmap`` or ``vmap`` axis, or a tuple of names that count as one axis."""

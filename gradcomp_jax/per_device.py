@@ -18,13 +18,13 @@ Kind = Literal["worker", "shard", "replica"]
 
 @dataclasses.dataclass(frozen=True)
 class Return:
-    """How the rows that owners hold go back to the workers' memories, where there are other owners or none.
+    """Says how the rows that owners hold return to the workers' memories if the owners change or there are none.
 
     Attributes:
-        least: workers from which on there are owners.
-        rows: how many of the owners' rows are of each memory, in their order.
-        dealt: whether those are dealt out over it.
-        sign: 1 where a memory is what was kept, -1 where it is what counts as sent.
+        least: the number of workers from which there are owners.
+        rows: how many of the owners' rows belong to each memory, in the order of the memories.
+        dealt: whether the owners' rows are dealt out over each memory.
+        sign: 1 if a memory holds what was kept, -1 if it holds what counts as sent.
     """
 
     least: int
@@ -36,7 +36,7 @@ class Return:
 @_registered.node
 @dataclasses.dataclass(frozen=True)
 class PerDevice:
-    """A value of which every device holds its own, kept as rows.
+    """Holds a value that differs by device, kept as rows.
 
     Inside ``shard_map``, ``pmap`` and ``vmap`` the update function sees one device's rows. Outside, under
     ``shard_map``, the devices' rows lie one after the other on the leading dimension, with the partition
@@ -44,19 +44,19 @@ class PerDevice:
 
     Attributes:
         value: the array; shape ``[rows, ...]`` on one device.
-        rows: for kind ``worker`` and ``replica`` the rows that each device holds, for ``shard`` the rows that all the
-            workers hold between them, before padding to a multiple of their number.
-        kind: ``worker``: each worker has its own value for every row (a residual, a velocity), and what a change of the
-            number of workers must preserve is their mean. ``shard``: each worker has the only value of its shard of the
-            rows, which the workers take in turn (a server residual), and each row must be preserved. ``replica``: all
-            workers have the same value, which differs only by the device within a worker.
-        entries: of a ``worker`` value whose rows are cut by owner (as many for each, its shard of a tensor and padding): the
-            tensor's entries; 0 of every other.
-        shards: devices that make up one worker, of which each has such a value for its part of every tensor; 1 unless
-            the exchange is hierarchical.
-        returns: of a ``shard`` that an exchange's owners hold: what becomes of it where they are others. Below the least
-            number of workers that have owners each holds one row of zeros.
-        lifted: whether the value has no rows of its own: :func:`lift` gave it one, and :func:`lower` takes it away.
+        rows: for kind ``worker`` and ``replica`` the rows that each device holds; for ``shard`` the rows that all
+            workers hold together, before padding to a multiple of their number.
+        kind: ``worker``: each worker has its own value for every row (a residual, a velocity); a change of the number of
+            workers must preserve their mean. ``shard``: each worker has the only value of its shard of the rows, which
+            the workers take in turn (a server residual); each row must be preserved. ``replica``: all workers have the
+            same value, which differs only by the device within a worker.
+        entries: the tensor's entries, for a ``worker`` value whose rows are cut by owner (equally many for each owner: its
+            shard of a tensor and padding); 0 for all other values.
+        shards: devices that make up one worker; each has such a value for its part of every tensor. 1 unless the
+            exchange is hierarchical.
+        returns: for a ``shard`` that an exchange's owners hold: how it returns if the owners change. Below the least
+            number of workers that have owners, each worker holds one row of zeros.
+        lifted: whether the value has no rows itself: :func:`lift` added the one row, and :func:`lower` removes it.
     """
 
     value: Array
@@ -68,7 +68,7 @@ class PerDevice:
     lifted: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def held(self, workers: int) -> int:
-        """Rows that each device would hold, were there so many workers."""
+        """Returns the rows that each device would hold with this number of workers."""
         if self.entries:
             return workers * -(-self.entries // (workers * self.value.shape[-1]))
         if self.returns and workers < self.returns.least:
@@ -87,7 +87,7 @@ def nodes_of(tree: Any, is_node: Callable[[Any], bool]) -> list[Any]:
 
 
 def nodes_within(tree: Any, is_node: Callable[[Any], bool]) -> list[Any]:
-    """Returns the nodes of a state tree that a predicate holds for, and those within them too."""
+    """Returns the nodes of a state tree that a predicate holds for, including nodes within such nodes."""
     found = []
     for node in nodes_of(tree, is_node):
         children = jax.tree.leaves(node, is_leaf=functools.partial(operator.is_not, node))
@@ -96,11 +96,11 @@ def nodes_within(tree: Any, is_node: Callable[[Any], bool]) -> list[Any]:
 
 
 def lift(tree: Any, *, marked: tuple[type, ...] = ()) -> Any:
-    """Marks every array of a tree as one of which each device has its own: a :class:`PerDevice` of one row.
+    """Marks every array of a tree as differing by device: each becomes a :class:`PerDevice` of one row.
 
     Args:
         tree: one device's arrays. What is per-device already is passed through.
-        marked: types of nodes that mark by themselves what differs by device: they are passed through as well.
+        marked: types of nodes that themselves mark what differs by device; they are passed through as well.
     """
 
     def is_leaf(node: object) -> bool:
@@ -127,7 +127,7 @@ def is_lifted(node: object) -> bool:
 
 
 def state_specs(state: Any, *, axis_name: AxisName) -> Any:
-    """Returns the partition spec of every leaf, see :func:`gradcomp_jax.state_specs`."""
+    """Returns the partition spec of every leaf; see :func:`gradcomp_jax.state_specs`."""
 
     def spec(leaf: Any) -> Any:
         if is_per_device(leaf):

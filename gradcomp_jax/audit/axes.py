@@ -9,7 +9,7 @@ from gradcomp_jax.audit.groups import Groups, normalised
 class MeshAxes:
     """Matches groups of devices against the axes of a mesh.
 
-    A device of a compiled program is its position in the device assignment, which is its position
+    A device of a compiled program is numbered by its position in the device assignment, which is its position
     in ``mesh.devices.flat``. A program over several TPU slices is compiled for one slice: its
     devices are those of the first slice, in the order of the mesh.
 
@@ -43,8 +43,8 @@ class MeshAxes:
     def along(self, groups: Groups, *, hardware_ids: bool = False, fill: bool = True) -> tuple[str, ...] | None:
         """Returns the names of the axes that groups run along, in the order of the mesh.
 
-        ``()`` for groups of one device, and None if no choice of axes gives these groups. ``hardware_ids``: they are ids of
-        devices, not device numbers. ``fill``: a group must hold every device along its axes; a permute may leave some out.
+        ``()`` for groups of one device, and None if no choice of axes gives these groups. ``hardware_ids``: the groups hold ids
+        of devices, not device numbers. ``fill``: a group must hold every device along its axes; a permute may leave some out.
         """
         key = (groups, hardware_ids, fill)
         if key not in self._cache:
@@ -65,7 +65,7 @@ class MeshAxes:
         return names if not fill or set(placed) <= set(self._groups_along(names)) else None
 
     def _varying(self, groups: Groups) -> tuple[str, ...]:
-        """The axes along which the coordinates of some group differ."""
+        """Returns the axes along which the coordinates of some group differ."""
         varying: set[int] = set()
         for group in groups:
             coordinates = np.unravel_index(group, self._devices.shape)

@@ -1,6 +1,6 @@
 """Recognises the instructions that move data between devices.
 
-What is not recognised, and yet looks like communication, is an error: a report that leaves something out is worse than none.
+An instruction that looks like communication and is not recognised is an error: an incomplete report is worse than none.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from gradcomp_jax.audit.hlo import Computation, Instruction, Module
 from gradcomp_jax.audit.shapes import ArrayShape
 from gradcomp_jax.audit.syntax import parse_int_lists
 
-# A transfer between two devices whose partners the text does not name.
+# The group size of a transfer between two devices that the text does not name.
 _POINT_TO_POINT = 2
 _SUSPECT_OPCODE = re.compile(r"(?:^|-)(?:all-|reduce-scatter|collective|send|recv|permute)", re.IGNORECASE)
 _SUSPECT_TARGET = re.compile(
@@ -21,7 +21,7 @@ _SUSPECT_TARGET = re.compile(
     r"all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|ppermute",
     re.IGNORECASE,
 )
-# A kernel that talks to other devices by itself says so in its configuration.
+# The configuration of a kernel says whether the kernel itself communicates with other devices.
 _KERNEL_COMMUNICATES = re.compile(r'"has_communication"\s*:\s*true')
 # Markers inside a computation whose collective is counted on its own.
 _MARKERS = ("AsyncCollectiveStart", "AsyncCollectiveDone")
@@ -31,11 +31,11 @@ _SCATTER_FUSION = "all-reduce-scatter"
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """One execution of an instruction that moves data.
+    """Describes one execution of an instruction that moves data.
 
     Attributes:
-        kind: what is done, ``"all-gather"`` for instance.
-        groups: the devices that do it together; ``()`` if the text does not say.
+        kind: the operation, ``"all-gather"`` for instance.
+        groups: the devices that take part together; ``()`` if the text does not say.
         group_size: devices of the largest group; 1 if nothing leaves its device.
         by_dtype: operand bytes that one device puts in, per HLO element type.
         sends: whether the instruction sends.
@@ -58,7 +58,7 @@ def base_opcode(instruction: Instruction) -> str:
 
 
 def is_later_half(instruction: Instruction) -> bool:
-    """Returns whether an instruction only waits for one that is counted where it starts."""
+    """Returns whether an instruction only waits for another one, which is counted where it starts."""
     return instruction.opcode.endswith(("-done", "-update"))
 
 
@@ -66,7 +66,7 @@ def transfer_of(instruction: Instruction, computation: Computation, module: Modu
     """Returns what an instruction moves by itself; None if it moves nothing.
 
     Raises:
-        ValueError: if it looks like communication and is not known.
+        ValueError: if the instruction looks like communication and is not known.
     """
     opcode = base_opcode(instruction)
     if is_later_half(instruction):
@@ -116,7 +116,7 @@ def _permute(instruction: Instruction, by_dtype: dict[str, int]) -> Transfer:
 
 
 def _largest(groups: Groups) -> int:
-    """Devices of the largest group; a device that is its own target is a group of one."""
+    """Returns the size of the largest group; a device that is its own target is a group of one."""
     return max((len(group) for group in groups), default=1)
 
 
@@ -160,10 +160,10 @@ def _sums(arrays: tuple[ArrayShape, ...]) -> dict[str, int]:
 
 
 def _is_continuation(instruction: Instruction, computation: Computation, module: Module) -> bool:
-    """Whether a collective only goes on with what another computation started.
+    """Returns whether a collective only continues one that another computation started.
 
-    TPU may spread one collective over several fusions, and repeats the instruction in each. The
-    one that is consumed by an ``AsyncCollectiveStart`` is the one to count.
+    TPU may spread one collective over several fusions, and repeats the instruction in each. Only the
+    one that an ``AsyncCollectiveStart`` consumes is counted.
     """
     if _CONTINUED not in instruction.attributes.get("backend_config", ""):
         return False
@@ -177,12 +177,12 @@ def _is_continuation(instruction: Instruction, computation: Computation, module:
             f"{instruction.name} is a part of a fused collective whose start was not found: "
             "compile with xla_tpu_enable_async_collective_fusion=false"
         )
-    # Names are unique in a module, so the operand tells which of the parts is the start.
+    # Names are unique in a module, so the operand shows which part is the start.
     return not any(instruction.name in names for names in starts)
 
 
 def _check_gathered(instruction: Instruction, kind: str, size: int, computation: Computation) -> None:
-    """Compares the group with the shapes: a group read wrongly must not pass unseen."""
+    """Compares the group with the shapes, so that a wrongly read group does not pass unnoticed."""
     if kind != "all-gather" or instruction.opcode != kind:
         return
     shards = sum(array.elements for array in computation.operand_shapes(instruction))

@@ -30,10 +30,10 @@ _PARTITION_KINDS = ("all-to-all", "collective-permute", "collective-broadcast")
 def device_groups(instruction: Instruction, kind: str, module: Module) -> Groups:
     """Returns the groups of devices of a collective, or its ``-start``, each sorted, and sorted among themselves.
 
-    ``kind`` is the opcode without ``-start``; the module tells how many devices an empty list of groups means.
+    ``kind`` is the opcode without ``-start``. An empty list of groups means all devices of the module.
 
     Raises:
-        ValueError: if ``replica_groups`` has a syntax that is not known.
+        ValueError: if ``replica_groups`` has an unknown syntax.
     """
     attributes = instruction.attributes
     text = attributes.get("replica_groups", "{}")
@@ -65,7 +65,7 @@ def _flattened(groups: Groups, instruction: Instruction, kind: str, module: Modu
 
 
 def normalised(groups: Iterable[tuple[int, ...]]) -> Groups:
-    """Sorts every group and the groups; an empty group is left out."""
+    """Sorts every group, then the groups; empty groups are left out."""
     return tuple(sorted(tuple(sorted(group)) for group in groups if group))
 
 
@@ -151,7 +151,7 @@ def _mesh_groups(match: re.Match[str]) -> Groups:
 
 
 def _axis_reference(text: str, names: list[str], sizes: list[int]) -> tuple[int, int, int]:
-    """Reads ``'b'`` or ``'b':(2)4``: the axis, the product of what is before the part, its size."""
+    """Reads ``'b'`` or ``'b':(2)4``: the axis, the product of the sizes before the part, and its size."""
     match = _AXIS_REFERENCE.fullmatch(text.replace("'", "").strip())
     if match is None or match["name"] not in names:
         raise ValueError(f"replica_groups name an axis {text!r} outside their mesh {names}")

@@ -23,7 +23,7 @@ _OPERAND_NAME = re.compile(r"%?([\w.\-]+)$")
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One instruction."""
+    """Holds one instruction."""
 
     name: str
     opcode: str
@@ -39,7 +39,7 @@ class Instruction:
 
     @functools.cached_property
     def operands(self) -> tuple[str, ...]:
-        """Returns the operands as written: a name, in older text with its shape before it."""
+        """Returns the operands as written: a name, which older text writes after its shape."""
         return tuple(split_commas(self.operands_text))
 
     @functools.cached_property
@@ -68,7 +68,7 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """A named list of instructions."""
+    """Holds a named list of instructions."""
 
     name: str
     instructions: dict[str, Instruction]
@@ -79,7 +79,7 @@ class Computation:
         for instruction in self.instructions.values():
             if instruction.is_root:
                 return instruction
-        # Hand-written text may leave ROOT out: then it is the last one.
+        # Hand-written text may leave ROOT out: the root is then the last instruction.
         return list(self.instructions.values())[-1]
 
     def operand_shapes(self, instruction: Instruction) -> tuple[ArrayShape, ...]:
@@ -100,7 +100,7 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A program: its computations, and how many devices run it."""
+    """Holds a program: its computations, and how many devices run it."""
 
     computations: dict[str, Computation]
     entry: Computation
@@ -118,11 +118,11 @@ class Module:
 
     @property
     def device_count(self) -> int:
-        """Devices that run the program."""
+        """Returns the number of devices that run the program."""
         return self.replica_count * self.num_partitions
 
     def computation(self, name: str) -> Computation:
-        """Looks a computation up.
+        """Looks up a computation by its name.
 
         Raises:
             ValueError: if the text does not define it.
@@ -167,7 +167,7 @@ def parse_module(text: str) -> Module:
 
 
 def _parse_instruction(raw: str) -> Instruction | None:
-    """Reads ``ROOT %name = shape opcode(operands), attributes``; None if it is something else."""
+    """Reads ``ROOT %name = shape opcode(operands), attributes``; returns None for any other text."""
     line = _INDEX_COMMENT.sub("", raw)
     match = _INSTRUCTION.fullmatch(line)
     if match is None:
@@ -180,7 +180,7 @@ def _parse_instruction(raw: str) -> Instruction | None:
         raise ValueError(f"cannot read the HLO instruction {raw.strip()[:120]!r}")
     begin = opcode.end() - 1
     if opcode[1] in ("constant", "parameter"):
-        # A constant may go on over several lines; nothing after its value matters here.
+        # A constant may continue over several lines; nothing after its value matters here.
         stop = rest.find(")", begin)
         stop = len(rest) if stop < 0 else stop
     else:

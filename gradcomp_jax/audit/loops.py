@@ -1,8 +1,8 @@
 """How often a while loop runs, when the program says so.
 
 CPU and GPU write the count next to the loop. TPU does not, but a scan there still counts from one
-constant to another, and that is read here. A loop that goes on while a value that it carries is true, and
-sets it to false, runs once or not at all. Anything else is unknown.
+constant to another, and that is read here. A loop that continues while a carried value is true, and
+whose body sets this value to false, runs at most once. The count of any other loop is unknown.
 """
 
 import dataclasses
@@ -17,14 +17,14 @@ _TRANSPARENT = ("copy", "bitcast", "copy-start", "copy-done", "optimization-barr
 
 @dataclasses.dataclass(frozen=True)
 class _Value:
-    """An integer: a constant, or ``element`` of the computation's parameter, plus ``offset``."""
+    """Describes an integer: a constant, or ``element`` of the computation's parameter, plus ``offset``."""
 
     element: int | None
     offset: int
 
 
 def trip_count(loop: Instruction, computation: Computation, module: Module) -> int | None:
-    """Returns how often the body of ``loop``, a ``while`` of ``computation``, runs, or None if the text does not tell."""
+    """Returns how often the body of ``loop``, a ``while`` of ``computation``, runs, or None if the text does not say."""
     if known := _KNOWN.search(loop.attributes.get("backend_config", "")):
         return int(known[1])
     body = module.computation(loop.attributes["body"].lstrip("%"))
@@ -40,7 +40,7 @@ def trip_count(loop: Instruction, computation: Computation, module: Module) -> i
     after = _tuple_element(body, body.root.name, counter.element)
     end = limit.offset
     if limit.element is not None:
-        # The limit is itself carried round: it must come in as a constant and stay as it is.
+        # The loop carries the limit too: it must enter as a constant and never change.
         carried = _tuple_element(computation, loop.operand_names[0], limit.element)
         kept = _tuple_element(body, body.root.name, limit.element)
         if carried is None or carried.element is not None or kept != _Value(limit.element, 0):
@@ -55,7 +55,7 @@ def trip_count(loop: Instruction, computation: Computation, module: Module) -> i
 
 
 def runs_at_most_once(loop: Instruction, module: Module) -> bool:
-    """Returns whether a ``while`` goes on as long as a truth value that it carries, which its body sets to false."""
+    """Returns whether a ``while`` continues as long as a boolean that it carries is true, and its body sets it to false."""
     body = module.computation(loop.attributes["body"].lstrip("%"))
     condition = module.computation(loop.attributes["condition"].lstrip("%"))
     tested = _trace(condition, condition.root.name)
@@ -73,7 +73,7 @@ def _tuple_element(computation: Computation, name: str, index: int) -> _Value | 
 
 
 def _through(computation: Computation, name: str) -> Instruction | None:
-    """Follows a name back through instructions that leave the value as it is."""
+    """Follows a name back through instructions that do not change the value."""
     instruction = computation.instructions.get(name)
     while instruction is not None and instruction.opcode in _TRANSPARENT:
         instruction = computation.instructions.get(instruction.operand_names[0])
@@ -81,7 +81,7 @@ def _through(computation: Computation, name: str) -> Instruction | None:
 
 
 def _trace(computation: Computation, name: str) -> _Value | None:
-    """Traces an integer back to a constant or to the parameter; None if it is anything else."""
+    """Traces an integer back to a constant or to the parameter; returns None for anything else."""
     instruction = _through(computation, name)
     if instruction is None:
         return None

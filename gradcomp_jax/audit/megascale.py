@@ -1,7 +1,7 @@
 """Collectives across TPU slices, which the compiler writes as a send and a recv to the host.
 
 The send names the collective that the hosts carry out and its devices, by their hardware ids:
-slice 1 holds 100000, 100001 and so on. Only with these is the number of bytes known: in an
+slice 1 holds 100000, 100001 and so on. The number of bytes is known only with these: in an
 all-gather of four slices a device hands its shard over once, and three copies cross the network.
 """
 

@@ -9,7 +9,7 @@ _LEFT = 3  # columns of words, aligned left; the others are numbers
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveRow:
-    """One instruction that moves data, and one element type of what it moves.
+    """Counts what one instruction moves of one element type.
 
     All byte counts are of one device and include every execution.
 
@@ -28,8 +28,8 @@ class CollectiveRow:
         name: name of the HLO instruction.
         op_name: where it comes from in the user's program.
         groups: the groups, sorted; device numbers, or hardware ids across TPU slices.
-        residuals: whether it gathers what each worker keeps for itself, because the program pins a state replicated; never
-            known from text.
+        residuals: whether the instruction gathers per-device state, because the program pins a state replicated. HLO text does
+            not show this: the value is then false.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class CollectiveRow:
 
 @dataclasses.dataclass(frozen=True)
 class Conditional:
-    """A choice between branches, of which at least one communicates.
+    """Describes a choice between branches, of which at least one communicates.
 
     Attributes:
         name: name of the HLO instruction.
@@ -69,7 +69,7 @@ class Conditional:
 
 @dataclasses.dataclass(frozen=True)
 class Totals:
-    """Sums over rows; bytes of one device."""
+    """Holds sums over rows, in bytes of one device."""
 
     count: int = 0
     operand: int = 0
@@ -88,7 +88,7 @@ class Totals:
 
 @dataclasses.dataclass(frozen=True)
 class WireReport:
-    """Bytes that one device sends and receives in one run of a compiled program.
+    """Holds the bytes that one device sends and receives in one run of a compiled program.
 
     Attributes:
         rows: one for each collective and element type, in the order of the program.
@@ -120,7 +120,7 @@ class WireReport:
             *fields: names of fields of :class:`CollectiveRow`.
 
         Returns:
-            The value of the field, or the tuple of values of several, -> the sums.
+            A dict from the value of the field, or the tuple of values of several fields, to the sums.
 
         Raises:
             ValueError: if a row has no such field, or none is named.
@@ -160,7 +160,7 @@ class WireReport:
 
 
 def _table(report: WireReport) -> list[str]:
-    """Lays the sums out in aligned columns, the most expensive line first."""
+    """Formats the sums in aligned columns, the most expensive line first."""
     sums = report.by("kind", "dtype", "axis", "group_size")
     lines: list[tuple[str, ...]] = [_COLUMNS]
     for (kind, dtype, axis, size), s in sorted(sums.items(), key=lambda item: -item[1].sent):

@@ -1,8 +1,8 @@
-"""Which collectives carry what each worker keeps for itself, because a program pins a state replicated.
+"""Finds the collectives that carry per-device state, because a program pins a state replicated.
 
-A value is followed through the program as long as it is only moved. An all-gather outside of every ``shard_map`` that reads
-per-device state of the arguments, or makes that of the results, undoes what a compression saves. One that gathers anything
-else, such as parameters (FSDP), is none of these, whatever its shape.
+A value is followed through the program as long as it is only moved. An all-gather outside of every ``shard_map`` undoes what
+compression saves if it reads per-device state of the arguments or makes per-device state of the results. An all-gather of
+anything else, such as parameters (FSDP), is not counted here, whatever its shape.
 """
 
 import re
@@ -16,18 +16,18 @@ from gradcomp_jax.audit.hlo import Computation, Instruction, Module
 from gradcomp_jax.audit.syntax import parse_names
 from gradcomp_jax.per_device import is_per_device
 
-# What passes its first operand on as it is, or a part of it; the second half of an asynchronous collective too.
+# Opcodes that pass on their first operand or a part of it, such as the second half of an asynchronous collective.
 _MOVES = frozenset(
     (
         *("copy", "copy-done", "bitcast", "reshape", "transpose", "convert", "slice", "dynamic-slice", "opt-barrier"),
         *("all-gather-done", "async-done"),
     )
 )
-# What runs a computation in its place, and not for each entry of its operands.
+# Opcodes that run a whole computation once, and not for each entry of their operands.
 _RUNS = frozenset(("fusion", "async"))
 _STATE = ""
 
-# For each element of a tuple, or None for an array: the gathers that made it, and whether it is state.
+# For each element of a tuple (the key None for an array): the gathers that made it, and whether it is state.
 _Origins = dict[int | None, frozenset[str]]
 
 
@@ -37,14 +37,14 @@ def residual_gathers(module: Module, in_tree: Any, out_tree: Any) -> frozenset[s
     Args:
         module: the program.
         in_tree: the structure of its arguments, as ``jax.stages.Compiled`` has it.
-        out_tree: that of its results.
+        out_tree: the structure of its results.
     """
     read, made = dict(_kept(in_tree, skip=2)), [i for _, i in _kept(out_tree)]
     if not read and not made:
         return frozenset()
     given: dict[int, _Origins] = {}
     for instruction in module.entry.instructions.values():
-        # Arguments that are not read are left out of a program: the others are known by their names.
+        # A program leaves out arguments that it does not read, so the others are found by name.
         name = instruction.op_name.replace("\\'", "'")
         if instruction.opcode == "parameter" and any(
             re.sub(argument, "", name, count=1) in read for argument in (r"^\w+", r"^\w+\[[^\]]*\]")
@@ -60,7 +60,10 @@ def residual_gathers(module: Module, in_tree: Any, out_tree: Any) -> frozenset[s
 
 
 def _kept(tree: Any, skip: int = 0) -> Iterable[tuple[str, int]]:
-    """The paths and places of per-device state, without gradients and replicas: of those a program may be after the mean."""
+    """Yields the paths and places of per-device state.
+
+    Gradients and replicas are left out, because a program may gather those to compute their mean.
+    """
     numbered = jax.tree.unflatten(tree, range(tree.num_leaves))
     for path, node in jax.tree_util.tree_leaves_with_path(numbered, is_leaf=is_per_device):
         if is_per_device(node) and not node.lifted:
@@ -74,7 +77,7 @@ class _Follower:
         self.found: set[str] = set()
 
     def run(self, computation: Computation, given: dict[int, _Origins]) -> _Origins:
-        """Follows what a computation is given, by the number of its parameter, to its result."""
+        """Follows the arguments of a computation, by parameter number, to its result."""
         held: dict[str, _Origins] = {}
         for name, instruction in computation.instructions.items():
             if instruction.opcode == "parameter":
@@ -97,7 +100,7 @@ class _Follower:
         if opcode == "while":
             (body,) = self._called(instruction, "body")
             after = self.run(body, {0: operands[0]})
-            # What a loop carries at the place of a state is the state, turn after turn.
+            # What a loop carries in the place of a state is the state in every iteration.
             for i, origins in operands[0].items():
                 self.found |= after.get(i, frozenset()) if _STATE in origins else frozenset()
             return _either(operands[0], after)

@@ -13,7 +13,7 @@ _NO_DATA = ("token", "opaque")
 
 @dataclasses.dataclass(frozen=True)
 class ArrayShape:
-    """One array: an HLO element type such as ``bf16``, and its dimensions."""
+    """Describes one array: an HLO element type such as ``bf16``, and its dimensions."""
 
     dtype: str
     dims: tuple[int, ...]
@@ -25,7 +25,7 @@ class ArrayShape:
 
     @property
     def bytes(self) -> int:
-        """Returns the bytes of the packed array: 2 and 4 bit types share bytes, the last one is rounded up."""
+        """Returns the bytes of the packed array: entries of 2 and 4 bits share bytes, and the total is rounded up."""
         return -(-self.elements * bits_of(self.dtype) // 8)
 
 
@@ -49,8 +49,8 @@ def bits_of(dtype: str) -> int:
 def parse_shape(text: str) -> tuple[ArrayShape, ...]:
     """Reads a shape, flattening tuples: ``(f32[8]{0}, u32[])`` gives two arrays.
 
-    Layouts, tilings and memory spaces (``{1,0:T(8,128)S(1)}``) are passed over: what is padded in
-    memory does not cross the wire.
+    Layouts, tilings and memory spaces (``{1,0:T(8,128)S(1)}``) are ignored: padding in memory
+    does not cross the wire.
 
     Raises:
         ValueError: if a dimension has no bound.

@@ -1,6 +1,6 @@
 """Splitting HLO text: brackets, quotes and commas.
 
-Quoted strings hold JSON and debugging text with brackets of their own, so a quoted string is one
+Quoted strings hold JSON and debugging text with their own brackets, so a quoted string is one
 atom here, whatever it contains.
 """
 
@@ -15,7 +15,7 @@ def closing(text: str, start: int) -> int:
     """Returns the position of the bracket that closes the one at ``start``.
 
     Raises:
-        ValueError: if nothing closes it.
+        ValueError: if no bracket closes it.
     """
     depth = 0
     for token in _TOKEN.finditer(text, start):

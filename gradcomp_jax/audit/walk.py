@@ -18,7 +18,7 @@ _SUMS = ("count", "operand_bytes", "sent_bytes", "received_bytes")
 
 @dataclasses.dataclass(frozen=True)
 class Found(WireReport):
-    """What one run of a part of the program moves."""
+    """Holds what one run of a part of the program moves."""
 
     rows: tuple[CollectiveRow, ...] = ()
 
@@ -38,7 +38,7 @@ class Found(WireReport):
 class Walker:
     """Adds up what a program moves, starting at its entry.
 
-    ``loop_trips`` is how often a loop runs that does not tell, ``residuals`` names what carries per-device state.
+    ``loop_trips`` is how often a loop runs if the text does not say; ``residuals`` names what carries per-device state.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Walker:
         self._found: dict[str, Found] = {}
 
     def report(self) -> WireReport:
-        """Walks the program and adds its collectives up.
+        """Walks the program and adds up its collectives.
 
         Raises:
             ValueError: if an instruction or a loop cannot be counted.
@@ -172,7 +172,7 @@ def _called(instruction: Instruction, keys: tuple[str, ...]) -> list[str]:
 
 
 def _summed(*rows: CollectiveRow, times: int = 1) -> CollectiveRow:
-    """Returns the last row with the sums of all, so many times over."""
+    """Returns the last row with the sums of all rows, multiplied by ``times``."""
     return dataclasses.replace(rows[-1], **{field: times * sum(getattr(row, field) for row in rows) for field in _SUMS})
 
 

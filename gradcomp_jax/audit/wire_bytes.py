@@ -38,15 +38,15 @@ def wire_bytes(
     Args:
         compiled: a compiled program, or the HLO text of one.
         branch: which branch of a ``lax.cond`` or ``lax.switch`` counts: the most expensive one (``"max"``), the cheapest
-            (``"min"``), or the one with this index; -1 is the last, and of a ``lax.cond`` the true branch is 1. A conditional
+            (``"min"``), or the one with this index; -1 is the last, and the true branch of a ``lax.cond`` is 1. A conditional
             without a branch of that index counts its most expensive one. The report keeps what each branch would send. A loop
-            that runs once or not at all, as methods with local steps have it, is such a conditional: not at all is branch 0.
-        trip_count: how often a ``while`` loop runs whose count the program does not tell.
+            that runs at most once, as in methods with local steps, counts as such a conditional: branch 0 does not run it.
+        trip_count: how often a ``while`` loop runs if the program does not say.
         mesh: the mesh that the program was compiled for; with it every row names its axes.
 
     Returns:
-        A :class:`~gradcomp_jax.audit.WireReport`; ``print`` shows it as a table. It says that residuals cross where a program
-        gathers per-device state outside of every ``jax.shard_map``, as one does that pins a state replicated.
+        A :class:`~gradcomp_jax.audit.WireReport`; ``print`` shows it as a table. The report says that residuals cross if a
+        program gathers per-device state outside of every ``jax.shard_map``, which happens if it pins a state replicated.
 
     Raises:
         ValueError: if an argument is out of range, if the text is not a compiled program, if an instruction looks like
@@ -58,7 +58,7 @@ def wire_bytes(
         raise ValueError(f"trip_count must be an int of at least 0, got {trip_count!r}")
     module = parse_module(_text_of(compiled))
     axes = None if mesh is None else MeshAxes(mesh, module.device_count)
-    # Of text nobody knows which arrays are state.
+    # HLO text does not say which arrays are state.
     trees = getattr(compiled, "in_tree", None), getattr(compiled, "out_tree", None)
     residuals = frozenset[str]() if trees[0] is None or trees[1] is None else residual_gathers(module, *trees)
     return Walker(module, branch, trip_count, axes, residuals).report()
@@ -68,7 +68,7 @@ def _text_of(compiled: jax.stages.Compiled | str) -> str:
     if isinstance(compiled, str):
         return compiled
     if not hasattr(compiled, "as_text") or hasattr(compiled, "compile"):
-        # What is only lowered has no collectives of the compiler yet.
+        # A program that is only lowered does not yet have the compiler's collectives.
         raise ValueError(
             f"wire_bytes takes a compiled program, got {type(compiled).__name__}: pass "
             "jax.jit(f).lower(...).compile(), or HLO text"

@@ -1,4 +1,4 @@
-"""The help of the command, printed before anything is imported that takes time.
+"""Prints the help of the command before any slow import.
 
 Only the standard library is imported.
 """
@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from gradcomp_jax import _process
 
 PAGES = pathlib.Path(__file__).with_name("help.json")
-"""By the name of the command, and nothing for that of all; written by ``gradcomp_jax/cli/help_pages.py``."""
+"""Help pages by the name of the command; the empty name is for all commands. ``gradcomp_jax/cli/help_pages.py`` writes them."""
 _ASKED = ("--help", "-h")
 
 
 def answer_if_asked(words: Sequence[str]) -> None:
-    """Prints a page of help and ends the process, where the words of the command ask for nothing else.
+    """Prints a page of help and ends the process, if the command line asks for help only.
 
     Raises:
-        SystemExit: if they do.
+        SystemExit: after the page is printed.
     """
     if not 1 <= len(words) <= 2 or words[-1] not in _ASKED:
         return

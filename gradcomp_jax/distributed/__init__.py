@@ -1,4 +1,4 @@
-"""Training in several processes: how they find each other, what must be equal in them, and how a run ends when one is lost."""
+"""Training in several processes: how they find each other, what they must share, and how a run ends when one is lost."""
 
 from gradcomp_jax.distributed.address import ClusterError as ClusterError
 from gradcomp_jax.distributed.agreement import check_equal as check_equal

@@ -16,22 +16,22 @@ EVERYWHERE = "[::]"
 _NOT_OURS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 NAME_S = 15.0
-"""Seconds until a name that cannot be resolved is given up."""
+"""Seconds until a name that cannot be resolved is given up as unknown."""
 
 SETTLE_S = 10.0
-"""Seconds that an earlier run has to let go of the port, where all are started again at once."""
+"""Seconds that an earlier run has to release the port, if all processes are restarted at once."""
 
 
 class ClusterError(RuntimeError):
-    """The processes could not be brought together."""
+    """Reports that the processes could not be brought together."""
 
 
 def check(name: str, address: str) -> None:
-    """Makes sure that an address is ``host:port`` before anybody looks for it.
+    """Refuses an address that is not ``host:port``, before it is looked up.
 
     Raises:
-      SettingError: for one without a host or a port, for an IPv6 address without brackets, for an IP address that is none, and
-        for a URL.
+      SettingError: for an address without a host or a port, an IPv6 address without brackets, an invalid IP address, and
+        a URL.
     """
     host, _, port = address.rpartition(":")
     fits = re.fullmatch(r"\d{1,5}", port, re.ASCII) and 0 < int(port) < 65536
@@ -43,7 +43,7 @@ def check(name: str, address: str) -> None:
     if host.startswith("["):
         known = host.endswith("]") and ":" in host and _is_ip(host[1:-1])
     elif re.fullmatch(r"(0x[0-9a-f]*|\d+)(\.(0x[0-9a-f]*|\d+))*", host, re.ASCII | re.IGNORECASE):
-        # Systems take 8476 and 10.1 for IPv4 addresses with parts left out, and nobody means these.
+        # Systems read 8476 and 10.1 as IPv4 addresses with parts left out, and nobody means these.
         known = _is_ip(host)
     else:
         known = re.fullmatch(r"[^\s/:@\[\]]+", host) is not None
@@ -61,7 +61,7 @@ def _is_ip(text: str) -> bool:
 
 
 def split(address: str) -> tuple[str, int]:
-    """Returns host and port of ``host:port``; an IPv6 address loses its brackets."""
+    """Returns the host and the port of ``host:port``; an IPv6 address loses its brackets."""
     host, _, port = address.rpartition(":")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
@@ -90,7 +90,7 @@ def resolve(host: str, *, within_s: float | None = None) -> list[str]:
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
 
-    # A name server that is down can hold the call for minutes, and a new machine's name may come a little late.
+    # A name server that is down can block the call for minutes, and a new machine's name may appear a little late.
     while not found and time.monotonic() < until:
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
@@ -103,9 +103,9 @@ def resolve(host: str, *, within_s: float | None = None) -> list[str]:
 
 
 def is_only_here(host: str, addresses: list[str]) -> bool:
-    """Returns whether a machine's name leads to the machine itself alone, as Debian's ``/etc/hosts`` has it.
+    """Returns whether a machine's name resolves to loopback addresses only, as in Debian's ``/etc/hosts``.
 
-    The others resolve it to another address.
+    Other machines resolve the name to another address.
     """
     if host == "localhost" or host in addresses:
         return False
@@ -113,10 +113,10 @@ def is_only_here(host: str, addresses: list[str]) -> bool:
 
 
 def listen(coordinator: str) -> tuple[socket.socket, str]:
-    """Listens where process 0 shall: at the coordinator's address alone, or where ``JAX_COORDINATOR_BIND_ADDRESS`` says.
+    """Listens for process 0: at the coordinator's address only, or where ``JAX_COORDINATOR_BIND_ADDRESS`` says.
 
     Returns:
-      the socket, and its ``host:port`` for JAX, which shall listen there later.
+      the socket, and its ``host:port`` for JAX, which listens there later.
 
     Raises:
       SettingError: if the host is unknown, or is not this machine.
@@ -139,7 +139,7 @@ def listen(coordinator: str) -> tuple[socket.socket, str]:
         try:
             return _listen(address, port), joined(address, port)
         except OSError as error:
-            # Tried in turn: a name may have addresses of both families.
+            # The addresses are tried in turn: a name may have addresses of both families.
             if error.errno not in _NOT_OURS:
                 raise
     raise SettingError(

@@ -1,4 +1,4 @@
-"""What must be equal in all processes is compared before it can do harm."""
+"""Compares what must be equal in all processes, before a difference can do harm."""
 
 import hashlib
 import itertools
@@ -16,10 +16,10 @@ from gradcomp_jax.distributed.address import ClusterError
 from gradcomp_jax.distributed.digests import digest
 
 _calls = itertools.count()
-"""Every process makes the same calls in the same order: a call's number is its name."""
+"""Numbers the calls: every process makes the same calls in the same order, so a call's number is its name."""
 
 _SLICE_S = 2.0
-"""Of a wait, after which Python may handle a signal."""
+"""Seconds of one wait, after which Python may handle a signal."""
 
 _MOST_SHOWN = 3
 _NOTHING = "null"
@@ -30,21 +30,22 @@ def check_equal(
 ) -> None:
     """Compares values in all processes of ``jax.distributed``, and raises in all of them if they differ.
 
-    All processes call this together. It needs no devices and compiles nothing: process 0 reads what all have put into the
-    coordination service, and they read what it has found. With one process nothing happens. :func:`digest` makes values of
-    arrays.
+    All processes call this together. It needs no devices and compiles nothing: process 0 reads what all processes have put into
+    the coordination service, and they read its verdict. With one process nothing happens. :func:`digest` turns arrays into
+    values.
 
     Example::
 
         gc.distributed.check_equal({"learning rate": 0.1, "data": sha256_of_my_files, **gc.distributed.digest(params)})
 
     Args:
-      values: names and values, of anything that JSON has; arrays, bit by bit, sets, and of another type its text.
-      remedy: what the user can do, for the end of the sentence.
+      values: names and values. Values may be anything that JSON can hold, arrays (compared bit by bit) and sets; of any other
+        type the text is compared.
+      remedy: what the user can do, for the end of the message.
       timeout: seconds to wait for the others.
 
     Raises:
-      SettingError: if they differ. The message names up to three of them, their values and the processes.
+      SettingError: if values differ. The message names up to three of them, their values and the processes.
       ClusterError: if a process does not come in time.
     """
     _, found = compare(values, timeout=timeout)
@@ -53,9 +54,9 @@ def check_equal(
 
 
 def compare(values: Mapping[str, Any], *, timeout: float) -> tuple[str | None, str]:
-    """Returns in all processes the first name whose values differ between them, and what differs, in words.
+    """Returns, in all processes, the first name whose values differ, and a description of what differs.
 
-    If nothing does, ``None`` and the empty string.
+    If nothing differs, ``None`` and the empty string.
 
     Raises:
       ClusterError: if a process does not come in time.
@@ -70,13 +71,13 @@ def compare(values: Mapping[str, Any], *, timeout: float) -> tuple[str | None, s
     until = time.monotonic() + timeout
     if index:
         store.key_value_set(f"{place}/{index}", json.dumps(texts))
-        # Process 0 waits as long, and needs a moment to say so.
+        # Process 0 waits for the same time, and needs a moment to say so.
         verdict = _read(store, f"{place}/verdict", until + 5)
         if verdict is None:
             raise ClusterError(f"process 0 did not come to the comparison of the processes within {timeout:g} s")
     else:
         verdict = _judge(store, place, texts, count, until, timeout)
-        # When all have put in theirs, all have read the verdict before.
+        # Once all processes have put in their values, all have read the verdict of the call before.
         store.key_value_delete(f"gradcomp_jax/equal/{call - 1}/verdict")
         store.key_value_set(f"{place}/verdict", verdict)
     outcome = json.loads(verdict)
@@ -86,7 +87,7 @@ def compare(values: Mapping[str, Any], *, timeout: float) -> tuple[str | None, s
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has not, as what it has: of an array all counts, and not the few entries that its text shows."""
+    """Returns a JSON value for one that JSON cannot hold; of an array all entries count, not only those that its text shows."""
     if isinstance(value, jax.Array):
         return digest(value)
     if isinstance(value, np.ndarray) and value.dtype != object:
@@ -110,7 +111,7 @@ def _judge(store: Any, place: str, own: dict[str, str], count: int, until: float
 
 
 def _read(store: Any, key: str, until: float) -> str | None:
-    """What is under a key, once it is there; ``None`` if nothing comes."""
+    """Waits for the value of a key and returns it; ``None`` if it does not come in time."""
     while True:
         left = max(until - time.monotonic(), 0.0)
         try:
@@ -123,10 +124,10 @@ def _read(store: Any, key: str, until: float) -> str | None:
 
 
 def difference(told: Sequence[Mapping[str, str]]) -> str:
-    """Returns what differs between processes, in words; the empty string if nothing does.
+    """Returns a description of what differs between processes; the empty string if nothing does.
 
     Args:
-      told: of each process, by its index, names and values in JSON.
+      told: for each process, by its index, names and values in JSON.
     """
     differing = _differing(told)
     shown = "; ".join(_spread(name, [each.get(name, _NOTHING) for each in told]) for name in differing[:_MOST_SHOWN])
@@ -140,7 +141,7 @@ def _differing(told: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _spread(name: str, values: Sequence[str]) -> str:
-    """Says which processes have which value; long values are shown from where they part."""
+    """Says which processes have which value; long values are shown from near the first difference."""
     by_value: dict[str, list[int]] = {}
     for index, value in enumerate(values):
         by_value.setdefault(value, []).append(index)
@@ -162,7 +163,7 @@ def _short(value: str, values: Sequence[str] | Mapping[str, Any], most: int = 60
 
 
 def _processes(indices: Sequence[int]) -> str:
-    """Names processes, runs of them by their ends."""
+    """Names processes; consecutive ones by the first and the last."""
     if len(indices) == 1:
         return f"process {indices[0]}"
     runs: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""Joins this process to the others: by arguments, by the environment, or as JAX finds out."""
+"""Joins this process to the others, by arguments, by the environment, or by what JAX detects."""
 
 import dataclasses
 import os
@@ -18,13 +18,13 @@ from gradcomp_jax.distributed.tcp_timeouts import keep_connections
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 DEVICES = "JAX_LOCAL_DEVICE_IDS"
 _START_TIMEOUT_S = 300
-# Process 0 writes the results while the others wait to end together with it.
+# Process 0 writes the results while the others wait to end with it.
 _SHUTDOWN_TIMEOUT_S = 60
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """Where this process belongs; what is ``None`` JAX finds out.
+    """Says where this process belongs in the cluster; JAX detects what is ``None``.
 
     Attributes:
       coordinator: ``host:port`` of process 0.
@@ -37,10 +37,10 @@ class Place:
     count: int | None = None
 
     def __post_init__(self) -> None:
-        """Checks what can be checked before anybody else is asked.
+        """Checks what can be checked before other processes are asked.
 
         Raises:
-          SettingError: for an address without a port, or an index that the count does not have.
+          SettingError: for an address without a port, or an index outside of the count.
         """
         if self.coordinator is not None:
             check("the coordinator", self.coordinator)
@@ -58,7 +58,7 @@ def find_place(
     *,
     environment: Mapping[str, str] = os.environ,
 ) -> Place:
-    """Returns what the arguments say, and what the environment says where they say nothing.
+    """Returns the place from the arguments, and from the environment where an argument is missing.
 
     Raises:
       SettingError: if a value makes no sense.
@@ -74,28 +74,29 @@ def find_place(
 def join(place: Place, *, heartbeat_timeout: int = 100) -> None:
     """Starts ``jax.distributed``; afterwards ``jax.devices()`` are the devices of all processes.
 
-    Where ``place`` has no gap, the processes meet at the coordinator's address over plain sockets first, and JAX's service then
-    listens at that address alone. A count that differs, an index that is taken, an unknown host and an address that
-    another run uses are found there, before JAX aborts over them. Once JAX is started the processes compare their
-    versions, flags and source.
+    If ``place`` is complete, the processes first meet at the coordinator's address over plain sockets, and JAX's service then
+    listens at that address only. This meeting finds a count that differs, an index that is taken, an unknown host and an
+    address that another run uses, before JAX aborts over them. Once JAX is started, the processes compare their versions,
+    flags and source.
 
     Args:
       place: where this process belongs.
-      heartbeat_timeout: seconds without a word from a process until the others give up.
+      heartbeat_timeout: seconds without a heartbeat from a process until the others give up.
 
     Raises:
-      SettingError: if neither arguments, environment nor cluster say where this process belongs; if processes contradict each
-        other about their count or indices, or differ in versions, flags or source; if the coordinator's host is unknown.
+      SettingError: if neither the arguments, the environment nor the cluster say where this process belongs; if processes
+        contradict each other about their count or indices, or differ in versions, flags or source; if the coordinator's host
+        is unknown.
       ClusterError: if the processes do not find each other, or the port is taken.
     """
     bind = None
     if place.coordinator is not None and place.index is not None and place.count is not None:
         bind = meet(place.coordinator, place.index, place.count, timeout=_START_TIMEOUT_S)
-    # With it, SIGTERM would only be noted down, and a cancelled job would go on.
+    # With the preemption service SIGTERM would only be recorded, and a cancelled job would continue.
     jax.config.update("jax_enable_preemption_service", False)
     where = f" at {place.coordinator}" if place.coordinator else ""
     failure = f"the processes did not come together{where}"
-    # Where one does not come, JAX ends the others.
+    # If one process does not come, JAX ends the others.
     notice = ExitNotice(f"gradcomp: {failure}: start all of them, and make sure that they reach process 0")
     try:
         jax.distributed.initialize(
@@ -114,7 +115,7 @@ def join(place: Place, *, heartbeat_timeout: int = 100) -> None:
         raise ClusterError(f"{failure}: {reason}") from error
     finally:
         notice.dismiss()
-    # Everybody is connected now.
+    # All processes are connected now.
     keep_connections(heartbeat_timeout)
     check_equal(surroundings(), remedy="install and set the same on all machines")
 
@@ -137,7 +138,7 @@ def _refuse(place: Place, error: ValueError) -> NoReturn:
 
 
 def _check_devices(text: str) -> None:
-    """Refuses a list of this process's GPUs that JAX would take in silence, or fail over."""
+    """Refuses a list of this process's GPUs that JAX would misread silently, or that would make it fail."""
     ids = [word.strip() for word in text.split(",")] if text.strip() else []
     if not all(word.isdecimal() for word in ids) or len({int(word) for word in ids}) < len(ids):
         raise SettingError(f"{DEVICES} must be whole numbers with commas between, each once, got {text!r}")
@@ -147,7 +148,7 @@ def _number(name: str, environment: Mapping[str, str]) -> int | None:
     text = environment.get(name, "").strip()
     if not text:
         return None
-    # int() takes 1_0 for 10, and the digits of every script.
+    # int() also accepts 1_0 as 10, and the digits of every script.
     if not (text.isascii() and text.removeprefix("-").isdecimal()) or len(text) > 18:
         raise SettingError(f"{name} must be a whole number, got {text!r}")
     return int(text)

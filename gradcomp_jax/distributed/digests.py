@@ -11,14 +11,14 @@ from gradcomp_jax.kernels.random import mix
 
 
 def digest(tree: PyTree) -> dict[str, str]:
-    """Returns a digest of every array of a tree, by its path, of what this process holds of it.
+    """Returns a digest of what this process holds of every array of a tree, by the path of the array.
 
-    A digest depends on dtype, shape, every bit and its position. It is computed where the array lies; two arrays that differ
-    have the same one by chance, once in 2**32.
+    A digest depends on dtype, shape, every bit and its position. It is computed where the array lies. Two arrays that differ
+    have the same digest with probability 2**-32.
 
     Args:
-      tree: arrays of any shape and dtype. Of one on several devices the first part in this process is taken; that of a
-        replicated array is the whole.
+      tree: arrays of any shape and dtype. For an array on several devices, the digest is of its first shard in this process,
+        which is the whole array if it is replicated.
     """
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     local = [leaf.addressable_data(0) if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for _, leaf in leaves]
@@ -36,7 +36,7 @@ def _numbers(leaves: Sequence[Array]) -> list[Array]:
 def number(x: Array) -> Array:
     """Returns the digest of an array, uint32: the sum of its hashed entries, each mixed with its position.
 
-    ``mix`` is a bijection: one entry that differs always changes the sum.
+    ``mix`` is a bijection, so a single entry that differs always changes the sum.
     """
     words = _words(x)
     total = jnp.zeros((), jnp.uint32)
@@ -48,7 +48,7 @@ def number(x: Array) -> Array:
 
 
 def _words(x: Array) -> list[Array]:
-    """The bits of an array, as flat uint32 arrays."""
+    """Returns the bits of an array, as flat uint32 arrays."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
@@ -56,7 +56,7 @@ def _words(x: Array) -> list[Array]:
     if x.dtype == jnp.bool_:
         x = x.astype(jnp.uint8)
     bits = jax.dtypes.itemsize_bits(x.dtype)
-    if bits < 8:  # Of a narrow type the values decide; a float of four bits is a float of eight as well.
+    if bits < 8:  # Narrow types are widened, which keeps their values.
         x = x.astype(jnp.int8 if jnp.issubdtype(x.dtype, jnp.integer) else jnp.float32)
         bits = jax.dtypes.itemsize_bits(x.dtype)
     if bits == 64:

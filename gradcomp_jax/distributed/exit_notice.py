@@ -1,11 +1,11 @@
-"""A sentence about a process that ended without a word."""
+"""Prints a sentence about a process that ended without a message."""
 
 import contextlib
 import subprocess
 import sys
 import threading
 
-# Waits for one word of the process that started it, or for its end, and prints what is to be said then.
+# Waits for a message from the process that started it, or for the end of that process, and prints the sentence.
 _PROGRAM = """
 import signal, sys
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -20,10 +20,10 @@ FAILED = 1
 
 
 class ExitNotice:
-    """A child process that prints a sentence to stderr if this one ends before it is dismissed.
+    """Runs a child process that prints a sentence to stderr if this process ends before the child is dismissed.
 
-    JAX's coordination service ends a process from within, without a word to Python, and a killed process cannot print
-    anything: another process has to.
+    JAX's coordination service ends a process from within, without telling Python, and a killed process cannot print
+    anything, so another process has to.
     """
 
     def __init__(self, sentence: str) -> None:
@@ -37,14 +37,14 @@ class ExitNotice:
         )
 
     def dismiss(self) -> None:
-        """Ends the child without a word. A second call does nothing."""
+        """Ends the child, which prints nothing. A second call does nothing."""
         self._send(".")
 
     def print(self, sentence: str) -> None:
-        """Lets the child print this sentence in the place of its own, and end.
+        """Lets the child print this sentence instead of its own, and end.
 
-        The child prints one of the two, whenever this process ends from within: a sentence that this process printed itself
-        after it had dismissed the child could come too late.
+        The child prints one of the two sentences even if this process ends from within at any moment. If this process dismissed
+        the child and then printed the sentence itself, it could end before it has printed.
         """
         self._send(sentence)
 

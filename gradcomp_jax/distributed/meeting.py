@@ -1,8 +1,9 @@
 """The processes of a run meet over plain sockets, before JAX connects them.
 
-JAX's coordination service takes every process by its word: one with another count, a number that is taken or the address of
-another run is waited for, aborts, or ends that other run. Here each says who it is at the coordinator's address, process 0
-compares, and all of them are told. Then process 0 lets go of the port, and JAX's service takes it.
+JAX's coordination service believes what every process says of itself. A process with another count, an index that is taken or
+the address of another run makes the others wait, aborts, or ends the other run. Here each process says who it is at the
+coordinator's address, process 0 compares, and tells all of them the outcome. Then process 0 releases the port, and JAX's
+service takes it.
 """
 
 import contextlib
@@ -20,16 +21,16 @@ from gradcomp_jax.distributed.address import ClusterError
 _HELLO = b"gradcomp: who are you?\n"
 _MOST_BYTES = 4096
 _SILENCE_S = 5.0
-"""Until a server that says nothing is taken for another program."""
+"""Seconds until a server that says nothing is taken for another program."""
 _TELL_AFTER_S = 10.0
-"""Until a process says on stderr whom it waits for."""
+"""Seconds until a process says on stderr which process it waits for."""
 _FAREWELL_S = 5.0
 _MOST_PROCESSES = 100_000
-"""That are waited for once one has said something wrong, which may be any number."""
+"""The most processes that are waited for after one has said something wrong, since its count may be any number."""
 
 
 def meet(coordinator: str, index: int, count: int, *, timeout: float) -> str | None:
-    """Waits until all processes are there, and agree on how many they are and who is who.
+    """Waits until all processes are there, and checks that they agree on their count and indices.
 
     Args:
       coordinator: ``host:port`` of process 0.
@@ -38,11 +39,12 @@ def meet(coordinator: str, index: int, count: int, *, timeout: float) -> str | N
       timeout: seconds to wait for the others.
 
     Returns:
-      in process 0, the ``host:port`` at which JAX's service shall listen; ``None`` in the others.
+      in process 0, the ``host:port`` at which JAX's service is to listen; ``None`` in the others.
 
     Raises:
-      SettingError: in every process that has come, if two of them contradict each other; in one, if its host is unknown.
-      ClusterError: if one does not come in time, or another program has the port.
+      SettingError: in every process that has come, if two of them contradict each other; in one process, if its host is
+        unknown.
+      ClusterError: if a process does not come in time, or another program uses the port.
     """
     if index > 0:
         _attend(coordinator, index, count, timeout)
@@ -59,7 +61,7 @@ def meet(coordinator: str, index: int, count: int, *, timeout: float) -> str | N
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Guest:
-    """A connection to process 0; ``index`` and ``count`` are what it says of itself."""
+    """Holds a connection to process 0; ``index`` and ``count`` are what the other process says of itself."""
 
     connection: socket.socket
     peer: str
@@ -69,7 +71,7 @@ class _Guest:
 
 
 class _Host:
-    """Process 0: hears who comes, and tells all of them how it ended."""
+    """Runs process 0's side: hears which processes come, and tells all of them the outcome."""
 
     def __init__(self, server: socket.socket, coordinator: str, count: int, timeout: float) -> None:
         self._server = server
@@ -94,7 +96,7 @@ class _Host:
                             self._welcome(selector)
                         elif (found := self._hear(selector, key.data)) and not wrong:
                             wrong = found
-                            # Those who come a little later shall hear it, too.
+                            # Processes that come a little later are to hear it, too.
                             self._until = min(self._until, time.monotonic() + addresses.SETTLE_S)
                 if wrong:
                     self._tell({"wrong": wrong})
@@ -117,14 +119,14 @@ class _Host:
             connection, peer = self._server.accept()
             connection.setblocking(False)
             connection.send(_HELLO)
-        except OSError:  # It is gone already.
+        except OSError:  # The guest is gone already.
             return
         guest = _Guest(connection, str(peer[0]))
         self._guests.append(guest)
         selector.register(connection, selectors.EVENT_READ, guest)
 
     def _hear(self, selector: selectors.BaseSelector, guest: _Guest) -> str | None:
-        """Takes what a guest says; returns what is wrong with it."""
+        """Reads what a guest says; returns what is wrong with it, or ``None``."""
         try:
             said = guest.connection.recv(_MOST_BYTES)
         except BlockingIOError:
@@ -138,7 +140,7 @@ class _Host:
         told = _parsed(line) if end else {}
         index, count = told.get("index"), told.get("count")
         if not said or not isinstance(index, int) or not isinstance(count, int) or not 0 <= index < count:
-            # It has ended, and may come again; or it is another program, such as one that looks for open ports.
+            # The process has ended, and may come again, or it is another program, such as a port scanner.
             selector.unregister(guest.connection)
             guest.connection.close()
             self._guests.remove(guest)
@@ -165,12 +167,12 @@ class _Host:
             try:
                 guest.connection.settimeout(_FAREWELL_S)
                 guest.connection.sendall(words)
-            except OSError:  # It will notice that the connection is closed.
+            except OSError:  # The guest will notice that the connection is closed.
                 continue
 
 
 def _attend(coordinator: str, index: int, count: int, timeout: float) -> None:
-    """A process that is not the first: says who it is, and hears how it ended."""
+    """Runs the side of a process other than 0: says who it is, and hears the outcome."""
     host, port = addresses.split(coordinator)
     numeric = addresses.resolve(host)
     start = time.monotonic()
@@ -196,10 +198,10 @@ def _attend(coordinator: str, index: int, count: int, timeout: float) -> None:
 
 
 def _refuse_second(coordinator: str, count: int) -> None:
-    """Where the port is taken by process 0 of the same run, which still waits for others: both of them say so.
+    """Refuses to be a second process 0 of a run whose process 0 has the port and still waits; both report the error.
 
     Raises:
-      SettingError: if it is.
+      SettingError: if a process 0 of the same run has the port.
     """
     host, port = addresses.split(coordinator)
     until = time.monotonic() + addresses.SETTLE_S + 2 * _FAREWELL_S
@@ -208,7 +210,7 @@ def _refuse_second(coordinator: str, count: int) -> None:
 
 
 class _Foreign(Exception):
-    """What answers is not process 0 of a run that starts."""
+    """Reports that what answers is not process 0 of a run that is starting."""
 
 
 def _say(
@@ -242,7 +244,7 @@ def _say(
 
 
 def _answer(connection: socket.socket, until: float, waiting: "_Waiting") -> dict[str, object] | None:
-    """What process 0 says in the end; ``None`` if it says nothing."""
+    """Returns the outcome that process 0 tells; ``None`` if it says nothing."""
     heard = b""
     while time.monotonic() < until:
         connection.settimeout(1.0)
@@ -262,7 +264,7 @@ def _answer(connection: socket.socket, until: float, waiting: "_Waiting") -> dic
 
 
 def _wait_for_jax(numeric: list[str], port: int) -> None:
-    """Waits a little until JAX's service listens: its client asks again only after a second."""
+    """Waits briefly until JAX's service listens, because its client tries again only after a second."""
     until = time.monotonic() + addresses.SETTLE_S
     while time.monotonic() < until:
         try:
@@ -291,7 +293,7 @@ def _parsed(line: bytes) -> dict[str, object]:
 
 
 class _Waiting:
-    """Says once on stderr whom a process waits for, when that takes long."""
+    """Says once on stderr which process is waited for, if that takes long."""
 
     def __init__(self, index: str, coordinator: str) -> None:
         self._who = f"process {index} at {coordinator}" if index == "0" else f"process {index}"

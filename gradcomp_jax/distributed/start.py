@@ -1,4 +1,4 @@
-"""Workers that do not start equal are refused, on all devices of all processes, by one call before the first step."""
+"""Refuses workers that do not start equal, on all devices of all processes, in one call before the first step."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +26,7 @@ _REMEDY = (
 def check_equal_start(
     state: PyTree, mesh: Mesh, *, axis_name: AxisName = "data", param_specs: PyTree | None = None
 ) -> None:
-    """Compares what all workers must begin with, and raises in all processes if two workers differ.
+    """Compares the state that all workers must start with, and raises in all processes if two workers differ.
 
     All processes call this together, before the first step::
 
@@ -35,15 +35,15 @@ def check_equal_start(
 
     Paths, shapes and dtypes are compared first, through the coordination service of ``jax.distributed``. Then one program
     reads every array once, where it lies, and the workers see each other's digests (:func:`gradcomp_jax.distributed.digest`):
-    four bytes for each array and worker. Within one process it finds devices whose copies differ.
+    four bytes for each array and worker. Within one process this finds devices whose copies differ.
 
     Args:
-        state: parameters, or a whole state. Replicas (``gc.init_state(..., replicas=True)``) begin equal, too. Per-device state
-            of an exchange is a worker's own and is left out, and so are arrays that lie along the axis of the workers.
+        state: parameters, or a whole state. Replicas (``gc.init_state(..., replicas=True)``) start equal, too. Per-device state
+            of an exchange differs by worker and is left out, and so are arrays that lie along the axis of the workers.
         mesh: the mesh of the workers.
         axis_name: their axis.
-        param_specs: of parameters that lie along other axes of the mesh; ``state`` is then of their structure. Others are
-            compared whole.
+        param_specs: the specs of parameters that lie along other axes of the mesh; ``state`` then has the same structure. Other
+            parameters are compared whole.
 
     Raises:
         SettingError: in every process, naming the first array that differs, and the workers.
@@ -65,7 +65,7 @@ def check_equal_start(
         rest = tuple(name for name in mesh.axis_names if name not in names)
         return lax.pmax(apart, rest) if rest else apart
 
-    # Unchecked: a copy that differs is what is looked for.
+    # Unchecked, because copies that differ are what this looks for.
     mapped = jax.shard_map(each, mesh=mesh, in_specs=(specs,), out_specs=P(), check_vma=False)
     apart = np.asarray(jax.jit(mapped)(leaves).addressable_data(0)).astype(bool)
     if apart.any():
@@ -80,7 +80,7 @@ def check_equal_start(
 def _compared(
     state: PyTree, names: tuple[Any, ...], axis_name: AxisName, param_specs: PyTree | None
 ) -> tuple[list[str], list[Any], list[P]]:
-    """Paths, arrays and specs of what must be equal on all workers."""
+    """Returns paths, arrays and specs of what must be equal on all workers."""
     nodes = jax.tree_util.tree_leaves_with_path(state, is_leaf=per_device.is_per_device)
     given = [P()] * len(nodes) if param_specs is None else _specs.by_leaf(param_specs, state)
     paths, leaves, specs = [], [], []

@@ -32,7 +32,7 @@ _FLAGS = (
 _HARMLESS = re.compile(
     r"--(xla_force_host_platform_device_count|xla_dump\w*|\w*(timeout|num_threads|parallelism)\w*)(=|$)"
 )
-"""XLA's flags that may differ: how many devices a process has, what it writes down, how long it waits, how many threads."""
+"""XLA's flags that may differ: how many devices a process has, what it dumps, how long it waits, how many threads it uses."""
 
 
 def versions() -> dict[str, str]:
@@ -49,7 +49,8 @@ def versions() -> dict[str, str]:
 def surroundings(environment: Mapping[str, str] = os.environ) -> dict[str, str | None]:
     """Returns what must be equal in all processes before they make a program.
 
-    Versions, a digest of this package's source, JAX's settings of numbers, and the flags of XLA that are not about one machine.
+    These are versions, a digest of this package's source, JAX's numerical settings, and XLA's flags that are not about a single
+    machine.
     """
     found: dict[str, str | None] = {f"the version of {name}": version for name, version in versions().items()}
     found["the version of python"] = ".".join(platform.python_version_tuple()[:2])

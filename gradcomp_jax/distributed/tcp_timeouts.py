@@ -1,4 +1,4 @@
-"""TCP time limits that let connections outlast a cut of the network for as long as the heartbeats do."""
+"""TCP time limits that let connections outlast a network outage for as long as the heartbeats do."""
 
 import os
 import pathlib
@@ -9,18 +9,18 @@ _DESCRIPTORS = pathlib.Path("/proc/self/fd")
 
 
 def keep_connections(seconds: int) -> int:
-    """Raises the time limits of this process's TCP connections, where they have any, to ``seconds``.
+    """Raises the time limits of this process's TCP connections, if they have any, to ``seconds``.
 
-    gRPC's servers drop a connection whose data nobody has acknowledged for 20 s (``TCP_USER_TIMEOUT``, Linux), JAX has no
-    setting for it, and a client of the coordination service that loses its connection ends its process: a cut of the
-    network in the midst of a barrier would end a run that the heartbeats wait for. A connection without a limit, and
-    one that has more, is left as it is.
+    gRPC's servers drop a connection whose data is not acknowledged for 20 s (``TCP_USER_TIMEOUT``, Linux), and JAX has no
+    setting for it. A client of the coordination service that loses its connection ends its process. A network outage during a
+    barrier would therefore end a run, although the heartbeats would wait longer. A connection without a limit, or with a longer
+    one, is left unchanged.
 
     Args:
-      seconds: until when data may go unacknowledged.
+      seconds: how long data may go unacknowledged.
 
     Returns:
-      how many sockets have a longer limit now; 0 where the system is not Linux.
+      the number of sockets whose limit is now longer; 0 if the system is not Linux.
     """
     option = getattr(socket, "TCP_USER_TIMEOUT", None)
     if option is None or not _DESCRIPTORS.is_dir():
@@ -29,7 +29,7 @@ def keep_connections(seconds: int) -> int:
     for name in os.listdir(_DESCRIPTORS):
         try:
             descriptor = os.dup(int(name))
-        except OSError:  # Closed since it was listed.
+        except OSError:  # The socket was closed after it was listed.
             continue
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             os.close(descriptor)

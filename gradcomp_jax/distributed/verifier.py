@@ -1,4 +1,4 @@
-"""Copies of parameters that must be equal, on all devices of all processes, are compared while training goes on."""
+"""Compares copies of parameters that must be equal, on all devices of all processes, during training."""
 
 import functools
 import hashlib
@@ -21,17 +21,17 @@ _APART = " on device "
 class Verifier:
     """Compares the copies of replicated parameters, and names the first step after which they differ.
 
-    After each step a program without communication reads the parameters once and leaves four bytes for every leaf and device.
-    Every ``every`` steps, and where :meth:`check` is called, the processes compare what has come together since, through the
-    coordination service: a few bytes for each step. All processes call the same methods in the same order.
+    After each step, a program without communication reads the parameters once and keeps four bytes for every leaf and device.
+    Every ``every`` steps, and when :meth:`check` is called, the processes compare these bytes through the coordination service,
+    which moves a few bytes for each step. All processes call the same methods in the same order.
     """
 
     def __init__(self, mesh: Mesh, every: int, *, timeout: float = 300) -> None:
         """Prepares a comparison.
 
         Args:
-          mesh: that the parameters are replicated over.
-          every: steps from one comparison to the next; 0 for none at all.
+          mesh: the mesh that the parameters are replicated over.
+          every: steps from one comparison to the next; 0 for no comparisons.
           timeout: seconds to wait for the other processes.
         """
         self._every = every
@@ -43,15 +43,15 @@ class Verifier:
             numbers = [digests.number(leaf) for leaf in jax.tree.leaves(tree)]
             return jnp.stack(numbers)[None] if numbers else jnp.zeros((1, 0), jnp.uint32)
 
-        # Unchecked: a copy that differs is what is looked for.
+        # Unchecked, because copies that differ are what this looks for.
         mapped = functools.partial(jax.shard_map, mesh=mesh, in_specs=P(), check_vma=False)
         self._digests = jax.jit(mapped(each, out_specs=P(tuple(mesh.axis_names))))
 
     def after_step(self, step: int, params: PyTree) -> None:
-        """Notes the parameters after a step, and compares where it is time.
+        """Records the parameters after a step, and compares if it is time to.
 
         Args:
-          step: from 1.
+          step: number of the step, from 1.
           params: arrays that are replicated over the mesh.
 
         Raises:
@@ -94,7 +94,7 @@ class Verifier:
         )
 
     def _compared(self, values: Mapping[str, str]) -> tuple[str | None, str]:
-        """The first name that differs, between processes or between the devices of this one, and all in words."""
+        """Returns the first name that differs, between processes or between this one's devices, and all differences."""
         first, words = compare(values, timeout=self._timeout)
         if first is not None:
             return first, words
@@ -103,7 +103,7 @@ class Verifier:
 
 
 def _rows(found: Array) -> dict[int, np.ndarray]:
-    """What this process's devices say, by their numbers: uint32 ``[leaves]`` each."""
+    """Returns the digests of this process's devices, by their ids: uint32 ``[leaves]`` each."""
     return {shard.device.id: np.asarray(shard.data).reshape(-1) for shard in found.addressable_shards}
 
 
@@ -112,7 +112,7 @@ def _one(row: np.ndarray) -> str:
 
 
 def _by_device(values: Mapping[int, str]) -> str:
-    """The value of all devices, or each with the first device that has it."""
+    """Returns the value that all devices have, or each value with the first device that has it."""
     first: dict[str, int] = {}
     for device, value in values.items():
         first.setdefault(value, device)

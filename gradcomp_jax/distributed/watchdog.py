@@ -1,4 +1,4 @@
-"""What one process of several does when it cannot go on: it prints one sentence and ends, and the others notice."""
+"""What one process of several does when it cannot continue: it prints one sentence and ends, and the others notice."""
 
 import os
 import sys
@@ -17,8 +17,8 @@ from gradcomp_jax.distributed.exit_notice import FAILED, ExitNotice
 class Watchdog:
     """Ends this process when the others are lost, within a known time.
 
-    Within ``with``, an exception of JAX, a process that is killed from within or without, and a step that takes longer than
-    ``step_timeout`` all give one sentence on stderr and exit code 1. The process ends at once, without the barrier of an
+    Inside ``with``, an exception of JAX, a process that is killed from within or from outside, and a step that takes longer
+    than ``step_timeout`` all give one sentence on stderr and exit code 1. The process ends at once, without the barrier of an
     orderly exit: the others see its connections close, and end as well.
 
     Example::
@@ -43,9 +43,9 @@ class Watchdog:
 
         Args:
           step_timeout: seconds from one :meth:`beat` to the next.
-          remedy: what the user can do, for the end of the sentence.
-          passes: exceptions that leave the ``with`` block as they are, because every process raises them.
-          name: of the program, for the beginning of the sentence.
+          remedy: what the user can do, for the end of the message.
+          passes: exceptions that leave the ``with`` block unchanged, because every process raises them.
+          name: name of the program, for the beginning of the message.
         """
         self._step_timeout = step_timeout
         self._name = f"{name}: process {jax.process_index()} of {jax.process_count()}"
@@ -79,13 +79,13 @@ class Watchdog:
             self._end(f"stopped ({type(error).__name__})")
 
     def beat(self) -> None:
-        """Says that the run goes on: call it after every step, compilation and save."""
+        """Says that the run continues: call it after every step, compilation and save."""
         self._heard = time.monotonic()
 
     def say(self, sentence: str) -> None:
-        """Prints a sentence to stderr even if this process is ended in the same moment: use it before an exception that passes.
+        """Prints a sentence to stderr even if this process is ended at the same moment; use it before an exception that passes.
 
-        JAX ends a process that lost the others from within, at any moment. Nothing else is printed afterwards.
+        JAX may end a process that has lost the others at any moment. Nothing else is printed afterwards.
         """
         self._notice.print(sentence)
 
@@ -101,6 +101,6 @@ class Watchdog:
 
 
 def _is_loss(error: BaseException) -> bool:
-    """Says whether an error means that others are gone: a failed collective, or a barrier that nobody came to."""
+    """Returns whether an error means that other processes are gone: a failed collective, or a barrier that no other reached."""
     failed = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error)
     return failed or isinstance(error, TimeoutError | ClusterError)

@@ -1,4 +1,4 @@
-"""What the collectives of a mesh take, measured with a few of them, and kept."""
+"""Measures how long the collectives of a mesh take, with a few of them, and keeps the result."""
 
 import dataclasses
 import functools
@@ -27,12 +27,12 @@ from gradcomp_jax.planning.workload import Device, profile_compression
 
 KINDS = ("all-reduce", "all-gather", "all-to-all", "collective-permute")
 SIZES = tuple(2**k for k in (10, 13, 16, *range(18, 26)))
-"""Bytes that one device sends: 1 KiB to 32 MiB, from 256 KiB on twice as many each: there windows open and protocols change."""
+"""Bytes that one device sends: 1 KiB to 32 MiB, doubling from 256 KiB up, where windows open and protocols change."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """Measured times of collectives among so many workers, and the lines through them.
+    """Holds measured times of collectives among a number of workers, and the lines through them.
 
     Attributes:
         workers: devices along the axis.
@@ -45,7 +45,7 @@ class Calibration:
     device: Device | None = None
 
     def seconds(self, kind: str, sent: float) -> float:
-        """Returns what one collective takes in which each device sends that many bytes.
+        """Returns the seconds of one collective in which each device sends ``sent`` bytes.
 
         Raises:
             ValueError: for a kind that was not measured.
@@ -56,10 +56,10 @@ class Calibration:
         return fitted.seconds(sent)
 
     def refuse_other_workers(self, workers: int) -> None:
-        """Refuses to be used where another number of workers exchange.
+        """Refuses to be used for another number of workers.
 
         Raises:
-            ValueError: if it was made of another number.
+            ValueError: if the calibration was made with another number.
         """
         if self.workers != workers:
             raise ValueError(
@@ -67,15 +67,15 @@ class Calibration:
             )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes it as JSON.
+        """Writes the calibration as JSON.
 
         Raises:
-            OSError: where it cannot be written; a file that was there stays as it was.
+            OSError: if the file cannot be written; an earlier file is then unchanged.
         """
         write_whole(path, json.dumps(self.as_dict(), indent=1) + "\n")
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns what JSON can hold. The errors of the lines are there to be read, and are not read back."""
+        """Returns a dict that JSON can hold. It has the errors of the lines for the reader; :meth:`from_dict` ignores them."""
         return {
             "workers": self.workers,
             "fits": {
@@ -96,7 +96,7 @@ class Calibration:
         """Reads what :meth:`as_dict` returned.
 
         Raises:
-            ValueError: for what is no calibration: another key, a text, or a number that no measurement gives.
+            ValueError: for anything but a calibration: another key, a text, or a number that no measurement gives.
         """
         try:
             return cls(
@@ -113,8 +113,8 @@ class Calibration:
         """Reads what :meth:`save` has written.
 
         Raises:
-            ValueError: for a file that is no calibration.
-            OSError: where there is none, what is there is no file, or it has more than 16 MiB.
+            ValueError: for a file that is not a calibration.
+            OSError: if there is no file, the path is not a file, or the file has more than 16 MiB.
         """
         return cls.from_dict(read_json(path))
 
@@ -140,7 +140,7 @@ def _read_device(kept: Mapping[str, Any]) -> Device:
 
 
 def _number(name: str, value: Any) -> float:
-    """Returns a number that may be measured. Of Python's numbers a truth value is one, and of JSON's NaN."""
+    """Returns a number if a measurement could give it. Python counts a bool as a number, and JSON a NaN: both are refused."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise ValueError(f"{name} must be a number of at least 0, got {reprlib.repr(value)}")
     return float(value)
@@ -160,28 +160,28 @@ def calibrate(
 ) -> Calibration:
     """Measures what collectives take along an axis, with a few of them, and how fast a device compresses.
 
-    All devices pause, as a step computes between two exchanges; then they run a program without the collective, and at once
-    the same program with it: the difference is the collective's. Without pauses it meets in the links' queues what the last one
-    has left there. What one worker waits for another, that one has less to wait: the mean over all processes counts, and
-    all have the same calibration. Every process of ``mesh`` must call it.
+    All devices pause, as a step computes between two exchanges. Then they run a program without the collective, and at once
+    the same program with it: the difference is the collective's time. Without pauses, a collective would wait for what the last
+    one has left in the links' queues. When one worker waits for another, the other waits less, so times are averaged over all
+    processes, and all have the same calibration. Every process of ``mesh`` must call this.
 
     Args:
-        mesh: of all devices.
-        axis_name: along which gradients are exchanged; along the others, every line of devices does the same at once.
-        kinds: of :data:`KINDS`.
+        mesh: the mesh of all devices.
+        axis_name: the axis along which gradients are exchanged; all lines of devices along it measure at the same time.
+        kinds: kinds of collectives, of :data:`KINDS`.
         sizes: bytes that one device sends in a collective, ascending.
-        repeats: of each measurement, fewer where they would take longer than ``longest`` in all; medians are kept.
-        longest: seconds; sizes that would take longer, by the two before, are left out.
-        pause: seconds before each collective. Best as long as your step computes: TCP, unless ``tcp_slow_start_after_idle`` is
-            off, starts slowly again on a connection that has been silent for longer than some 200 ms and a round trip.
-        methods: whose arithmetic to time, see :func:`gradcomp_jax.planning.profile_compression`: all by default, which takes
-            about a minute; ``()`` for none.
+        repeats: repetitions of each measurement, fewer if they would take longer than ``longest`` in all; medians are kept.
+        longest: seconds; sizes that would take longer, judging by smaller ones, are left out.
+        pause: seconds before each collective. Best as long as your step computes: unless ``tcp_slow_start_after_idle`` is off,
+            TCP starts slowly again on a connection that has been silent for longer than about 200 ms and a round trip.
+        methods: methods whose arithmetic to time, see :func:`gradcomp_jax.planning.profile_compression`: all by default, which
+            takes about a minute; ``()`` for none.
 
     Returns:
         Times and lines by kind.
 
     Raises:
-        ValueError: for an axis that the mesh does not have, or of one device; for fewer than two sizes, unknown kinds,
+        ValueError: for an axis that the mesh does not have, or with one device; for fewer than two sizes, unknown kinds,
             ``repeats`` below 1, or a pause below 0.
 
     References:
@@ -209,13 +209,13 @@ def _points(
 ) -> list[Point]:
     points: list[Point] = []
     for size in sizes:
-        # By what all have found before: all processes must agree on what they run.
+        # Judged by the times that all processes share, because they must agree on what they run.
         expected = fit(points).seconds(size) if len(points) > 1 else 0.0
         if expected > longest:
             break
         count = max(1, round(min(repeats, longest / max(pause + expected, 1e-9))))
         run, sent = _program(mesh, axis, kind, size)
-        # It compiles, and what the network keeps from a step to the next is there.
+        # This compiles it, and sets up the network state that lasts from one step to the next.
         run(1)
         taken = []
         for _ in range(count):
@@ -228,7 +228,7 @@ def _points(
 
 
 def _program(mesh: Mesh, axis: str, kind: str, size: int) -> tuple[Callable[[int], Any], int]:
-    """``run(count)``: so many collectives, each after the last; and the bytes that one device sends in one."""
+    """Returns ``run(count)``, which runs ``count`` collectives in sequence, and the bytes that one device sends in one."""
     workers = mesh.shape[axis]
     operand, sent = _entries(kind, size, workers)
     sharding = NamedSharding(mesh, PartitionSpec(axis))
@@ -256,7 +256,7 @@ def _program(mesh: Mesh, axis: str, kind: str, size: int) -> tuple[Callable[[int
 
 
 def _entries(kind: str, size: int, workers: int) -> tuple[int, int]:
-    """Float32 entries of an operand of which one device sends about ``size`` bytes, and how many bytes that is."""
+    """Returns the float32 entries of an operand of which one device sends about ``size`` bytes, and the exact bytes."""
     fraction = {
         "all-reduce": 2 * (workers - 1) / workers,
         "all-gather": workers - 1,
@@ -268,11 +268,11 @@ def _entries(kind: str, size: int, workers: int) -> tuple[int, int]:
 
 
 def _once(kind: str, axis: str, workers: int, x: Array) -> Array:
-    """One collective, whose result has the shape of its operand."""
+    """Runs one collective, whose result has the shape of its operand."""
     if kind == "all-reduce":
         return lax.psum(x, axis) / workers
     if kind == "all-gather":
-        # All of it must arrive before a part is taken.
+        # The whole result must arrive before a part of it is taken.
         return lax.optimization_barrier(lax.all_gather(x, axis))[workers - 1]
     if kind == "all-to-all":
         return lax.all_to_all(x.reshape(workers, -1), axis, 0, 0).reshape(-1)
@@ -306,5 +306,5 @@ def mean_of_processes(mesh: Mesh, seconds: Sequence[float]) -> list[float]:
 
 
 def like(kind: str) -> str:
-    """Returns the kind that is measured: a reduce-scatter is as an all-to-all, each device sends every other its part."""
+    """Returns the kind that is measured: a reduce-scatter counts as an all-to-all, since both send each device its part."""
     return "all-to-all" if kind == "reduce-scatter" else kind

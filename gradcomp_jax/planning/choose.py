@@ -1,4 +1,4 @@
-"""The choice among candidates at the start of a run, by what its link takes."""
+"""Chooses among candidates at the start of a run, by the measured times of its link."""
 
 import dataclasses
 import logging
@@ -27,18 +27,18 @@ from gradcomp_jax.transforms.worker_shards import ShardState
 _LOG = logging.getLogger(__name__)
 
 _LONGEST_PAUSE_S = 0.5
-"""Before a measured collective: connections that are silent for longer than TCP waits start slowly, however much longer."""
+"""Seconds before a measured collective. TCP starts slowly again after such a silence; a longer one changes nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What was chosen, and why; the text of it is one sentence.
+    """Says what was chosen, and why; as text it is one sentence.
 
     Attributes:
-        name: of the candidate.
+        name: name of the candidate.
         predictions: a step with each candidate, in their order, equal in all processes.
-        workers: that exchange.
-        axis_name: along which they do.
+        workers: the number of workers that exchange.
+        axis_name: the axis along which they exchange.
     """
 
     name: str
@@ -75,19 +75,19 @@ def choose(
 ) -> Choice:
     """Measures the link, predicts a step with each candidate, and chooses the first that is not clearly slower than another.
 
-    For a run whose link nobody knows before it starts. Every process of ``mesh`` calls it with the same candidates, before the
-    first step. All choose alike: what they have measured is averaged over the processes first. The reason is logged by process
-    0, as information of the logger ``gradcomp_jax.planning.choose``.
+    This is for runs whose link is not known before they start. Every process of ``mesh`` calls it with the same candidates,
+    before the first step. All choose the same: their measurements are averaged over the processes first. Process 0 logs the
+    reason, at level INFO of the logger ``gradcomp_jax.planning.choose``.
 
-    The order of the candidates counts: a candidate is left for a later one only where its step is more than
-    :data:`gradcomp_jax.planning.predict.CLEAR` times as long as the fastest one's. So name the dense one first and those that
-    change training most last; ties go to dense. A prediction is that of :func:`gradcomp_jax.predict`: bytes and launches by the
-    candidate's own description, seconds of its collectives by the calibration. Collectives along other axes of the mesh are not
-    counted: they belong to ``compute``.
+    The order of the candidates counts: a later candidate is chosen only if the step of each earlier one is more than
+    :data:`gradcomp_jax.planning.predict.CLEAR` times as long as the fastest step. So name the dense candidate first and those
+    that change training most last; ties go to dense. A prediction is that of :func:`gradcomp_jax.predict`: bytes and launches
+    are from the candidate's own description, seconds of its collectives from the calibration. Collectives along other axes of
+    the mesh are not counted: they belong to ``compute``.
 
-    With ``task`` or ``optimizer`` a step counts for what it brings, as :func:`gradcomp_jax.should_compress` weighs it: times
-    the package's price of the candidate's method, of its default options. A candidate without such a price is not chosen,
-    unless none has one. Without both, seconds of a step alone count.
+    With ``task`` or ``optimizer``, the seconds of a step are multiplied by the package's price of the candidate's method with
+    default options, as in :func:`gradcomp_jax.should_compress`. A candidate without such a price is not chosen, unless no
+    candidate has one. Without both arguments, only the seconds of a step count.
 
     Example::
 
@@ -103,25 +103,25 @@ def choose(
     Args:
         candidates: names and transformations, as for :func:`gradcomp_jax.switched`.
         params: the parameters, arrays or shapes; whole.
-        mesh: of all devices.
+        mesh: the mesh of all devices.
         compute: seconds of a worker's step without the exchange; ``gc.profile_step(step, args).compute`` times one.
-        axis_name: along which the candidates exchange, over the link that is to be measured.
-        overlap: fraction of ``compute`` beside which an exchange may run, see :class:`gradcomp_jax.Workload`; 0 in
+        axis_name: the axis along which the candidates exchange, over the link to measure.
+        overlap: fraction of ``compute`` during which an exchange may run, see :class:`gradcomp_jax.Workload`; 0 in
             :func:`gradcomp_jax.switched`.
-        calibration: of this axis, in place of the measurement: :func:`gradcomp_jax.calibrate`, or a saved one.
-        compress: seconds of one worker's arithmetic, by candidate. By default what the calibration has timed of methods of
-            that name with their defaults, or else what they take on a CPU, in copies of the gradient. Within
-            :func:`gradcomp_jax.hierarchical` and :func:`gradcomp_jax.model_parallel` a device's part of it counts: one for each
-            device along the mesh's other axes.
-        task: kind of model: ``conv``, ``transformer`` or ``lstm``; with ``optimizer`` alone it is seen by names and shapes.
-        optimizer: that follows the exchange, of :data:`gradcomp_jax.planning.task.OPTIMIZERS`.
+        calibration: a calibration of this axis instead of the measurement: :func:`gradcomp_jax.calibrate`, or a saved one.
+        compress: seconds of one worker's arithmetic, by candidate. By default what the calibration has timed for methods of
+            that name with their defaults, or else their time on a CPU, in copies of the gradient. Within
+            :func:`gradcomp_jax.hierarchical` and :func:`gradcomp_jax.model_parallel` this default is divided by the number of
+            devices along the mesh's other axes.
+        task: kind of model: ``conv``, ``transformer`` or ``lstm``; with ``optimizer`` alone it is found from names and shapes.
+        optimizer: the optimizer that follows the exchange, of :data:`gradcomp_jax.planning.task.OPTIMIZERS`.
 
     Returns:
-        The :class:`Choice`. With one worker the first candidate, and nothing is measured.
+        The :class:`Choice`. With one worker it is the first candidate, and nothing is measured.
 
     Raises:
-        ValueError: for no candidates, an axis that the mesh does not have, a calibration of another number of workers or one
-            without a collective that is needed, a candidate that is no registered method and not in ``compress``, and an
+        ValueError: for no candidates, an axis that the mesh does not have, a calibration of another number of workers or
+            without a needed collective, a candidate that is not a registered method and not in ``compress``, and an
             unknown task or optimizer.
     """
     names = names_of(candidates)
@@ -185,7 +185,7 @@ def _prices(
     task: str | None,
     optimizer: str | None,
 ) -> dict[str, Price | None]:
-    """Prices of the candidates whose runs came as far as dense; all candidates where neither task nor optimizer is said."""
+    """Returns prices of candidates whose runs came as far as dense; all candidates if neither task nor optimizer is given."""
     if task is None and optimizer is None:
         return dict.fromkeys(candidates)
     all_known = comparable(task or seen, optimizer, mesh.shape[axis_name])
@@ -194,7 +194,7 @@ def _prices(
     for name, tx in candidates.items():
         try:
             methods = {m for m, _ in _methods_of(name, tx, params, mesh, axis_name)} - set(BASELINES)
-        except ValueError:  # It is of no registered method.
+        except ValueError:  # The candidate is not a registered method.
             continue
         if methods <= set(known):
             found[name] = highest([known[m] for m in methods]) if methods else None
@@ -202,7 +202,7 @@ def _prices(
 
 
 def _kinds(found: Mapping[str, Traffic]) -> list[str]:
-    """Kinds of collectives that the candidates need, as they are measured."""
+    """Returns the kinds of collectives that the candidates need, as they are measured."""
     needed = {like(c.kind) for traffic in found.values() for c in traffic.collectives}
     return [kind for kind in KINDS if kind in needed]
 
@@ -210,12 +210,12 @@ def _kinds(found: Mapping[str, Traffic]) -> list[str]:
 def _methods_of(
     name: str, tx: optax.GradientTransformation, params: PyTree, mesh: Mesh, axis_name: str
 ) -> list[tuple[str, int]]:
-    """The registered methods that a candidate's exchanges are of, each by its name with the most of its options.
+    """Returns the registered methods of a candidate's exchanges; for each exchange the one with the most options that match.
 
-    Beside each in how many parts the gradient is divided that it sees.
+    Beside each name is the number of parts into which the gradient is divided for it.
 
     Raises:
-        ValueError: if one of them is of none.
+        ValueError: if an exchange is not of a registered method.
     """
     _, state = jax.make_jaxpr(tx.init, axis_env=list(mesh.shape.items()), return_shape=True)(params)
     result = []

@@ -1,4 +1,4 @@
-"""Seconds and bytes of an exchange among all workers, or between the nodes."""
+"""Seconds and bytes of an exchange among all workers, or between the nodes only."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ TrafficOf = Callable[[str, Sequence[tuple[int, ...]], int], Traffic]
 
 
 class Communication(NamedTuple):
-    """Fields of a :class:`gradcomp_jax.planning.Prediction` that depend on the layout."""
+    """Holds the fields of a :class:`gradcomp_jax.planning.Prediction` that depend on the layout."""
 
     inner: float
     outer: float
@@ -27,7 +27,7 @@ class Communication(NamedTuple):
 def flat(
     workload: Workload, cluster: Cluster, method: str, calibration: Calibration | None, traffic: TrafficOf
 ) -> Communication:
-    """Returns what all workers take in one exchange, where the devices of a node share its outer link for what leaves it."""
+    """Returns the cost of one exchange of all workers, where the devices of a node share its outer link."""
     found = traffic(method, workload.shapes, cluster.workers)
     if calibration is not None:
         return Communication(0.0, measured(calibration, found.collectives), found.sent, found.state)
@@ -38,13 +38,13 @@ def flat(
     leaving = [c._replace(sent=c.sent * _leaving(c.kind, cluster)) for c in found.collectives]
     outer = _modelled(leaving, cluster.workers, cluster.outer, cluster)
     if cluster.inner is not None:
-        # Rings and pairs have links of both kinds in them: the slower one holds them up.
+        # Rings and pairs use links of both kinds, and wait for the slower one.
         outer = max(outer, _modelled(found.collectives, cluster.workers, cluster.inner, cluster))
     return Communication(0.0, outer, sum(c.sent for c in leaving), found.state)
 
 
 def all_reduced(method: str, shapes: Sequence[tuple[int, ...]], workers: int) -> Traffic:
-    """Returns a method's bytes in one sum, which has fewer messages than two phases; of dense bfloat16 they are the same."""
+    """Returns a method's traffic as one all-reduce, which has fewer messages than two phases; dense bfloat16 sends as much."""
     found = read_method(method, tuple(shapes), workers)
     sent = sum(c.sent for c in found.collectives)
     return dataclasses.replace(found, collectives=(CollectiveTraffic("all-reduce", 1, sent),) if sent else ())
@@ -53,7 +53,7 @@ def all_reduced(method: str, shapes: Sequence[tuple[int, ...]], workers: int) ->
 def hierarchical(
     workload: Workload, cluster: Cluster, method: str, calibration: Calibration | None, traffic: TrafficOf
 ) -> Communication:
-    """Returns what the method takes between nodes, a shard for each device, and what is dense within nodes takes."""
+    """Returns the cost of the method between nodes, a shard for each device, and of the dense exchange within nodes."""
     assert cluster.inner is not None
     found = traffic(method, _shards(workload.shapes, cluster.per_node), cluster.nodes)
     # The devices of a node exchange their shards at the same time, over the same link.
@@ -68,7 +68,7 @@ def hierarchical(
 
 @functools.lru_cache(maxsize=64)
 def _shards(shapes: tuple[tuple[int, ...], ...], parts: int) -> tuple[tuple[int, ...], ...]:
-    """A device's part of each tensor: so many rows of it as a matrix, its last dimension against all others."""
+    """Returns the shape of a device's part of each tensor: rows of the matrix of its last dimension against all others."""
     return tuple(
         (math.ceil(math.prod(shape[:-1]) / parts), shape[-1])
         if len(shape) > 1
@@ -78,10 +78,10 @@ def _shards(shapes: tuple[tuple[int, ...], ...], parts: int) -> tuple[tuple[int,
 
 
 def _leaving(kind: str, cluster: Cluster) -> float:
-    """Bytes on a node's link for each byte that one of its devices sends.
+    """Returns the bytes on a node's link for each byte that one of its devices sends.
 
-    Rings go through every node once, whatever is in it: one byte. In an all-to-all every device of a node sends over its link,
-    to all that are not in the node.
+    A ring passes through every node once, whatever the node's size: one byte. In an all-to-all every device of a node sends
+    over the node's link, to all devices that are not in the node.
     """
     if kind not in ("all-to-all", "reduce-scatter"):
         return 1.0
@@ -98,5 +98,5 @@ def _modelled(collectives: Sequence[CollectiveTraffic], workers: int, link: Link
 
 
 def measured(calibration: Calibration, collectives: Sequence[CollectiveTraffic]) -> float:
-    """Returns the seconds of collectives one after the other, by a calibration."""
+    """Returns the seconds of collectives in sequence, by a calibration."""
     return sum(c.launches * calibration.seconds(c.kind, c.sent / c.launches) for c in collectives if c.launches)

@@ -24,7 +24,7 @@ def ring_all_reduce(workers: int, size: float, link: Link) -> float:
 
 
 def doubling_all_reduce(workers: int, size: float, link: Link) -> float:
-    r"""Returns :math:`\lceil \log_2 N \rceil (\alpha + \frac mB)`: everything in every round; for short messages."""
+    r"""Returns :math:`\lceil \log_2 N \rceil (\alpha + \frac mB)`: everything in each round; for short messages."""
     return rounds(workers) * link.seconds(size)
 
 
@@ -49,7 +49,7 @@ def ring_reduce_scatter(workers: int, size: float, link: Link) -> float:
 
 
 def all_to_all(workers: int, size: float, link: Link) -> float:
-    r"""Returns :math:`(N - 1) \alpha + \frac{N - 1}{N} \frac mB`: ``size`` is what each worker has for all."""
+    r"""Returns :math:`(N - 1) \alpha + \frac{N - 1}{N} \frac mB`: ``size`` is what each worker has for all workers together."""
     return ring_reduce_scatter(workers, size, link)
 
 
@@ -62,8 +62,8 @@ def two_phase(workers: int, uplink: float, downlink: float, link: Link) -> float
 def hierarchical(nodes: int, per_node: int, size: float, inner: Link, outer_seconds: float) -> float:
     """Returns the seconds of a dense reduce-scatter and all-gather within nodes, and of the exchange between them.
 
-    Of ``size`` bytes of dense gradient, ``size / per_node`` are exchanged between nodes (if there are several), which takes
-    ``outer_seconds``.
+    Of ``size`` bytes of dense gradient, ``size / per_node`` are exchanged between nodes in ``outer_seconds``, if there are
+    several nodes.
     """
     within = ring_reduce_scatter(per_node, size, inner) + ring_all_gather(per_node, size / per_node, inner)
     return within + (outer_seconds if nodes > 1 else 0.0)
@@ -76,8 +76,8 @@ def collective(kind: str, workers: int, sent: float, link: Link, *, ring: bool =
         kind: as :func:`gradcomp_jax.wire_bytes` names it.
         workers: N.
         sent: bytes that one device sends under the bandwidth-optimal algorithm.
-        link: of each.
-        ring: whether only neighbours talk to each other.
+        link: the link of each worker.
+        ring: whether only neighbours communicate.
 
     Raises:
         ValueError: for a kind without a formula.

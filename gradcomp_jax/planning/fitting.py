@@ -1,4 +1,4 @@
-"""A line through measured times, which outliers do not bend."""
+"""Fits a line through measured times that outliers do not bend."""
 
 import dataclasses
 import itertools
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Point(NamedTuple):
-    """What a collective took. Attributes: bytes that one device sends, seconds (median), least and most of them."""
+    """Holds what a collective took: the bytes that one device sends, and its seconds (median, least and most)."""
 
     sent: float
     seconds: float
@@ -19,18 +19,18 @@ class Point(NamedTuple):
 
     @property
     def known(self) -> float:
-        """Returns the time, or how far the repetitions lie apart where that is more."""
+        """Returns the time, or the spread of the repetitions if that is larger."""
         return max(self.seconds, self.most - self.least)
 
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    r"""Seconds of a collective that sends :math:`m` bytes from each device: :math:`\alpha + \beta m`.
+    r"""Gives the seconds of a collective that sends :math:`m` bytes from each device: :math:`\alpha + \beta m`.
 
     Attributes:
         alpha: seconds, at least 0.
         beta: seconds for each byte, at least 0.
-        points: what it was fitted to.
+        points: the points that it was fitted to.
     """
 
     alpha: float
@@ -42,9 +42,9 @@ class Fit:
         return self.alpha + self.beta * sent
 
     def seconds(self, sent: float) -> float:
-        """Returns the seconds: between two measured sizes by the line through both, beyond them by the fitted line.
+        """Returns the seconds: between two measured sizes by the line through both, outside of all sizes by the fitted line.
 
-        Few networks are a line over six orders of magnitude: windows open, and protocols change with the size.
+        Few networks follow one line over six orders of magnitude: windows open, and protocols change with the size.
         """
         first, last = self.points[0], self.points[-1]
         if sent <= first.sent:
@@ -64,10 +64,10 @@ class Fit:
         return [abs(self.line(p.sent) - p.seconds) / max(self.line(p.sent), p.known) for p in self.points]
 
     def _slope(self) -> float:
-        """Seconds a byte beyond the largest size: that of the last two sizes, which have the widest windows.
+        """Returns the seconds a byte beyond the largest size: the slope of the last two sizes, which have the widest windows.
 
-        No more than from the first size to the last: where a protocol changes between the last two, they lie apart by more
-        than what they send, and two messages take no longer than twice as long as one.
+        It is at most the slope from the first size to the last. If a protocol changes between the last two sizes, their times
+        differ by more than the bytes explain, but two messages take no longer than twice one message.
         """
         if len(self.points) < 2:
             return self.beta
@@ -79,9 +79,9 @@ class Fit:
 def fit(points: Sequence[Point]) -> Fit:
     """Returns the line with the least sum of relative errors; neither term is below 0.
 
-    Relative, because sizes span orders of magnitude: to the larger of line and time, so that one message which took next to
-    nothing does not pull the line down to itself, and to no less than the spread of a size's repetitions. The sum of absolute
-    errors is least on a line through two of the points, as in least absolute deviations, so all of those are tried.
+    Errors are relative, because sizes span orders of magnitude. An error is relative to the larger of line and time, so that
+    one message which took almost no time does not pull the line down to itself, and to at least the spread of a size's
+    repetitions. As in least absolute deviations, the sum is least on a line through two points, so all such lines are tried.
 
     Raises:
         ValueError: for fewer than two different sizes, or times that are not above 0.
@@ -98,13 +98,13 @@ def fit(points: Sequence[Point]) -> Fit:
 
 
 def _one(same: Iterable[Point]) -> Point:
-    """What several measurements of one size are together: small sizes of many workers are filled up to the same one."""
+    """Joins several measurements of one size into one point: with many workers, small sizes are padded to the same size."""
     sent, seconds, least, most = zip(*same, strict=True)
     return Point(sent[0], float(np.median(seconds)), min(least), max(most))
 
 
 def _lines(points: Sequence[Point]) -> Iterator[tuple[float, float]]:
-    """Through any two points, and with either term 0 through any one."""
+    """Yields the lines through any two points, and through any one point with either term 0."""
     for p in points:
         yield p.seconds, 0.0
         yield 0.0, p.seconds / p.sent

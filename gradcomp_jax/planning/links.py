@@ -1,4 +1,4 @@
-"""What joins the workers: links of a rate and a latency, and how many devices are behind each."""
+"""Links between the workers: their rate and latency, and how many devices share each."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ Topology = Literal["ring", "switch"]
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """One direction of a full-duplex link.
+    """Describes one direction of a full-duplex link.
 
     Attributes:
         rate: bytes per second, above 0; infinity for a link that costs latency alone.
@@ -22,7 +22,7 @@ class Link:
     latency: float
 
     def __post_init__(self) -> None:
-        """Refuses what is no link."""
+        """Refuses values that no link can have."""
         _checks.number_of("bytes per second", "rate", self.rate)
         _checks.number_of("seconds", "latency", self.latency)
         if not self.rate > 0:
@@ -42,15 +42,15 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Workers, the devices of each, and what is between them.
+    """Describes the workers, their nodes, and the links between them.
 
     Attributes:
         workers: devices in all.
-        outer: the link of each node, or of each device where a node has one.
+        outer: the link of each node, or of each device if a node has one device.
         per_node: devices of a node.
-        inner: the link of each device within its node; needed where a node has several.
-        topology: ``switch``: any two nodes talk at full rate, and collectives may take a logarithm of rounds. ``ring``:
-            neighbours alone.
+        inner: the link of each device within its node; needed if a node has several devices.
+        topology: ``switch``: any two nodes communicate at full rate, and collectives may take a logarithm of rounds. ``ring``:
+            only neighbours communicate.
     """
 
     workers: int
@@ -60,7 +60,7 @@ class Cluster:
     topology: Topology = "switch"
 
     def __post_init__(self) -> None:
-        """Refuses what does not fit together."""
+        """Refuses values that do not fit together."""
         for name, link in (("outer", self.outer), ("inner", self.inner or self.outer)):
             if not isinstance(link, Link):
                 raise TypeError(f"{name} must be a link, such as gradcomp_jax.Link.of_bits(10e9, 50e-6), got {link!r}")

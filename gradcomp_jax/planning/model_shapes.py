@@ -74,7 +74,7 @@ def vgg16(classes: int = 1000) -> Shapes:
 def lstm_ptb(vocabulary: int = 10_000, width: int = 1500, layers: int = 2) -> Shapes:
     """Returns the large LSTM language model on the Penn Treebank: 10 leaves, 51,034,000 parameters, 194.68 MiB.
 
-    The embedding is the output matrix too; each layer has two biases, of the input and of the state.
+    The embedding is also the output matrix; each layer has two biases, of the input and of the state.
 
     References:
         Press and Wolf, 2017, https://arxiv.org/abs/1608.05859; as in Lin et al., 2018, https://arxiv.org/abs/1712.01887,
@@ -128,4 +128,4 @@ MODELS: dict[str, Callable[[], Shapes]] = {
     "resnet50": resnet50,
     "vgg16": vgg16,
 }
-"""By the name under which a plan asks for them."""
+"""Functions by the name of the model in a plan."""

@@ -22,27 +22,26 @@ from gradcomp_jax.planning.workload import Device, Workload
 Curves = tuple[tuple[Any, ...], dict[str, tuple[float, ...]]]
 
 OVERLAPPED = 2 / 3
-"""Of the computation that an exchange runs beside whose buckets leave during the backward pass, about."""
+"""About the fraction of the computation during which an exchange runs if its buckets leave during the backward pass."""
 _SHOWN = 3  # methods in a picture, beside the baselines
 _DECADES = 2  # of rates on each side of the link's own
 
 
 @dataclasses.dataclass(frozen=True)
 class Outlook:
-    """What a plan says.
+    """Holds all that a plan says.
 
     Attributes:
-        workload: that was asked about.
-        cluster: likewise.
-        verdict: on this cluster.
+        workload: the workload that was asked about.
+        cluster: the cluster that was asked about.
+        verdict: the verdict on this cluster.
         break_even: bytes a second of the outer link above which the better dense baseline beats a method, by method; ``None``
-            where the link is calibrated, because a calibration knows no other rate.
-        device: whose arithmetic counts in the curves, ``None`` for the default.
-        overlapped: the verdict where an exchange may run beside two thirds of the computation; ``None`` where it was not asked
-            for.
-        task: kind of model whose prices count; ``None`` where it is not known.
-        optimizer: whose prices count; ``None`` for any.
-        device_memory: bytes of a device, where that is known.
+            if the link is calibrated, because a calibration knows no other rate.
+        device: the device whose arithmetic counts in the curves, ``None`` for the default.
+        overlapped: the verdict if an exchange may run during two thirds of the computation; ``None`` if it was not asked for.
+        task: kind of model whose prices count; ``None`` if it is not known.
+        optimizer: optimizer whose prices count; ``None`` for any.
+        device_memory: bytes of a device, if known.
     """
 
     workload: Workload
@@ -57,14 +56,14 @@ class Outlook:
 
     @functools.cached_property
     def by_workers(self) -> Curves:
-        """Numbers of workers, and by method the speed-up over one worker (weak scaling)."""
+        """Returns numbers of workers, and by method the speed-up over one worker (weak scaling)."""
         sizes = _sizes(self.cluster)
         clusters = [dataclasses.replace(self.cluster, workers=n, per_node=min(self.cluster.per_node, n)) for n in sizes]
         return self._curves(clusters, sizes)
 
     @functools.cached_property
     def by_rate(self) -> Curves:
-        """Rates of the outer link in bytes a second, and by method the same speed-up."""
+        """Returns rates of the outer link in bytes a second, and by method the same speed-up."""
         outer = self.cluster.outer
         own = outer.rate if math.isfinite(outer.rate) else 1.25e9
         rates = [own * 10 ** (k / 8) for k in range(-8 * _DECADES, 8 * _DECADES + 1)]
@@ -95,7 +94,7 @@ class Outlook:
         return next(recommended, methods[0])
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what JSON can hold; a method that always or never pays has no break-even, but ``"always"`` or ``"never"``."""
+        """Returns a dict for JSON; the break-even of a method that always or never pays is ``"always"`` or ``"never"``."""
         return {
             "workload": dataclasses.asdict(self.workload),
             "cluster": dataclasses.asdict(self.cluster),
@@ -123,7 +122,7 @@ class Outlook:
 
     @property
     def has_curves(self) -> bool:
-        """Returns whether there are curves: not of a calibrated link, nor of a step that computes nothing."""
+        """Returns whether there are curves: there are none for a calibrated link, or a step that computes nothing."""
         return self.break_even is not None and self.workload.compute > 0
 
     def _curves_as_lists(self) -> dict[str, Any]:
@@ -146,14 +145,14 @@ def outlook(
     device_memory: float | None = None,
     overlapped: bool = False,
 ) -> Outlook:
-    """Returns everything that :class:`Outlook` has.
+    """Returns the :class:`Outlook` of a workload on a cluster.
 
     With a calibration there are no break-even rates and no curves, because it knows one link and one number of workers.
 
-    Takes the arguments of :func:`gradcomp_jax.should_compress`, and ``overlapped``: whether to ask for that verdict, too.
+    The arguments are those of :func:`gradcomp_jax.should_compress`, and ``overlapped``: whether to find that verdict too.
 
     Raises:
-        ValueError: as :func:`gradcomp_jax.predict`, for a single worker, and for no methods but the baselines.
+        ValueError: as :func:`gradcomp_jax.predict`, for a single worker, and if only baselines are given.
     """
     if cluster.workers < 2:
         raise ValueError("workers must be at least 2, got 1: one worker exchanges nothing")
@@ -195,7 +194,7 @@ def _brief(verdict: Verdict) -> dict[str, Any]:
 
 
 def _sizes(cluster: Cluster) -> list[int]:
-    """Powers of two to a few times the cluster, and the cluster's own size."""
+    """Returns powers of two up to a few times the cluster's size, and that size itself."""
     most = min(1024, max(64, 4 * cluster.workers))
     sizes = {2**k for k in range(1, 11) if 2**k <= most} | {cluster.workers}
     return sorted(n for n in sizes if n <= cluster.per_node or n % cluster.per_node == 0)

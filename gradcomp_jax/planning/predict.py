@@ -1,4 +1,4 @@
-"""What a step takes with a method on a cluster, and whether it is worth it."""
+"""Predicts how long a step takes with a method on a cluster, and whether the method is worth it."""
 
 import dataclasses
 import functools
@@ -17,30 +17,30 @@ from gradcomp_jax.planning.workload import Device, Workload
 Layout = Literal["flat", "hierarchical"]
 
 CLEAR = 1.05
-"""How much faster than the better dense baseline a method must be before it is worth what it does to the gradient; also the
-difference that a plan can tell: see :attr:`Verdict.tie`."""
+"""How much faster than the better dense baseline a method must be to be worth what it does to the gradient. It is also the
+smallest difference that a plan can tell: see :attr:`Verdict.tie`."""
 
 FORMULAS_OFF = 0.263
-"""Median error of a step that is predicted without a calibration, over the measured steps that ``benchmarks/planner.py`` holds
-predictions against; it prints the figure."""
+"""Median error of a step that is predicted without a calibration, over the measured steps to which ``benchmarks/planner.py``
+compares predictions; it prints the figure."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """A step of every worker, in seconds.
+    """Holds the predicted times of a step of every worker, in seconds.
 
     Attributes:
         method: a name in :data:`gradcomp_jax.methods.METHODS`.
         layout: ``flat``, one exchange of all workers; ``hierarchical``, dense within a node and this method between them.
-        compute: of the workload.
-        compress: arithmetic of the method.
-        inner: on the links within nodes.
-        outer: on the links between nodes.
-        exposed: of ``inner`` and ``outer``, what computation does not hide.
+        compute: seconds of the workload's computation.
+        compress: seconds of the method's arithmetic.
+        inner: seconds on the links within nodes.
+        outer: seconds on the links between nodes.
+        exposed: the part of ``inner`` and ``outer`` that computation does not hide.
         sent: bytes that leave a node in a step.
         state: bytes of memory that the method keeps on each worker.
-        price: how many steps the method needs for what dense reaches, where that is known; of a baseline it is not asked.
-        warm_up: what the dense steps of a warm-up add to each step of a run, on average; below 0 where these are faster.
+        price: how many steps the method needs to reach what dense reaches, if known; a baseline has none.
+        warm_up: what the dense steps of a warm-up add to each step of a run, on average; below 0 if dense steps are faster.
     """
 
     method: str
@@ -62,24 +62,25 @@ class Prediction:
 
     @property
     def progress(self) -> float:
-        """Returns the seconds in which it comes as far as dense in a step: the mean step of a run times the price, if any."""
+        """Returns the seconds to come as far as dense in one step: the mean step of a run times the price, if there is one."""
         return self.step if self.price is None else (self.step + self.warm_up) * self.price.factor
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Whether to compress.
+    """Says whether to compress.
 
     Attributes:
         compress: whether a method beats the better dense one by more than :data:`CLEAR`, by :attr:`Prediction.progress`.
-        method: what to use: the fastest such method whose runs came as far as dense, or, where prices are left out
-            (``prices={}``), the fastest; else the better dense one.
-        gain: what the better dense one takes over what that method does, by :attr:`Prediction.progress`; where dense is to be
-            used, over the least that any takes.
+        method: what to use: the fastest such method whose runs came as far as dense, or, if prices are left out
+            (``prices={}``), the fastest such method; otherwise the better dense one.
+        gain: :attr:`Prediction.progress` of the better dense one, divided by that of the method to use; if dense is to be used,
+            divided by the least of any method.
         ranking: all predictions, the least :attr:`Prediction.progress` first; unless prices are left out, methods whose price
             is a lower bound come after these, and methods without a price last.
-        skipped: why there is none of a method that was asked for, by method.
-        weighed: whether steps count, so that a method without a price is not recommended; not with ``prices={}``.
+        skipped: for each method that was asked for and has no prediction, why.
+        weighed: whether the number of steps counts, so that a method without a price is not recommended; false with
+            ``prices={}``.
     """
 
     compress: bool
@@ -91,19 +92,19 @@ class Verdict:
 
     @property
     def known(self) -> tuple[Prediction, ...]:
-        """Returns those of the ranking of which runs show that they come as far as dense, as far as that is asked."""
+        """Returns the predictions of methods whose runs came as far as dense; all predictions if steps do not count."""
         return tuple(p for p in self.ranking if not (self.weighed and doubt(p)))
 
     @property
     def tie(self) -> bool:
-        """Returns whether the fastest known method and the better dense one differ by less than a plan can tell."""
+        """Returns whether the fastest known method and the better dense one differ by less than a plan can distinguish."""
         return is_tie({p.method: p.progress for p in self.known}, BASELINES)
 
     @property
     def trains_worse(self) -> Prediction | None:
-        """Returns the method that seconds alone would recommend, where prices have another one recommended or none.
+        """Returns the method that seconds alone would recommend, if prices lead to another recommendation or none.
 
-        Its own price is None where no run shows how it trains.
+        Its price is None if no run shows how it trains.
         """
         by_seconds = sorted(self.ranking, key=lambda p: p.step)
         dense = next((p for p in by_seconds if p.method in BASELINES), None)
@@ -113,7 +114,7 @@ class Verdict:
 
 
 def doubt(prediction: Prediction) -> int:
-    """Returns 0 where runs show that the method comes as far as dense, 1 where they did not come so far, 2 without any."""
+    """Returns 0 if runs show that the method comes as far as dense, 1 if they did not come so far, 2 without runs."""
     if prediction.method in BASELINES:
         return 0
     return 2 if prediction.price is None else int(not prediction.price.reached)
@@ -124,7 +125,7 @@ def is_tie(steps: Mapping[str, float], baselines: Iterable[str]) -> bool:
 
     Args:
         steps: seconds of a step by method.
-        baselines: which of them are dense.
+        baselines: the names of the dense ones.
     """
     dense = set(baselines)
     plain = min((step for name, step in steps.items() if name in dense), default=0.0)
@@ -146,28 +147,28 @@ def predict(
     task: str | None = None,
     optimizer: str | None = None,
 ) -> Prediction:
-    r"""Predicts a step: computation, compression, and communication as far as computation does not hide it.
+    r"""Predicts a step: computation, compression, and the communication that computation does not hide.
 
-    With :math:`c` the seconds of communication and :math:`o` the fraction of the computation that it may run beside, what is
-    exposed is :math:`\max(0, c - o \cdot compute)`; compression is never hidden.
+    With :math:`c` the seconds of communication and :math:`o` the fraction of the computation during which it may run, the
+    exposed part is :math:`\max(0, c - o \cdot compute)`; compression is never hidden.
 
     Args:
-        workload: of one worker.
-        cluster: what joins the workers.
+        workload: the workload of one worker.
+        cluster: the workers and their links.
         method: a name in :data:`gradcomp_jax.methods.METHODS`, with its default options.
-        device: how fast it compresses; by default that of the calibration, or one that copies a terabyte a second.
-        calibration: measured times of collectives in place of the formulas and the outer link's rate and latency: of as many
-            workers as exchange, or, made along the axis of the nodes of a mesh with another for the devices of each, between
-            nodes. Then devices of a node shared the link while it was made, as they do in the exchange.
-        layout: by default the faster one, where a node has several workers, of those that there is a price of.
-        traffic: ``traffic(method, shapes, workers)``; by default what the method says of itself. Without a calibration dense
-            bfloat16 takes what is faster of that and one all-reduce.
-        prices: how many times dense's steps a method needs, by name; by default what the package's own runs gave with this
-            task, this optimizer and at least half as many workers as exchange here. ``{}`` for seconds alone.
-        task: kind of model: ``conv``, ``transformer`` or ``lstm``; by default that of the workload. Where that does not say,
-            the highest price of all kinds counts.
-        optimizer: that follows the exchange, of :data:`gradcomp_jax.planning.task.OPTIMIZERS`; by default whatever the runs
-            had.
+        device: how fast a device compresses; by default that of the calibration, or one that copies a terabyte a second.
+        calibration: measured times of collectives, used instead of the formulas and the outer link's rate and latency. It is of
+            the same number of workers, or of the exchange between nodes: made along the axis of the nodes, on a mesh with
+            another axis for the devices of each node. The devices of a node then shared the link as they do in the exchange.
+        layout: by default, if a node has several workers, the faster layout among those that have a price.
+        traffic: ``traffic(method, shapes, workers)``; by default from the method's own description. Without a calibration,
+            dense bfloat16 takes the faster of that and one all-reduce.
+        prices: how many times the steps of dense a method needs, by name; by default from the package's own runs with this
+            task, this optimizer and at least half as many workers. ``{}`` for seconds alone.
+        task: kind of model: ``conv``, ``transformer`` or ``lstm``; by default that of the workload. If it is unknown, the
+            highest price of all kinds counts.
+        optimizer: the optimizer that follows the exchange, of :data:`gradcomp_jax.planning.task.OPTIMIZERS`; by default that of
+            the runs, whatever it was.
 
     Raises:
         ValueError: for an unknown method, layout, task or optimizer, or a calibration for another number of workers.
@@ -180,14 +181,14 @@ def predict(
     if layout is None:
         layouts: list[Layout] = ["flat", "hierarchical"] if cluster.per_node > 1 else ["flat"]
         if calibration is not None and cluster.per_node > 1 and calibration.workers == cluster.nodes:
-            # It is of the exchange between nodes, and knows nothing of one among all workers.
+            # It is of the exchange between nodes, and says nothing about one among all workers.
             layouts = ["hierarchical"]
         elif calibration is not None:
             layouts = ["flat"]
         ask = functools.partial(predict, workload, cluster, method, device=device, calibration=calibration)
         ask = functools.partial(ask, traffic=traffic, prices=prices, task=task, optimizer=optimizer)
         found = [ask(layout=one) for one in layouts]
-        # What runs say something of goes first: of several nodes they are more comparable than of all devices.
+        # Layouts that runs say something about go first: more runs are comparable with the nodes than with all devices.
         return min(found, key=lambda p: (prices != {} and doubt(p), p.progress))
     _checks.one_of("method", method, METHODS)
     _checks.one_of("layout", layout, ("flat", "hierarchical"))
@@ -218,7 +219,7 @@ def predict(
     )
     try:
         dense = ask("dense")
-    except ValueError:  # A calibration may know the collectives of bfloat16 alone.
+    except ValueError:  # A calibration may have only the collectives of bfloat16.
         dense = ask("dense_bf16")
     return dataclasses.replace(one, warm_up=price.dense_steps * (dense.step - one.step))
 
@@ -238,24 +239,24 @@ def should_compress(
 ) -> Verdict:
     """Predicts all methods, and says whether one is worth it: seconds of a step, times the steps that it needs.
 
-    A method of which no run of this task, this optimizer and a comparable number of workers shows how it trains has no price,
-    and is not recommended; nor is one whose runs did not come as far as dense. A method that cannot be predicted, because the
-    calibration has not measured a collective of it or it refuses the shapes, or whose state does not fit into a device, is left
-    out, with the reason in :attr:`Verdict.skipped`.
+    A method has a price if runs with this task, this optimizer and a comparable number of workers show how it trains. A method
+    without a price is not recommended, nor is one whose runs did not come as far as dense. A method is left out if it cannot be
+    predicted, because the calibration lacks one of its collectives or the method refuses the shapes, or if its state does not
+    fit into a device. The reason is in :attr:`Verdict.skipped`.
 
     Args:
-        workload: of one worker.
-        cluster: what joins the workers.
-        methods: names; all by default. The dense baselines are always among them.
+        workload: the workload of one worker.
+        cluster: the workers and their links.
+        methods: names; all by default. The dense baselines are always included.
         device: see :func:`predict`.
         calibration: see :func:`predict`.
         prices: see :func:`predict`.
         task: see :func:`predict`.
         optimizer: see :func:`predict`.
-        device_memory: bytes of a device; a method whose state alone has more is left out.
+        device_memory: bytes of a device; a method whose state alone is larger is left out.
 
     Raises:
-        ValueError: for an unknown method, task or optimizer, a price that is none, and where no dense baseline can be
+        ValueError: for an unknown method, task or optimizer, an invalid price, and if no dense baseline can be
             predicted.
     """
     checked(prices, task=task, optimizer=optimizer)
@@ -279,7 +280,7 @@ def should_compress(
             continue
         found.append(one)
 
-    # That no run shows how a method trains, or that none came as far as dense, must not be what recommends it.
+    # A method must not be recommended because no run shows how it trains, or because no run came as far as dense.
     weighed = prices != {}
     ranking = tuple(sorted(found, key=lambda p: (weighed and doubt(p), p.progress, p.step)))
     dense = next(p for p in ranking if p.method in BASELINES)
@@ -290,5 +291,5 @@ def should_compress(
 
 
 def speed_up(prediction: Prediction, workers: int) -> float:
-    """Returns examples a second of all workers over those of one: weak scaling, each worker's batch stays."""
+    """Returns the examples a second of all workers over those of one (weak scaling: the batch of a worker stays the same)."""
     return workers * prediction.compute / prediction.step if prediction.step else float(workers)

@@ -1,4 +1,4 @@
-"""What methods cost in steps: how many a run needs for what a dense one reaches."""
+"""Prices of methods in steps: how many steps a run needs to reach what a dense run reaches."""
 
 import dataclasses
 import functools
@@ -26,26 +26,26 @@ _KINDS: dict[str, tuple[type, str]] = {
     "reached": (bool, "true or false"),
 }
 _SHOWN = 0.005
-"""Dense steps, as a fraction of all, that are worth a word."""
+"""The least fraction of dense steps that a text mentions."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """Steps that a method needs for what the dense baseline reaches, over the steps of the baseline.
+    """Says how many steps a method needs to reach what the dense baseline reaches, over the steps of the baseline.
 
     Attributes:
         steps: the factor, above 0.
-        reached: whether the method's runs came that far. Where they did not, ``steps`` is a lower bound.
-        spread: the least and the largest factor of single seeds; ``None`` where it is not known.
+        reached: whether the method's runs came that far. If not, ``steps`` is a lower bound.
+        spread: the least and the largest factor of single seeds; ``None`` if it is not known.
         task: what was trained.
-        kind: of model that was, of :data:`gradcomp_jax.planning.task.TASKS`.
-        optimizer: that trained it, of :data:`gradcomp_jax.planning.task.OPTIMIZERS`.
-        workers: that trained it.
-        seeds: how many runs the factor is of.
-        options: of the method, where they are not its defaults.
-        page: that has the runs.
-        dense_steps: fraction of the runs' steps that were dense float32, a warm-up; of steps between the two, as many dense
-            ones as send the same bytes.
+        kind: kind of the model, of :data:`gradcomp_jax.planning.task.TASKS`.
+        optimizer: the optimizer that trained it, of :data:`gradcomp_jax.planning.task.OPTIMIZERS`.
+        workers: the number of workers that trained it.
+        seeds: the number of runs behind the factor.
+        options: options of the method that are not its defaults.
+        page: the page that has the runs.
+        dense_steps: fraction of the runs' steps that were dense float32, as in a warm-up; steps that are partly dense count as
+            the number of dense steps that send the same bytes.
     """
 
     steps: float
@@ -61,7 +61,7 @@ class Price:
     dense_steps: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuses what is no price."""
+        """Refuses values that no price can have."""
         for name, (kind, said) in _KINDS.items():
             value = getattr(self, name)
             if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -76,12 +76,12 @@ class Price:
 
     @property
     def factor(self) -> float:
-        """Returns what a step counts for: at least 1, because nothing trains better for being compressed."""
+        """Returns the factor of a step: at least 1, because compression does not improve training."""
         return max(1.0, self.steps)
 
     @property
     def source(self) -> str:
-        """Returns where it comes from, for instance ``enwik8, adamw, 8 workers, 3 seeds``."""
+        """Returns where the price comes from, for instance ``enwik8, adamw, 8 workers, 3 seeds``."""
         workers, seeds = _count(self.workers, "worker"), _count(self.seeds, "seed")
         dense = f"{self.dense_steps:.0%} of its steps dense" if self.dense_steps >= _SHOWN else ""
         return (
@@ -99,28 +99,27 @@ def _count(number: int, what: str) -> str:
 
 
 Prices = Mapping[str, Price | float]
-"""By the name of a method; a number is a factor that was reached."""
+"""Prices by the name of a method; a number is a factor that was reached."""
 
 
 @functools.cache
 def measured() -> Mapping[str, tuple[Price, ...]]:
-    """Returns the prices that come with the package, by method one for each kind of model, optimizer and number of workers."""
+    """Returns the package's own prices: for each method, one for each kind of model, optimizer and number of workers."""
     kept = json.loads(DATA.read_text(encoding="utf-8"))
     return {name: tuple(_read(name, fields) for fields in each) for name, each in kept.items()}
 
 
 @functools.lru_cache(maxsize=1024)
 def comparable(task: str | None, optimizer: str | None, workers: int) -> Mapping[str, Price]:
-    """Returns the package's prices of a kind of model and an optimizer, by method.
+    """Returns the package's prices for a kind of model and an optimizer, by method.
 
-    Runs of at least half as many workers as exchange are comparable: selections cost more steps with more workers. Of default
-    options where there are such runs, and of several prices the highest. Where nothing is said of the task, the highest of all
-    kinds counts.
+    Runs of at least half as many workers are comparable: selections cost more steps with more workers. Runs with default
+    options are preferred, and the highest of several prices counts. If the task is not known, the highest of all kinds counts.
 
     Args:
-        task: of :data:`gradcomp_jax.planning.task.TASKS`; ``None`` where it is not known.
-        optimizer: of :data:`gradcomp_jax.planning.task.OPTIMIZERS`; ``None`` for any.
-        workers: that exchange; 0 for any.
+        task: a kind of model, of :data:`gradcomp_jax.planning.task.TASKS`; ``None`` if it is not known.
+        optimizer: an optimizer, of :data:`gradcomp_jax.planning.task.OPTIMIZERS`; ``None`` for any.
+        workers: the number of workers that exchange; 0 for any.
 
     Raises:
         ValueError: for an unknown task or optimizer.
@@ -140,12 +139,12 @@ def comparable(task: str | None, optimizer: str | None, workers: int) -> Mapping
 
 
 def highest(prices: Sequence[Price]) -> Price:
-    """Returns the one that promises least."""
+    """Returns the highest price."""
     return max(prices, key=lambda price: price.steps)
 
 
 def from_dict(prices: Mapping[str, Any]) -> dict[str, Price]:
-    """Returns prices from what JSON holds: by method a factor, or the fields of :class:`Price`.
+    """Returns prices from JSON data: for each method a factor, or the fields of :class:`Price`.
 
     Raises:
         ValueError: for anything else.
@@ -158,10 +157,10 @@ def from_dict(prices: Mapping[str, Any]) -> dict[str, Price]:
 def checked(
     prices: Prices | None, *, task: str | None = None, optimizer: str | None = None, workers: int = 0
 ) -> Mapping[str, Price]:
-    """Returns given prices, factors as :class:`Price` too, whatever they are of; for ``None`` :func:`comparable`.
+    """Returns the given prices, with factors as :class:`Price`, whatever they are of; for ``None`` those of :func:`comparable`.
 
     Raises:
-        ValueError: for a price of an unknown method or of a dense baseline, a factor that is none, and an unknown task or
+        ValueError: for a price of an unknown method or of a dense baseline, an invalid factor, and an unknown task or
             optimizer.
     """
     tasks.check(task, optimizer)

@@ -1,4 +1,4 @@
-"""The rate of a link from which the better dense baseline is faster than a method."""
+"""The rate of a link above which the better dense baseline is faster than a method."""
 
 import dataclasses
 import functools
@@ -10,7 +10,7 @@ from gradcomp_jax.planning.predict import predict
 from gradcomp_jax.planning.prices import BASELINES, Prices
 from gradcomp_jax.planning.workload import Device, Workload
 
-_SLOWEST, _FASTEST = 1e2, 1e13  # bytes a second between which a break-even is looked for
+_SLOWEST, _FASTEST = 1e2, 1e13  # the bounds of the search for a break-even, bytes a second
 
 
 def break_even(
@@ -25,12 +25,13 @@ def break_even(
 ) -> float:
     """Returns the rate of the outer link, bytes a second, above which the better baseline is faster than the method.
 
-    0 for a method that never is; infinity for one that always is. Faster is who needs less :attr:`Prediction.progress`.
+    The rate is 0 if the method is never faster, and infinity if it always is. The one with less :attr:`Prediction.progress` is
+    the faster one.
 
     Args:
-        workload: of one worker.
-        cluster: with any outer rate; its latency counts.
-        method: a name.
+        workload: the workload of one worker.
+        cluster: the cluster, with any outer rate; its latency counts.
+        method: the name of the method.
         device: see :func:`predict`.
         prices: see :func:`predict`.
         task: see :func:`predict`.
@@ -50,7 +51,7 @@ def break_evens(
     task: str | None = None,
     optimizer: str | None = None,
 ) -> dict[str, float]:
-    """Returns :func:`break_even` of several methods."""
+    """Returns :func:`break_even` for several methods."""
 
     def progress(name: str, rate: float) -> float:
         there = dataclasses.replace(cluster, outer=Link(rate, cluster.outer.latency))
@@ -67,7 +68,7 @@ def break_evens(
 
 
 def _last_win(wins: Callable[[float], bool]) -> float:
-    """The highest rate at which it does; 0 where it never does, infinity where it always does."""
+    """Returns the highest rate at which the method wins; 0 if it never wins, infinity if it always wins."""
     rates = [_SLOWEST * 10 ** (k / 3) for k in range(3 * round(math.log10(_FASTEST / _SLOWEST)) + 1)]
     last = next((k for k in reversed(range(len(rates))) if wins(rates[k])), None)
     if last is None:

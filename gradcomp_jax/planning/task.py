@@ -1,4 +1,4 @@
-"""What is trained, as far as a price in steps depends on it: the kind of the model and the optimizer."""
+"""The kind of the model and the optimizer, on which a price in steps depends."""
 
 import re
 
@@ -8,9 +8,9 @@ from gradcomp_jax import _checks
 from gradcomp_jax._typing import PyTree
 
 TASKS = ("conv", "transformer", "lstm")
-"""Kinds of models that there are runs of."""
+"""Kinds of models for which there are runs."""
 OPTIMIZERS = ("sgd", "adam", "adamw", "adafactor", "lamb", "lion", "muon", "shampoo", "other")
-"""What follows the exchange, with momentum or without. There are runs of ``sgd`` and ``adamw``; ``adam`` counts as that."""
+"""Optimizers after the exchange, with momentum or without. Runs exist for ``sgd`` and ``adamw``, which ``adam`` counts as."""
 
 _NAMES = {
     "transformer": re.compile(r"attention|attn|transformer|[qkv]_proj|qkv", re.IGNORECASE),
@@ -20,7 +20,7 @@ _KERNELS = (1, 3, 5, 7, 9, 11)
 
 
 def task_of(params: PyTree) -> str | None:
-    """Returns the kind of a model by the names and shapes of its tensors; ``None`` where they do not say, or say two things.
+    """Returns the kind of a model by the names and shapes of its tensors; ``None`` if they fit no kind, or two.
 
     A convolution is a tensor of four dimensions whose first or last two are one small odd number. Patches of vision
     transformers are even.
@@ -35,10 +35,10 @@ def task_of(params: PyTree) -> str | None:
 
 
 def check(task: str | None, optimizer: str | None) -> None:
-    """Refuses what is neither.
+    """Refuses an unknown task or optimizer.
 
     Raises:
-        ValueError: with what is known.
+        ValueError: with the known ones.
     """
     if task is not None:
         _checks.one_of("task", task, TASKS)
@@ -47,6 +47,6 @@ def check(task: str | None, optimizer: str | None) -> None:
 
 
 def same_optimizer(one: str, other: str) -> bool:
-    """Returns whether runs with the one say something of the other."""
+    """Returns whether runs with one optimizer apply to the other."""
     alike = {"adam": "adamw"}
     return alike.get(one, one) == alike.get(other, other)

@@ -1,4 +1,4 @@
-"""What a method sends in a step, as its exchange describes it."""
+"""Reads what a method sends in a step from the description of its exchange."""
 
 import collections
 import functools
@@ -16,13 +16,13 @@ from gradcomp_jax.methods.traffic import CollectiveTraffic as CollectiveTraffic
 from gradcomp_jax.methods.traffic import Traffic as Traffic
 from gradcomp_jax.methods.traffic import traffic_of
 
-# Equal tensors that are described one by one, and the entries of each from which more of them add what the last ones did:
-# these are segments of their own also where they go dense.
+# Of equal tensors at least _LARGE, at most _MOST are described one by one, and further ones add what the last ones did.
+# Tensors of this size are separate segments even if they go dense.
 _MOST, _LARGE = 128, 2**18
 
 
 def read(make: Callable[..., optax.GradientTransformation], params: PyTree, workers: int) -> Traffic:
-    """Reads what a transformation sends from its own description: exact, and nothing is compiled.
+    """Reads what a transformation sends from its own description. It is exact, and nothing is compiled.
 
     Args:
         make: ``make(axis_name=...)``, for instance ``functools.partial(gc.dgc, density=0.01)``.
@@ -36,14 +36,14 @@ def read(make: Callable[..., optax.GradientTransformation], params: PyTree, work
 
 @functools.lru_cache(maxsize=4096)
 def read_method(method: str, shapes: tuple[tuple[int, ...], ...], workers: int) -> Traffic:
-    """Reads what a method sends with its defaults, each question once in a process.
+    """Reads what a method sends with its defaults; a process caches the results.
 
-    Of more than 128 large tensors of one shape, those beyond add what the last 64 did: as many bytes but for the filling of
-    the owners' rows.
+    If there are more than 128 large tensors of one shape, further ones add what the last 64 did. The bytes are the same except
+    for the padding of the owners' rows.
 
     Args:
         method: its name in :data:`gradcomp_jax.methods.METHODS`.
-        shapes: of all tensors, which are float32.
+        shapes: the shapes of all tensors, which are float32.
         workers: N.
 
     Raises:
@@ -60,7 +60,7 @@ def read_method(method: str, shapes: tuple[tuple[int, ...], ...], workers: int) 
 
 
 def _extended(start: Traffic, end: Traffic, far: float) -> Traffic:
-    """What lies as far from one to the other as ``far`` says, in steps of their difference."""
+    """Extrapolates linearly from ``start`` by ``far`` times the difference from ``start`` to ``end``."""
     collectives = [
         b._replace(sent=a.sent + far * (b.sent - a.sent), operand=a.operand + far * (b.operand - a.operand))
         for a, b in zip(start.collectives, end.collectives, strict=True)

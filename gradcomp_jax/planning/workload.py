@@ -1,4 +1,4 @@
-"""What is trained and on what: a step's computation, its gradient, and how fast a device compresses."""
+"""The work of a step and its device: computation, gradient, and how fast the device compresses."""
 
 import dataclasses
 import functools
@@ -42,21 +42,21 @@ COPIES: dict[str, float] = {
     "demo": 6.966,
     "sparcml": 8.605,
 }
-"""What one worker's round trip takes on a CPU, in copies of the gradient: written by ``benchmarks/planner.py --copies``."""
+"""The time of one worker's round trip on a CPU, in copies of the gradient; ``benchmarks/planner.py --copies`` writes it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """One worker's step without an exchange.
+    """Describes one worker's step without an exchange.
 
     Attributes:
         compute: seconds of the forward pass, the backward pass and the optimizer.
-        shapes: of the gradient's tensors.
-        overlap: fraction of ``compute`` in which an exchange may run beside it, in [0, 1]. 0 for steps in sequence; about two
-            thirds where buckets of gradients leave during the backward pass; 1 for averages that may arrive late.
-        memory: bytes that the step's program needs, if that is known.
-        task: kind of the model, of :data:`gradcomp_jax.planning.task.TASKS`, as :meth:`of` sees it by names and shapes;
-            ``None`` where they do not say.
+        shapes: shapes of the gradient's tensors.
+        overlap: fraction of ``compute`` during which an exchange may run, in [0, 1]. 0 for steps in sequence; about two
+            thirds if buckets of gradients leave during the backward pass; 1 for averages that may arrive late.
+        memory: bytes that the step's program needs, if known.
+        task: kind of the model, of :data:`gradcomp_jax.planning.task.TASKS`, which :meth:`of` finds by names and shapes;
+            ``None`` if it is not known.
     """
 
     compute: float
@@ -66,13 +66,13 @@ class Workload:
     task: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuses what is no step."""
+        """Refuses values that no step can have."""
         if not isinstance(self.shapes, (tuple, list)) or not all(isinstance(s, (tuple, list)) for s in self.shapes):
             raise TypeError(
                 f"shapes must be the parameters' shapes, such as ((784, 10), (10,)), got {self.shapes!r}; Workload.of(params,"
                 " compute) takes them from a tree"
             )
-        # Lists are welcome; what is looked up by shapes needs them hashable.
+        # Lists are accepted, and made hashable for lookups by shapes.
         object.__setattr__(self, "shapes", tuple(tuple(shape) for shape in self.shapes))
         _checks.number_of("seconds", "compute", self.compute)
         if not (self.compute >= 0 and math.isfinite(self.compute)):
@@ -92,31 +92,31 @@ class Workload:
 
     @functools.cached_property
     def values(self) -> int:
-        """Entries of the gradient."""
+        """Returns the number of entries of the gradient."""
         return sum(math.prod(shape) for shape in self.shapes)
 
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """How fast a device compresses.
+    """Says how fast a device compresses.
 
     Attributes:
         copy_rate: bytes a second that a copy reads and writes, together.
-        copies: by method, the time of its arithmetic in copies of the gradient; of methods that are not in it,
-            :data:`COPIES`, or what this machine takes for one that is in neither.
+        copies: by method, the time of its arithmetic in copies of the gradient. For other methods :data:`COPIES` counts, or
+            the time on this machine for one that is in neither.
     """
 
     copy_rate: float = 1e12
     copies: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuses what is no device."""
+        """Refuses values that no device can have."""
         _checks.number_of("bytes per second", "copy_rate", self.copy_rate)
         if not self.copy_rate > 0:
             raise ValueError(f"copy_rate must be above 0 bytes per second, got {self.copy_rate}")
 
     def compression(self, method: str, values: int) -> float:
-        """Returns the seconds to encode and decode as many float32 values."""
+        """Returns the seconds to encode and decode this many float32 values."""
         copies = self.copies.get(method)
         if copies is None:
             copies = COPIES[method] if method in COPIES else _timed(method)
@@ -130,10 +130,10 @@ def profile_step(
     """Times a step of one worker, and looks at its gradient and its memory.
 
     Args:
-        step: of one device, without an exchange; compiled if it is not. It may donate its arguments: it gets copies.
-        args: of ``step``.
+        step: a step of one device, without an exchange; compiled if it is not. It may donate its arguments: it gets copies.
+        args: the arguments of ``step``.
         params: the parameters, whose shapes the gradient has; by default ``args[0].params``, or ``args[0]``.
-        repeats: timed calls, after one that is not; the median is taken.
+        repeats: timed calls, after one untimed call; the median is taken.
         overlap: see :class:`Workload`.
 
     Raises:
@@ -156,13 +156,13 @@ def _timed(method: str) -> float:
 def profile_compression(methods: Iterable[str] | None = None, *, values: int = 2**24, repeats: int = 5) -> Device:
     """Times methods on this device: one worker's round trip of a matrix, in copies of it, and a copy.
 
-    Rounds are interleaved. A round trip encodes, decodes and keeps what was not sent; what an owner of a shard does besides is
-    not in it.
+    Rounds are interleaved. A round trip encodes, decodes and keeps what was not sent. The additional work of an owner of a
+    shard is not included.
 
     Args:
         methods: names in :data:`gradcomp_jax.methods.METHODS`; all by default.
-        values: of the matrix, about. Fewer fit into caches, and into memory that the process keeps: a copy is then faster than
-            any in a train step, and methods look slow beside it.
+        values: entries of the matrix, about. Fewer fit into caches, and into memory that the process keeps: a copy is then
+            faster than any in a train step, and methods look slow in comparison.
         repeats: rounds; medians are kept.
 
     Raises:
@@ -209,7 +209,7 @@ def _seconds(run: Callable[..., Any], args: Sequence[Any]) -> float:
 
 
 def _memory(compiled: jax.stages.Compiled) -> int | None:
-    """Bytes of arguments, results and temporaries, less what shares memory, where the compiler says it."""
+    """Returns the bytes of arguments, results and temporaries, less what shares memory; ``None`` if the compiler has none."""
     found = compiled.memory_analysis()
     if found is None:
         return None

@@ -15,13 +15,13 @@ from gradcomp_jax.transforms.overwritten import joined, refuse_overwritten, trai
 from gradcomp_jax.transforms.policies import path_name
 
 Update = Callable[..., tuple[PyTree, PyTree]]
-"""``update(gradient, opt_state, params, **extra) -> (updates, opt_state)``, of a step."""
+"""The type of a step's ``update(gradient, opt_state, params, **extra) -> (updates, opt_state)``."""
 
 _PLAIN = ("flax.training.train_state", "TrainState.apply_gradients")
 
 
 def is_overridden(state: Any) -> bool:
-    """Returns whether a state's type says by itself what a gradient does to it, other than flax's ``TrainState`` does."""
+    """Returns whether a state's type has its own ``apply_gradients``, other than that of flax's ``TrainState``."""
     own = getattr(type(state), "apply_gradients", None)
     return own is not None and (getattr(own, "__module__", ""), getattr(own, "__qualname__", "")) != _PLAIN
 
@@ -29,18 +29,18 @@ def is_overridden(state: Any) -> bool:
 def applied(
     state: Any, gradient: PyTree, update: Update, *, whole: Callable[[], bool], given: dict[str, Callable[[], Any]]
 ) -> Any:
-    """Returns the state after a step: by its own ``apply_gradients`` where it has one.
+    """Returns the state after a step, by its own ``apply_gradients`` if it has one.
 
     Args:
-        state: a train state, what one worker has of it.
-        gradient: this worker's own, of the structure of the parameters; with the new values of what is overwritten.
-        update: the step's, instead of that of the state's ``tx``.
-        whole: whether the parameters are the same on all workers, and whole.
-        given: what a state's own ``apply_gradients`` may take besides, by name: functions that return it.
+        state: one worker's part of a train state.
+        gradient: this worker's gradient, in the structure of the parameters; with the new values of what is overwritten.
+        update: the step's update, instead of that of the state's ``tx``.
+        whole: returns whether the parameters are the same on all workers, and whole.
+        given: further arguments that a state's own ``apply_gradients`` may take, by name: functions that return them.
 
     Raises:
         ValueError: if a state's own ``apply_gradients`` cannot be called, does not call ``self.tx.update`` or returns a state
-            of another structure, or parameters are not whole.
+            of another structure, or if parameters are not whole.
     """
     if not is_overridden(state):
         own = trained(state.params)
@@ -93,7 +93,7 @@ _INSTEAD = (
 
 
 def takes(state: Any, name: str) -> bool:
-    """Returns whether a state has an ``apply_gradients`` of its own, and an argument of it has this name."""
+    """Returns whether a state has its own ``apply_gradients``, with an argument of this name."""
     return is_overridden(state) and name in inspect.signature(state.apply_gradients).parameters
 
 
@@ -108,7 +108,7 @@ def _refuse_more(state: Any, name: str, given: Any) -> None:
 
 
 def refuse_differing(new: Any, old: Any, axis_name: AxisName) -> None:
-    """Refuses what a state's own ``apply_gradients`` has made of one worker's gradient, and all workers are to have alike.
+    """Refuses what a state's own ``apply_gradients`` computed from one worker's gradient, but must be equal on all workers.
 
     Raises:
         ValueError: naming the first such leaf.

@@ -1,4 +1,4 @@
-"""What a step is called with in the place of a state and a batch."""
+"""Refuses calls of a step with something else than a state and a batch."""
 
 import contextlib
 import re
@@ -12,10 +12,10 @@ from gradcomp_jax.per_device import is_per_device
 
 
 def refuse_no_state(state: Any) -> None:
-    """Refuses what is no train state: parameters, an optimizer's state, or what a step returned as a whole.
+    """Refuses anything but a train state: parameters, an optimizer's state, or all that a step returned.
 
     Raises:
-        TypeError: with where a state comes from.
+        TypeError: saying where a state comes from.
     """
     if hasattr(state, "params") and hasattr(state, "opt_state"):
         return
@@ -31,10 +31,10 @@ def refuse_no_state(state: Any) -> None:
 
 @contextlib.contextmanager
 def call_explained() -> Iterator[None]:
-    """Says of a call that JAX does not take what a step is called with.
+    """Says what a step is called with, if JAX refuses the arguments of a call.
 
     Raises:
-        TypeError: in the place of JAX's own.
+        TypeError: instead of JAX's own error.
     """
     try:
         yield
@@ -56,12 +56,12 @@ def call_explained() -> Iterator[None]:
 
 
 def refuse_other_gradient(gradient: PyTree, params: PyTree) -> None:
-    """Refuses as a gradient what has another number of arrays than the parameters.
+    """Refuses a gradient that has another number of arrays than the parameters.
 
     Raises:
-        ValueError: with what to pass.
+        ValueError: saying what to pass.
     """
-    # Of optax.lookahead's parameters one set has gradients.
+    # Only one set of optax.lookahead's parameters has gradients.
     wanted = len(jax.tree.leaves(getattr(params, "fast", params)))
     found = len(jax.tree.leaves(gradient, is_leaf=is_per_device))
     if params is not None and found != wanted:

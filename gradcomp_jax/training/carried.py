@@ -1,7 +1,7 @@
-"""What exchanges hold, for the same methods with options by which it lies otherwise: another density, or another collective.
+"""Moves the state of exchanges to other options of the same methods, such as another density or collective.
 
-Memories lie as the leaves do, whatever the block. What owners hold lies as rows are dealt to them, and goes back to the
-memories where there are other owners or none from now on. So the mean of the memories, owners and updates are what they were.
+Memories have the order of the leaves, whatever the block. The rows of owners have the order in which they are dealt, and return
+to the memories if the new state has other owners or none. So the mean of memories and owners does not change, nor do updates.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ _REMEDY = "build the state with what wrote it, or start this method's memories w
 
 
 def owners_of(state: PyTree) -> dict[str, Any]:
-    """Returns for each array of owners how its rows are to go back to the memories, for a checkpoint to keep."""
+    """Returns, for each array of owners, how its rows return to the memories; a checkpoint keeps this."""
     found = {}
     for prefix, exchange in exchanges_of(state):
         for number, server in enumerate(exchange.server):
@@ -38,7 +38,7 @@ def owners_of(state: PyTree) -> dict[str, Any]:
 
 
 def lies_otherwise(saved: Saved, like: PyTree) -> bool:
-    """Returns whether a checkpoint has all that ``like`` has, but for memories and owners that lie otherwise."""
+    """Returns whether a checkpoint has all that ``like`` has, except that memories or owners' rows have another layout."""
     ours = [prefix + field for prefix, _ in exchanges_of(like) for field in _FIELDS]
 
     def others(names: Any) -> set[str]:
@@ -65,12 +65,12 @@ def carried(saved: Saved, owners: Mapping[str, Any] | None, like: PyTree) -> PyT
     """Returns the arrays of a checkpoint in the structure of ``like``, on the host, for its number of workers.
 
     Args:
-        saved: of every name the array, whole.
-        owners: of :func:`owners_of` the saved state; ``None`` of a checkpoint that does not say it.
-        like: the state that goes on.
+        saved: whole arrays by name.
+        owners: :func:`owners_of` of the saved state; ``None`` if the checkpoint does not have it.
+        like: the state to continue with.
 
     Raises:
-        ValueError: where what is held has no place in ``like``.
+        ValueError: if saved memories or owners' rows have no place in ``like``.
     """
     old, new = _workers(saved, like), _workers(names_of(like), like)
     if old is None or new is None:
@@ -98,7 +98,7 @@ def _is_exchange(node: object) -> bool:
 
 
 def exchanges_of(state: PyTree) -> Iterator[tuple[str, ExchangeState]]:
-    """Yields all exchanges with how the names of their arrays begin."""
+    """Yields all exchanges, each with the prefix of the names of its arrays."""
     for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=_is_exchange):
         if _is_exchange(node):
             yield f"{path_name(path)}/" if path else "", node
@@ -119,7 +119,7 @@ def marks_of(exchange: ExchangeState) -> Iterator[tuple[str, PerDevice]]:
 
 
 def _workers(saved: Saved, like: PyTree) -> int | None:
-    """The workers of a checkpoint, of which each has one number; ``None`` where it has no memories."""
+    """Returns the number of workers of a checkpoint, by its one number for each; ``None`` if it has no memories."""
     for prefix, exchange in exchanges_of(like):
         mark = exchange.memory_ratio
         found = [value for name, value in saved.items() if name.startswith(f"{prefix}memory_ratio/")]
@@ -129,7 +129,7 @@ def _workers(saved: Saved, like: PyTree) -> int | None:
 
 
 def fits(shape: tuple[int, ...], mark: PerDevice, workers: int) -> bool:
-    """Returns whether an array may be what so many workers have of a memory or of owners' rows, joined or stacked."""
+    """Returns whether an array may hold a memory or owners' rows of this number of workers, joined or stacked."""
     joined = (workers * mark.shards * mark.held(workers), *array_of(mark).shape[1:])
     return tuple(shape) == joined or tuple(shape[:2]) == (workers, mark.held(workers))
 
@@ -146,7 +146,7 @@ def _put(mark: PerDevice, value: np.ndarray, **changes: Any) -> PerDevice:
 def _read(
     prefix: str, saved: Saved, owners: Mapping[str, Any] | None, like: ExchangeState, workers: int
 ) -> ExchangeState:
-    """A saved exchange's state in which owners that lie otherwise have given back what they hold."""
+    """Returns a saved exchange's state, in which owners with another layout have returned what they hold."""
     memory = _memories(prefix, saved, like, workers)
     server = []
     for number, of_group in enumerate(list(memory)):
@@ -175,10 +175,10 @@ def _read(
 
 
 def _memories(prefix: str, saved: Saved, like: ExchangeState, workers: int) -> list[Any]:
-    """The memories as they were saved, in whatever rows.
+    """Returns the memories as they were saved, in whatever rows.
 
     Raises:
-        ValueError: if there are others.
+        ValueError: if the checkpoint has other memories.
     """
     marks = {name: mark for name, mark in marks_of(like) if name.startswith("memory/")}
     found = {name.removeprefix(prefix) for name in saved if name.startswith(f"{prefix}memory/")}
@@ -198,7 +198,7 @@ def _memories(prefix: str, saved: Saved, like: ExchangeState, workers: int) -> l
 
 
 def _compressors(prefix: str, saved: Saved, like: ExchangeState) -> Any:
-    """What compressors keep for themselves; as it is at the start where that has another shape."""
+    """Returns the state that compressors keep; the initial one if the saved one has another shape."""
     names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(like.compressor)]
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(like.compressor)]
     for number, (name, leaf) in enumerate(zip(names, leaves, strict=True)):
@@ -209,7 +209,7 @@ def _compressors(prefix: str, saved: Saved, like: ExchangeState) -> Any:
 
 
 def _same_owners(start: str, number: int, saved: Saved, like: ExchangeState, said: Any, workers: int) -> Any:
-    """What owners hold, where there are the same owners of the same rows; ``None`` where there are not."""
+    """Returns what owners hold if the same owners have the same rows, and ``None`` otherwise."""
     wanted = like.server[number]
     mark = values_of(wanted)
     if not is_per_device(mark) or said != _said(mark):
@@ -226,15 +226,15 @@ def _same_owners(start: str, number: int, saved: Saved, like: ExchangeState, sai
 
 
 def _said(mark: PerDevice) -> dict[str, Any] | None:
-    """How owners' rows go back, as JSON has it."""
+    """Returns how owners' rows return to the memories, as JSON data."""
     return None if mark.returns is None else {**dataclasses.asdict(mark.returns), "rows": list(mark.returns.rows)}
 
 
 def _with_owners(memories: tuple, found: Saved, said: Any, workers: int) -> tuple:
-    """The memories of a group with what its owners held.
+    """Returns the memories of a group, with what its owners held.
 
     Raises:
-        ValueError: if they cannot take it.
+        ValueError: if the memories cannot take it.
     """
     problem = (
         "owners hold a part of what was not sent, and with the options of this state there are other owners or none"
@@ -261,7 +261,7 @@ def _with_owners(memories: tuple, found: Saved, said: Any, workers: int) -> tupl
 
 
 def _laid(node: Any, wanted: Any, workers: int) -> Any:
-    """A state whose memories lie in the rows that are wanted, beside owners that begin where nobody was."""
+    """Returns a state whose memories lie in the rows of ``wanted``, and whose new owners start from zeros."""
     if not _is_exchange(node):
         return node
     server = [
@@ -285,13 +285,13 @@ def _laid(node: Any, wanted: Any, workers: int) -> Any:
 
 
 def _reblocked(have: Any, want: Any, workers: int) -> Any:
-    """Rows of another block with the same entries: the last one is filled up with zeros."""
+    """Returns the same entries in rows of another block; the last row is padded with zeros."""
     mark = values_of(want)
     before, shape = array_of(values_of(have)), array_of(mark).shape
     if before.shape == shape:
         return jax.tree.map(lambda m, old: _put(m, array_of(old)), want, have, is_leaf=is_per_device)
     (rows, block), (old_rows, old_block) = ((of[0] // (workers * mark.shards), of[1]) for of in (shape, before.shape))
-    # Both hold a tensor of more entries than all rows but one.
+    # The tensor in both has more entries than all rows except one could hold.
     least, most = max((rows - 1) * block, (old_rows - 1) * old_block), min(rows * block, old_rows * old_block)
     if mark.entries or least >= most:
         raise ValueError(

@@ -33,32 +33,32 @@ from gradcomp_jax.transforms.policies import path_name
 from gradcomp_jax.transforms.step_keys import is_typed_key
 
 _TRIES = 20
-"""How often a checkpoint is read anew that was replaced meanwhile."""
+"""How often a checkpoint is read again if it is replaced meanwhile."""
 
 
 @_arguments.checked
 def save_checkpoint(directory: str | os.PathLike[str], state: PyTree, *, overwrite: bool = False) -> None:
     """Writes a state (any tree of arrays) to a new directory, and waits until it is on disk.
 
-    The directory appears under its name when everything is in it: a process that is killed while it saves leaves earlier
-    checkpoints as they are, and with ``overwrite`` either the earlier one or the new one. Writers of one directory wait for
-    each other, and what cannot be read back takes the place of nothing. With several processes of ``jax.distributed`` all of
-    them call this with one directory that all of them see; each writes what its devices hold. The checkpoint says which methods
-    made the state, and has a digest of every shard, for :func:`restore_checkpoint` to compare
+    The directory gets its name when it is complete. A process that is killed while it saves leaves earlier checkpoints
+    unchanged; with ``overwrite`` it leaves either the earlier one or the new one. Writers of one directory wait for each other,
+    and a checkpoint that cannot be read back replaces nothing. With several processes of ``jax.distributed`` all of them call
+    this with one directory that all of them see; each writes what its devices hold. The checkpoint says which methods made the
+    state, and has a digest of every shard, for :func:`restore_checkpoint` to compare
     (:func:`gradcomp_jax.checkpoint_metadata`). To save in the background, or to keep the last few, see :doc:`checkpoints`.
 
     Args:
-        directory: of a file system, must not exist yet unless ``overwrite``.
+        directory: a folder of a file system; it must not exist yet unless ``overwrite``.
         state: global arrays, such as a :class:`TrainState` from ``init_state`` or a train step.
         overwrite: replaces an earlier checkpoint of the same name. The new one is written beside it first, with
             ``.gradcomp-new`` after its name. Nothing is deleted that no save has written.
 
     Raises:
         ValueError: if the directory exists and ``overwrite`` is not set, or it is not a checkpoint, holds other files, or is a
-            URL; if per-device state has another value on every device and a sharding that says they are one; if a step has
-            taken the state's memory, or an exchange's state has lost its marks; if two arrays would have one name; if one
-            worker's memories are all that is there of several, as ``flax.jax_utils.unreplicate`` leaves them; if what was
-            written cannot be read back.
+            URL; if per-device state has different values on the devices but a sharding that says they are equal; if a step has
+            taken the state's memory, or an exchange's state has lost its marks; if two arrays would have one name; if the state
+            has the memories of only one of several workers, as after ``flax.jax_utils.unreplicate``; if what was written cannot
+            be read back.
     """
     import orbax.checkpoint as ocp
 
@@ -81,26 +81,26 @@ def save_checkpoint(directory: str | os.PathLike[str], state: PyTree, *, overwri
 def restore_checkpoint(directory: str | os.PathLike[str], like: PyTree, *, check_method: bool = True) -> PyTree:
     """Reads a state into the structure, dtypes and shardings of ``like``.
 
-    What the checkpoint says of itself is compared: that the same methods made it and ``like``, and that every array is, bit
-    for bit, what was saved. An option that may differ from one run to the next (a density, a momentum, a seed, a dtype on the
-    wire) is named in a warning where it does. A checkpoint that says nothing of itself is restored with a warning.
+    The checkpoint's record is compared: the same methods must have made it and ``like``, and every array must be, bit for bit,
+    what was saved. If an option differs that may differ between runs (a density, a momentum, a seed, a dtype on the wire), a
+    warning names it. A checkpoint without a record is restored with a warning.
 
-    A checkpoint of another number of workers is resized as :func:`resize_workers` says. How many processes wrote it does
-    not matter. With several processes all of them call this, and all of them see the directory.
+    A checkpoint of another number of workers is resized as by :func:`resize_workers`. The number of processes that wrote it
+    does not matter. With several processes all of them call this, and all of them see the directory.
 
     Args:
-        directory: what :func:`save_checkpoint` wrote, or the folder of one step of an ``orbax.checkpoint.CheckpointManager``:
-            of a step with several items, the folder of the state.
+        directory: what :func:`save_checkpoint` wrote, or the folder of one step of an ``orbax.checkpoint.CheckpointManager``;
+            for a step with several items, the folder of the state.
         like: a state of the same model and optimizer on the present mesh, usually from ``init_state``; its values are not used.
-            What is a Python number in it comes back as one, and what lies on no device in particular, as ``model.init`` or
-            ``jax.random.key`` leave it, comes back so: a step over any mesh takes it.
-        check_method: whether to refuse the state of another method, or of other options. Without, arrays of the same names
-            and shapes are taken as they are, whatever they meant.
+            A Python number in it is restored as a Python number. An array that is bound to no device, as ``model.init`` or
+            ``jax.random.key`` leave it, is restored unbound: a step over any mesh takes it.
+        check_method: whether to refuse the state of another method, or of other options. If false, arrays of the same names
+            and shapes are restored unchecked, whatever they meant.
 
     Raises:
         FileNotFoundError: if there is no checkpoint.
-        ValueError: if the checkpoint belongs to another method, model or optimizer, naming what differs, or the directory has
-            several of them, or is a URL; if it was replaced each time that it was read.
+        ValueError: if the checkpoint belongs to another method, model or optimizer, naming what differs; if the directory has
+            several checkpoints, or is a URL; if the checkpoint was replaced each time that it was read.
         DamagedCheckpointError: (a ``ValueError``) if files of the checkpoint are missing or damaged, or an array differs from
             what was saved.
     """
@@ -114,7 +114,7 @@ def restore_checkpoint(directory: str | os.PathLike[str], like: PyTree, *, check
                 raise
             replaced = error
             if jax.process_count() > 1:
-                # Another process may have read all of it.
+                # Another process may have read the whole checkpoint.
                 break
     raise ValueError(
         f"the checkpoint at {path} was replaced while it was read: restore it again, at a time when nobody saves there, or save"
@@ -153,7 +153,7 @@ def _restored(path: pathlib.Path, like: PyTree, check_method: bool) -> PyTree:
                 restored = checkpointer.restore(plain, targets(like))
                 refuse_damaged(restored, record)
             return _with_empty(as_they_were(restored, like), wanted)
-        # Onto the host first, in every process: the saved shapes do not fit the present mesh.
+        # Restored to the host first, in every process, because the saved shapes do not fit the present mesh.
         with damage(path):
             host = checkpointer.restore(plain, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), saved))
             refuse_damaged(host, record)
@@ -164,15 +164,15 @@ def _restored(path: pathlib.Path, like: PyTree, check_method: bool) -> PyTree:
 
 
 def _refuse_lost(state: PyTree) -> None:
-    """Refuses per-device state whose sharding says that devices hold one value, and whose devices hold several.
+    """Refuses per-device state whose sharding says that devices hold equal values, but whose values differ.
 
-    Of those only one would be saved. The values are compared, because the sharding alone does not tell: along an axis of the
-    mesh that is no axis of workers, and along one of a single worker, devices do hold copies.
+    Only one of the values would be saved. The values are compared, because the sharding alone does not show it: devices do hold
+    copies along an axis of the mesh that is not an axis of workers, and along an axis of a single worker.
 
     Raises:
         ValueError: naming the first such leaf, in every process.
     """
-    # Flax NNX keeps the array within a variable.
+    # Flax NNX keeps the array inside a variable.
     marked = [(path, data_of(jax.tree.leaves(leaf.value)[0])) for path, leaf in _leaves(state) if is_per_device(leaf)]
     shared = [(path, value) for path, value in marked if isinstance(value, jax.Array) and _has_copies(value)]
     if not shared:
@@ -194,7 +194,7 @@ def _refuse_lost(state: PyTree) -> None:
 
 
 def _without_empty(state: PyTree) -> PyTree:
-    """The state with one entry for none along a dimension, because Orbax saves no arrays without entries."""
+    """Returns the state with one entry along each empty dimension, because Orbax saves no arrays without entries."""
 
     def filled(leaf: Any) -> Any:
         return leaf if np.size(leaf) else np.zeros([size or 1 for size in leaf.shape], leaf.dtype)
@@ -220,8 +220,8 @@ def _digest(shard: Any) -> int:
 
 
 def _of_all_processes(table: np.ndarray) -> np.ndarray:
-    """``[leaves, all devices]`` of every process's ``[leaves, its devices]``."""
-    # In halves, because JAX has 32 bits.
+    """Returns ``[leaves, all devices]`` from every process's ``[leaves, its devices]``."""
+    # Sent in halves, because JAX has 32 bits by default.
     halves = np.stack([table >> 16, table & 0xFFFF]).astype(np.int32)
     gathered = np.asarray(multihost_utils.process_allgather(halves)).astype(np.int64)
     high, low = np.moveaxis(gathered, 0, 2).reshape(2, len(table), -1)
@@ -229,7 +229,7 @@ def _of_all_processes(table: np.ndarray) -> np.ndarray:
 
 
 def _saved_shapes(metadata: PyTree, path: pathlib.Path, like: PyTree) -> PyTree:
-    """What the checkpoint holds, in the structure of ``like``."""
+    """Returns the shapes in the checkpoint, in the structure of ``like``."""
     found = {path_name(p): leaf for p, leaf in tree_leaves_with_path(metadata)}
     wanted = [path_name(p) for p, _ in tree_leaves_with_path(like)]
     missing, surplus = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
@@ -249,9 +249,9 @@ def _saved_shapes(metadata: PyTree, path: pathlib.Path, like: PyTree) -> PyTree:
 
 
 def _workers(state: PyTree) -> int | None:
-    """The number of workers that all per-device leaves fit; ``None`` without such leaves, or if there is none.
+    """Returns the number of workers that all per-device leaves fit; ``None`` without such leaves, or if no number fits.
 
-    Owners' shards alone could fit several numbers; an exchange's state has a number for each worker beside them.
+    Owners' shards alone could fit several numbers; an exchange's state also has one number for each worker.
     """
     marked = [leaf for leaf in nodes_of(state, is_per_device) if leaf.rows]
     sizes = [leaf.value.shape[0] for leaf in marked]
@@ -267,7 +267,7 @@ def _workers(state: PyTree) -> int | None:
 def _same_shapes(found: PyTree, like: PyTree) -> None:
     pairs = zip(tree_leaves_with_path(found), jax.tree.leaves(like), strict=True)
     for (path, a), b in pairs:
-        # Of a Python number the dtype is whatever it was when it was saved.
+        # The dtype of a Python number is the one that it had when it was saved.
         number = isinstance(b, (bool, int, float))
         (shape, dtype), (wanted, wanted_dtype) = _stored(a), _stored(b)
         if shape != wanted or (dtype != wanted_dtype and not number):
@@ -278,7 +278,7 @@ def _same_shapes(found: PyTree, like: PyTree) -> None:
 
 
 def _stored(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:
-    """The shape and dtype that a leaf is saved with: of a typed key, those of its data."""
+    """Returns the shape and dtype that a leaf is saved with; for a typed key, those of its data."""
     if is_typed_key(leaf):
         leaf = jax.eval_shape(jax.random.key_data, leaf)
     shaped = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)

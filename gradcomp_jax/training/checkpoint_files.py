@@ -1,4 +1,4 @@
-"""The folder of a checkpoint: where its arrays are, and how a new one takes its place."""
+"""The folder of a checkpoint: where its arrays are, and how a new checkpoint replaces it."""
 
 import contextlib
 import os
@@ -22,12 +22,12 @@ _FAILED, _FREE, _TAKEN, _FOREIGN, _FOREIGN_BESIDE, _UNCLAIMED, _MORE_IN_IT = ran
 def located(path: pathlib.Path) -> pathlib.Path:
     """Returns the folder with the arrays of a checkpoint: the path itself, or the one item in the folder of a step.
 
-    A process that was killed between two renames of :func:`replace` leaves the new checkpoint beside its place: it is found.
-    A folder of that name that no replacement left is none.
+    A process that was killed between two renames of :func:`replace` leaves the new checkpoint beside its place; it is found
+    there. A folder of that name that no replacement left is ignored.
 
     Raises:
         FileNotFoundError: if there is no folder.
-        ValueError: if it holds several items, or steps.
+        ValueError: if the folder holds several items, or steps.
     """
     new = beside(path, NEW)
     if not path.is_dir() and new.is_dir() and _is_left(path):
@@ -47,7 +47,7 @@ def located(path: pathlib.Path) -> pathlib.Path:
 
 
 def identity(path: pathlib.Path) -> Any:
-    """Returns what tells the checkpoint that is at a path now from one that takes its place; ``None`` if there is none."""
+    """Returns what distinguishes the checkpoint now at a path from one that replaces it; ``None`` if there is none."""
     try:
         folder = located(path)
         of_folder, of_record = os.stat(folder), os.stat(folder / FILE if (folder / FILE).exists() else folder)
@@ -58,7 +58,7 @@ def identity(path: pathlib.Path) -> Any:
 
 @contextlib.contextmanager
 def turn(path: pathlib.Path) -> Iterator[None]:
-    """Lets one writer at a time, of one process or of all that belong together, write the checkpoint of a path."""
+    """Lets one writer at a time write the checkpoint of a path; the processes of one run are one writer."""
     with contextlib.ExitStack() as stack:
 
         def take() -> int:
@@ -70,10 +70,10 @@ def turn(path: pathlib.Path) -> Iterator[None]:
 
 
 def place_for(path: pathlib.Path, *, overwrite: bool) -> pathlib.Path:
-    """Returns where to write a checkpoint that shall be at ``path``: there, or beside what is there now.
+    """Returns where to write a checkpoint for ``path``: there, or beside what is there now.
 
-    Finishes or clears away what a killed process left of an earlier replacement. A path whose name Orbax does not take as it
-    is has the checkpoint written beside it always.
+    Finishes an earlier replacement that a killed process left, or removes its remains. If Orbax does not take the name of the
+    path literally, the checkpoint is always written beside it.
 
     Raises:
         ValueError: if something is there and ``overwrite`` is not set, or what is there is not a checkpoint.
@@ -110,7 +110,7 @@ def place_for(path: pathlib.Path, *, overwrite: bool) -> pathlib.Path:
 
 
 def replace(path: pathlib.Path, new: pathlib.Path) -> None:
-    """Puts a complete checkpoint from beside a path into its place, and deletes the one that was there.
+    """Moves a complete checkpoint from beside a path to the path, and deletes the one that was there.
 
     At every moment one of the two is whole, and :func:`located` finds it.
     """
@@ -128,7 +128,7 @@ def replace(path: pathlib.Path, new: pathlib.Path) -> None:
 
 
 def discard(new: pathlib.Path) -> None:
-    """Deletes a checkpoint that was written and cannot be read."""
+    """Deletes a checkpoint that was written but cannot be read."""
 
     def drop() -> int:
         if os.path.lexists(new):
@@ -139,12 +139,12 @@ def discard(new: pathlib.Path) -> None:
 
 
 def _is_left(path: pathlib.Path) -> bool:
-    """Whether what lies beside a path was left by a replacement: a file says so, or both are there, as in earlier versions."""
+    """Returns whether a replacement left what lies beside a path: a file says so, or both are there, as in earlier versions."""
     return checkpoint_turns.is_claimed(path) or (beside(path, NEW).is_dir() and beside(path, OLD).is_dir())
 
 
 def _state_of(path: pathlib.Path) -> int:
-    """What is at a path, once an earlier replacement is finished."""
+    """Returns what is at a path, after finishing an earlier replacement."""
     new, old = beside(path, NEW), beside(path, OLD)
     left = [p for p in (new, old) if os.path.lexists(p)]
     if not all(is_checkpoint(p) and not others(p) for p in left):
@@ -164,10 +164,10 @@ def _state_of(path: pathlib.Path) -> int:
 
 
 def _on_first_process(function: Callable[[], int]) -> int:
-    """Runs a function of a shared folder in the first process, and returns what it returns in all of them, after it.
+    """Runs a function on a shared folder in the first process, and then returns its result in all processes.
 
     Raises:
-        Exception: what the function raises, in the first process; in the others an ``OSError`` that says so.
+        Exception: in the first process what the function raises; in the others an ``OSError`` that says so.
     """
     found, problem = 0, None
     if jax.process_index() == 0:

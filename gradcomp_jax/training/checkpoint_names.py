@@ -9,13 +9,13 @@ from gradcomp_jax._typing import PyTree
 
 
 def refuse_meeting(state: PyTree) -> None:
-    """Refuses a state of which two arrays would be saved under one name, and what cannot be written at all.
+    """Refuses a state if two of its arrays would be saved under one name, or if a leaf cannot be saved.
 
-    Orbax joins the keys of a path with dots and takes the result for the path of a file, the record of a checkpoint joins them
-    with slashes: keys that have dots or slashes in them may meet.
+    Orbax joins the keys of a path with dots and uses the result as the path of a file. The record of a checkpoint joins them
+    with slashes. So keys that contain dots or slashes may give equal names.
 
     Raises:
-        ValueError: naming two such arrays, or what is no array; if there is none.
+        ValueError: naming two such arrays, or a leaf that is not an array; if the state has no arrays.
     """
     leaves = jax.tree_util.tree_leaves_with_path(state)
     if not jax.tree.leaves(state, is_leaf=lambda x: x is None):

@@ -1,4 +1,4 @@
-"""What is in the folder of a checkpoint: what was written into it, and what is somebody else's."""
+"""What is in the folder of a checkpoint: its own files, and files that do not belong to it."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import shutil
 from gradcomp_jax.training.checkpoint_record import FILE
 
 TREE = "_METADATA"
-"""In every folder that Orbax has written a tree of arrays to."""
+"""The file in every folder to which Orbax has written a tree of arrays."""
 
 _STORE = r"manifest\.ocdbt(\.__lock)?|d(/[0-9a-f]{32}(\.__lock)?)?"
 _OWN = re.compile(
@@ -19,35 +19,35 @@ _OWN = re.compile(
 """What Orbax writes into the folder of a checkpoint, and the mark of a run."""
 
 _OF_AN_ARRAY = re.compile(r"\.zarray|zarr\.json|c|(c/)?[0-9]+([./][0-9]+)*")
-"""What Orbax writes for an array that has a folder of its own, without OCDBT."""
+"""What Orbax writes, without OCDBT, for an array that has its own folder."""
 
 _LARGEST_TREE = 1 << 28
 
 
 def is_checkpoint(path: pathlib.Path) -> bool:
-    """Returns whether it is a folder, not a link to one, that is empty or that a checkpoint was written to."""
+    """Returns whether the path is a folder, not a link, that is empty or holds a checkpoint."""
     if path.is_symlink() or not path.is_dir():
         return False
     return (path / TREE).exists() or (path / FILE).exists() or not any(path.iterdir())
 
 
 def others(folder: pathlib.Path, *, but: str = "") -> list[str]:
-    """Returns the names of what is in the folder of a checkpoint and no part of it, nor called ``but``.
+    """Returns the names of what is in the folder of a checkpoint but not part of it, except ``but``.
 
-    Of a folder that is no part the name alone; of what lies in one that is, its path.
+    A folder that is not part of it is named without its content; what lies in one of its folders is named by its path.
     """
     arrays = _arrays_of(folder)
     return sorted(name for name in _others_in(folder, "", arrays) if name != but)
 
 
 def delete(folder: pathlib.Path, *, last: str = "") -> None:
-    """Deletes a checkpoint; what shows that it is one goes last, so that half of one is known for what it is.
+    """Deletes a checkpoint; the files that identify it go last, so that a half-deleted one is still recognised.
 
-    What is in the folder and no part of it stays, and so does the folder then.
+    What is in the folder but not part of the checkpoint stays, and then the folder stays too.
 
     Args:
-        folder: of the checkpoint.
-        last: the name of a file in it that goes at the very end.
+        folder: the folder of the checkpoint.
+        last: the name of a file in it that is deleted at the very end.
     """
     arrays = _arrays_of(folder)
     foreign = {pathlib.Path(name).parts[0] for name in _others_in(folder, "", arrays)} - {last}
@@ -77,7 +77,7 @@ def _is_part(name: str, arrays: frozenset[str]) -> bool:
     if _OWN.fullmatch(name):
         return True
     for array in arrays:
-        # The folder of an array, those that it lies in, and what it holds.
+        # The folder of an array, its parent folders, and what it holds.
         if f"{array}/".startswith(f"{name}/"):
             return True
         if name.startswith(f"{array}/") and _OF_AN_ARRAY.fullmatch(name, len(array) + 1):
@@ -86,7 +86,7 @@ def _is_part(name: str, arrays: frozenset[str]) -> bool:
 
 
 def _arrays_of(folder: pathlib.Path) -> frozenset[str]:
-    """The folders that arrays have of their own, as the checkpoint's tree says; none with OCDBT, or where it cannot be read."""
+    """Returns the folders of single arrays, as the checkpoint's tree says; none with OCDBT, or if it cannot be read."""
     try:
         if (folder / TREE).is_symlink() or os.stat(folder / TREE).st_size > _LARGEST_TREE:
             return frozenset()

@@ -1,4 +1,4 @@
-"""Reading what a checkpoint holds: what goes wrong is one sentence, and what was just written is read before it counts."""
+"""Reads checkpoints: an error is one sentence, and what was just written is read back before it counts."""
 
 import contextlib
 import gc
@@ -20,16 +20,16 @@ from gradcomp_jax.training.checkpoint_record import read_record
 from gradcomp_jax.transforms.policies import path_name
 
 _LATE_S = 0.1
-"""How long what was under way is waited for after one read or write has failed."""
+"""Seconds to wait for other reads and writes after one of them has failed."""
 
 
 class DamagedCheckpointError(ValueError):
-    """A checkpoint whose files cannot be read, or not all of them."""
+    """Reports a checkpoint whose files, or some of them, cannot be read."""
 
 
 @contextlib.contextmanager
 def damage(path: pathlib.Path) -> Iterator[None]:
-    """Says of anything that goes wrong while files are read which checkpoint it was, and what to do."""
+    """Adds to any error of reading files which checkpoint it was, and what to do."""
     with without_echoes():
         try:
             yield
@@ -41,7 +41,7 @@ def damage(path: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_echoes() -> Iterator[None]:
-    """Leaves one error of several reads or writes at a time: others end after their event loop, and Python would print them."""
+    """Leaves one error of several parallel reads or writes; Python would print others, which end after their event loop."""
     before, log = sys.unraisablehook, logging.getLogger("asyncio")
 
     def hook(unraisable: Any) -> None:
@@ -71,7 +71,7 @@ def _damaged(path: pathlib.Path, reason: str) -> DamagedCheckpointError:
 
 
 def refuse_unreadable(checkpointer: Any, place: pathlib.Path, plain: pathlib.Path) -> None:
-    """Reads what a checkpoint that was just written says of itself, and deletes it if that cannot be done.
+    """Reads the record of a checkpoint that was just written, and deletes the checkpoint if that fails.
 
     Raises:
         ValueError: in every process.
@@ -95,7 +95,7 @@ def refuse_unreadable(checkpointer: Any, place: pathlib.Path, plain: pathlib.Pat
 
 
 def described(checkpointer: Any, path: pathlib.Path, plain: pathlib.Path) -> tuple[PyTree, dict[str, Any] | None]:
-    """The arrays that a checkpoint holds, by what Orbax finds, and its record."""
+    """Returns the arrays that a checkpoint holds, as Orbax finds them, and its record."""
     metadata = _metadata(checkpointer, plain)
     return metadata, read_record(path, {path_name(p): tuple(leaf.shape) for p, leaf in tree_leaves_with_path(metadata)})
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: which methods made the state, and a digest of every array."""
+"""The record of a checkpoint: which methods made the state, and a digest of every array."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ from gradcomp_jax.transforms.step_keys import is_typed_key
 from gradcomp_jax.transforms.worker_shards import DIVISION, ShardState
 
 FILE = "_CHECKPOINT_METADATA"
-"""Where Orbax keeps what it is given as custom metadata: in a checkpoint, or in the folder of a manager's step."""
+"""The file in which Orbax keeps custom metadata, in a checkpoint or in the folder of a manager's step."""
 
 _KEY = "gradcomp_jax"
 
@@ -36,27 +36,27 @@ _OF_THE_WIRE = ("collective", "remainder")
 _OF_THE_STEP = ("momentum", "decay", "weight_decay", "clip", "clip_norm", "learning_rate", "rate", "alpha", "beta")
 _OF_THE_RUN = ("warm_up", "warm_up_steps", "every", "key", "seed", "generator", "b1", "b2", "eps", "floor")
 _MAY_CHANGE = frozenset((*_OF_THE_CODE, *_OF_THE_WIRE, *_OF_THE_STEP, *_OF_THE_RUN))
-"""Options that say how much is sent, how fast, or by which numbers: what is stored means the same with another value."""
+"""Options of how much is sent, how fast, or with which random numbers: they do not change the meaning of what is stored."""
 
 
 @_arguments.checked
 def checkpoint_metadata(state: PyTree) -> dict[str, Any]:
-    """Returns what a checkpoint says of a state, for ``custom_metadata`` of an ``orbax.checkpoint.CheckpointManager``.
+    """Returns the record of a state, for ``custom_metadata`` of an ``orbax.checkpoint.CheckpointManager``.
 
     ``manager.save(step, args=ocp.args.StandardSave(state), custom_metadata=gc.checkpoint_metadata(state))`` writes what
-    :func:`save_checkpoint` does: the methods of the state's exchanges with their options, and of every array its shape, dtype
-    and the CRC-32 of each shard, which :func:`restore_checkpoint` compares. The arrays are read once, each
-    by a process that holds it; with several processes all of them call this.
+    :func:`save_checkpoint` writes: the methods of the state's exchanges with their options, and the shape and dtype of every
+    array with the CRC-32 of each shard, which :func:`restore_checkpoint` compares. The arrays are read once, each by a
+    process that holds it; with several processes all of them call this.
 
     Args:
-        state: the state that is saved, before a step takes its memory.
+        state: the state to save, before a step takes its memory.
 
     Returns:
         A dictionary for JSON.
 
     Raises:
         ValueError: if a step has taken the state's memory, an exchange's state has lost its marks, two arrays would have one
-            name, or of several workers one's memories are all that is there.
+            name, or the state has the memories of only one of several workers.
     """
     refuse_donated(state)
     refuse_meeting(state)
@@ -67,11 +67,11 @@ def checkpoint_metadata(state: PyTree) -> dict[str, Any]:
 
 
 def read_record(path: pathlib.Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any] | None:
-    """Returns the record of a checkpoint; ``None`` where none was written.
+    """Returns the record of a checkpoint; ``None`` if it has none.
 
     Args:
         path: the folder with the arrays: the checkpoint, or an item of a manager's step.
-        shapes: of the arrays that are there, by name.
+        shapes: the shapes of the arrays that are there, by name.
 
     Raises:
         ValueError: if the record is damaged, or of other arrays.
@@ -92,13 +92,13 @@ def read_record(path: pathlib.Path, shapes: Mapping[str, tuple[int, ...]]) -> di
         same = {name: tuple(entry["shape"]) for name, entry in kept["record"]["arrays"].items()} == shapes
         if not same and folder == path:
             raise ValueError("the list of its arrays differs from what was saved")
-        # A step of several items has one record, of one of them.
+        # A step of several items has one record, which is of one of the items.
         return kept["record"] if same else None
     return None
 
 
 def compare_makers(path: pathlib.Path, record: Mapping[str, Any] | None, like: PyTree) -> None:
-    """Refuses a state that another method made; warns of options that may differ and do, and where nothing is known.
+    """Refuses a state that another method made; warns if options that may differ do differ, and if there is no record.
 
     Raises:
         ValueError: naming what differs.
@@ -116,7 +116,7 @@ def compare_makers(path: pathlib.Path, record: Mapping[str, Any] | None, like: P
     if all(name != DIVISION for name, _ in saved):
         # Earlier versions did not say how tensors were divided.
         wanted = [maker for maker in wanted if maker[0] != DIVISION]
-    # Where there are more or fewer of them, the arrays differ too, and are named.
+    # If there are more or fewer makers, the arrays differ too, and the error names them.
     for (name, options), (wanted_name, wanted_options) in zip(saved, wanted, strict=False):
         differing = [
             option
@@ -141,7 +141,7 @@ def compare_makers(path: pathlib.Path, record: Mapping[str, Any] | None, like: P
 
 
 def refuse_damaged(tree: PyTree, record: Mapping[str, Any] | None) -> None:
-    """Compares restored arrays with their digests: each process the shards that it holds, all with one outcome.
+    """Compares restored arrays with their digests: each process compares its shards, and all have the same outcome.
 
     Raises:
         ValueError: naming the first array that differs, in every process.
@@ -157,21 +157,21 @@ def refuse_damaged(tree: PyTree, record: Mapping[str, Any] | None) -> None:
 
 
 _LATER = {"memory_dtype": "float32", "memory.dtype": "float32", "compressor.pack_positions": "False", "delay": "0"}
-"""Options that earlier versions had not, with the value that stands for what those did."""
+"""Options that earlier versions did not have, with the value that means what those versions did."""
 
 
 def _may_change(option: str) -> bool:
-    """Whether what is stored means the same with another value of an option; of a memory's dtype it does not."""
+    """Returns whether stored state means the same with another value of an option; with another memory dtype it does not."""
     return option != "memory.dtype" and option.rpartition(".")[2] in _MAY_CHANGE
 
 
 def _said(options: Mapping[str, str], option: str) -> str | None:
-    """An option's value; a checkpoint that is older than the option has its default."""
+    """Returns an option's value; a checkpoint older than the option has the default."""
     return options.get(option, _LATER.get(option))
 
 
 def _makers(state: PyTree) -> list[tuple[str, dict[str, str]]]:
-    """The methods of a state in the order of its tree: exchanges, and what around them says something of their state."""
+    """Returns the methods of a state in the order of its tree: exchanges, and wrappers that describe their state."""
     refuse_unmarked(state)
     found = nodes_within(state, lambda node: isinstance(node, (ExchangeState, ShardState, SwitchedState, *MARKED)))
     said = (ExchangeState, ShardState)
@@ -180,13 +180,13 @@ def _makers(state: PyTree) -> list[tuple[str, dict[str, str]]]:
 
 
 def _of_static(node: Any) -> MadeBy:
-    """Type and static fields of a state."""
+    """Returns the type and the static fields of a state."""
     static = [field.name for field in dataclasses.fields(node) if field.metadata.get("static")]
     return made_by(type(node).__name__, {name: getattr(node, name) for name in static})
 
 
 def _called(name: str, options: Mapping[str, str], shown: list[str]) -> str:
-    """A method as it would be called, with some of its options."""
+    """Returns a method as it would be called, with some of its options."""
     return f"{name}({', '.join(f'{option}={options[option]}' for option in shown if option in options)})"
 
 
@@ -199,7 +199,7 @@ def _named(tree: PyTree) -> list[tuple[str, Any]]:
 
 
 def _arrays(state: PyTree) -> dict[str, Any]:
-    """Of every array its shape, dtype, in how many shards each dimension lies, and their digests in C order."""
+    """Returns for every array its shape, dtype, number of shards along each dimension, and their digests in C order."""
     found: dict[str, Any] = {}
     digests: dict[str, dict[str, int]] = {}
     for name, leaf in _named(state):
@@ -232,24 +232,24 @@ def _is_whole(leaf: Any, entry: Mapping[str, Any]) -> bool:
 
 
 Place = tuple[tuple[int, int], ...]
-"""Of every dimension where a part of an array begins and ends."""
+"""The start and end of a part of an array along every dimension."""
 
 
 def _cells(entry: Mapping[str, Any]) -> Iterator[Place]:
-    """The places of an array's shards, in C order."""
+    """Yields the places of an array's shards, in C order."""
     sizes = [size // count for size, count in zip(entry["shape"], entry["shards"], strict=True)]
     for index in np.ndindex(*entry["shards"]):
         yield tuple((i * size, (i + 1) * size) for i, size in zip(index, sizes, strict=True))
 
 
 def _number(place: Place, counts: list[int], shape: tuple[int, ...]) -> int:
-    """Which of an array's shards, in C order, lies at a place."""
+    """Returns the number, in C order, of the shard at a place of an array."""
     starts = [start * count // max(size, 1) for (start, _), count, size in zip(place, counts, shape, strict=True)]
     return int(np.ravel_multi_index(starts, counts)) if starts else 0
 
 
 def _pieces(array: Any, *, first: bool = False) -> Iterator[tuple[Place, np.ndarray]]:
-    """What this process holds of an array; with ``first`` each part in one process only."""
+    """Yields the parts of an array that this process holds; with ``first`` each part in one process only."""
     if not isinstance(array, jax.Array) or (array.is_fully_addressable and not first):
         yield tuple((0, size) for size in array.shape), np.asarray(array)
         return
@@ -272,14 +272,14 @@ def _crc(data: np.ndarray) -> int:
 
 
 def data_of(leaf: Any) -> Any:
-    """Returns an array; of a typed key its data."""
+    """Returns the leaf as an array; for a typed key its data."""
     if is_typed_key(leaf):
         return jax.random.key_data(leaf)
     return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
 
 
 def _of_all_processes(value: Any) -> list[Any]:
-    """A value for JSON of every process."""
+    """Returns the JSON values of all processes."""
     if jax.process_count() == 1:
         return [value]
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)

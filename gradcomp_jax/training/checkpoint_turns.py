@@ -1,4 +1,4 @@
-"""One writer of a checkpoint at a time, and a file that says which folders beside it are its own."""
+"""Lets one writer at a time write a checkpoint; a file says which folders beside the checkpoint belong to it."""
 
 import contextlib
 import errno
@@ -12,7 +12,7 @@ from gradcomp_jax import _checks
 from gradcomp_jax.training.plain_paths import plain_name
 
 NEW, OLD = ".gradcomp-new", ".gradcomp-old"
-"""Beside a checkpoint while another one takes its place: what comes, and what goes."""
+"""Suffixes of the new and the old checkpoint beside the path, while one replaces the other."""
 
 _LOCK = ".gradcomp-lock"
 _CLAIM = (
@@ -23,12 +23,12 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def beside(path: pathlib.Path, suffix: str) -> pathlib.Path:
-    """Returns the path of what belongs to a checkpoint and lies beside it."""
+    """Returns the path beside a checkpoint with a suffix after its name."""
     return path.with_name(plain_name(path.name) + suffix)
 
 
 def is_claimed(path: pathlib.Path) -> bool:
-    """Returns whether what lies beside a checkpoint was left there by a writer of it."""
+    """Returns whether a writer of a checkpoint left what lies beside it."""
     with contextlib.suppress(OSError):
         number = os.open(beside(path, _LOCK), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -39,7 +39,7 @@ def is_claimed(path: pathlib.Path) -> bool:
 
 
 def claim(path: pathlib.Path) -> None:
-    """Says, during a turn, that what will lie beside a checkpoint is of its writer."""
+    """Marks, during a turn, what will lie beside a checkpoint as its writer's."""
     number = os.open(beside(path, _LOCK), os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         os.write(number, _CLAIM)
@@ -50,21 +50,21 @@ def claim(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def taken(path: pathlib.Path) -> Iterator[None]:
-    """Waits for the end of other writers of a checkpoint, and keeps them waiting meanwhile.
+    """Holds the lock of a checkpoint: waits until other writers end, and then makes them wait.
 
-    However a process ends, the operating system lets go of the lock. The file, beside the checkpoint, stays where a process was
+    However a process ends, the operating system releases the lock. The file, beside the checkpoint, stays if a process is
     killed.
 
     Raises:
-        ValueError: if something else has the place of the file.
-        OSError: if there can be no file.
+        ValueError: if something else has the path of the file.
+        OSError: if the file cannot be made.
     """
     lock = beside(path, _LOCK)
     lock.parent.mkdir(parents=True, exist_ok=True)
     number = _acquired(lock)
 
     def leave() -> None:
-        # What could not be cleared away is of the next writer.
+        # What could not be removed is left to the next writer.
         if not any(os.path.lexists(beside(path, suffix)) for suffix in (NEW, OLD) if is_claimed(path)):
             lock.unlink(missing_ok=True)
 
@@ -93,7 +93,7 @@ def _acquired(lock: pathlib.Path) -> int:
             _wait_for(number, lock)
             if os.pread(number, len(_CLAIM) + 1, 0) not in (b"", _CLAIM):
                 raise _foreign(lock)
-            # Whoever had it before has deleted it by now, and there may be another.
+            # The process that had the lock before may have deleted this file, and there may be another one.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(number), os.stat(lock, follow_symlinks=False)):
                     return number

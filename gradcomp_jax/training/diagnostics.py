@@ -1,4 +1,4 @@
-"""What to log of a state."""
+"""What to log about a state."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,29 +16,29 @@ from gradcomp_jax.transforms import DensityState, ExchangeState, SwitchedState
 
 @_arguments.checked
 def diagnostics(state: Any, *, spread: bool = False, wire: WireReport | None = None) -> dict[str, Array]:
-    """Returns what a state says of its exchanges, as a flat dictionary of scalars for any metric writer.
+    """Returns what a state says about its exchanges, as a flat dictionary of scalars for any metric writer.
 
-    Of the state that a step returns, outside ``shard_map``, inside ``jax.jit`` or not: ``writer.write_scalars(step,
-    gc.diagnostics(state))``. It reads counters and one number a worker, and so costs next to nothing beside a step.
+    Call it on the state that a step returns, outside ``shard_map``, inside ``jax.jit`` or not: ``writer.write_scalars(step,
+    gc.diagnostics(state))``. It reads counters and one number a worker, so it costs almost nothing compared to a step.
 
     Args:
-        state: a train state, or an optimizer's, with an exchange or a method of :mod:`gradcomp_jax.replicas` in it.
-        spread: whether to say how far replicas are apart, which averages their parameters over the network.
-        wire: what :func:`gradcomp_jax.wire_bytes` said of the compiled step, to have its bytes beside the rest.
+        state: a train state, or an optimizer's state, with an exchange or a method of :mod:`gradcomp_jax.replicas` in it.
+        spread: whether to say how far apart replicas are, which averages their parameters over the network.
+        wire: the report of :func:`gradcomp_jax.wire_bytes` for the compiled step, to include its bytes.
 
     Returns:
-        Float32 scalars, of what the state has:
+        Float32 scalars, for what the state has:
 
         - ``exchange/steps``, ``exchange/skipped``: updates seen, and those skipped because a gradient was not finite;
         - ``exchange/memory_ratio``, ``exchange/memory_ratio_max``: the norm of what a worker holds back over that of its
-          gradient, the mean and the largest over the workers. If it keeps growing, something never goes out;
+          gradient, the mean and the largest over the workers. If it keeps growing, something is never sent;
         - ``switched/choice``: the number of the candidate in use, whose exchanges are those above, in their order;
-        - ``density/level``, ``density/selection_error``: of a moving density;
+        - ``density/level``, ``density/selection_error``: those of a moving density;
         - ``replicas/staleness``, ``replicas/dropped``, ``replicas/spread``: see :func:`gradcomp_jax.staleness`; updates
-          left out because they were not finite, of all replicas; see :func:`gradcomp_jax.replica_spread`;
-        - ``wire/bytes_per_step``: what one device sends in a step, of ``wire``.
+          of all replicas left out because they were not finite; see :func:`gradcomp_jax.replica_spread`;
+        - ``wire/bytes_per_step``: what one device sends in a step, from ``wire``.
 
-        Where there are several exchanges, the second is ``exchange_1``, and so on.
+        If there are several exchanges, the second is ``exchange_1``, and so on.
 
     Raises:
         ValueError: if there is nothing of this package in the state.
@@ -73,5 +73,5 @@ def diagnostics(state: Any, *, spread: bool = False, wire: WireReport | None = N
 
 
 def _named(name: str, state: Any, is_node: Callable[[Any], bool]) -> list[tuple[str, Any]]:
-    """Nodes of a state, those within others too, each with its name."""
+    """Returns the nodes of a state, including nodes within others, each with its name."""
     return [(f"{name}_{number}" if number else name, node) for number, node in enumerate(nodes_within(state, is_node))]

@@ -1,4 +1,4 @@
-"""Buffers of a state that is donated: XLA ends the process where one is given away twice, or given away and read."""
+"""Buffers of a donated state: XLA ends the process if one is donated twice, or donated and read."""
 
 import operator
 import weakref
@@ -16,21 +16,20 @@ _IS_DELETED = operator.methodcaller("is_deleted")
 
 
 class OwnBuffers:
-    """Gives every array of a state buffers of its own, before a program takes them.
+    """Gives every array of a state its own buffers, before a program takes them.
 
-    What a step returned shares no buffers, so as long as all leaves of a state are those of the last step, in their order,
-    nothing is compared. Any other state (a fresh one, a restored one, one of which a part was replaced) has its buffers
-    compared.
+    What a step returned shares no buffers, so nothing is compared while all leaves of a state are those of the last step, in
+    order. The buffers of any other state (a fresh one, a restored one, or one of which a part was replaced) are compared.
     """
 
     def __init__(self) -> None:
-        """Begins without a last step."""
+        """Starts without a last step."""
         self._last: list[weakref.ref[jax.Array]] = []
 
     def of(self, state: PyTree, batch: PyTree = ()) -> PyTree:
-        """Returns the state, with copies of arrays that share buffers with an earlier one of it, or with the batch.
+        """Returns the state, with copies of arrays that share buffers with an earlier array of it, or with the batch.
 
-        Tied weights come apart: each goes on from the same values.
+        Tied weights become separate: each continues from the same values.
 
         Raises:
             ValueError: if an earlier step has taken the memory of an array.
@@ -38,7 +37,7 @@ class OwnBuffers:
         leaves, treedef = jax.tree.flatten(state)
         last = self._last
         known = len(leaves) == len(last) and all(ref() is leaf for ref, leaf in zip(last, leaves, strict=True))
-        # In every step: what the last one returned is arrays, and need not be asked for its type.
+        # This runs in every step. The last step returned arrays only, so their types need no check.
         if not known or any(map(_IS_DELETED, leaves)):
             refuse_donated(state)
         refuse_donated(batch, called="batch")
@@ -49,13 +48,13 @@ class OwnBuffers:
         return jax.tree.unflatten(treedef, [leaf.copy() if i in shared else leaf for i, leaf in enumerate(leaves)])
 
     def returned(self, state: PyTree) -> None:
-        """Takes note of what a step has returned."""
-        # Weak: a state that nobody needs any more is not kept.
+        """Records what a step has returned."""
+        # Weak references, so that a state that nobody needs any more is not kept.
         self._last = [weakref.ref(leaf) for leaf in jax.tree.leaves(state)]
 
 
 def _shared(leaves: list[Any]) -> set[int]:
-    """The places of arrays that share a buffer with one before them."""
+    """Returns the places of arrays that share a buffer with an earlier one."""
     seen, shared = set[tuple[Any, int]](), set[int]()
     for i, leaf in enumerate(leaves):
         if not _is_placed(leaf):
@@ -68,8 +67,8 @@ def _shared(leaves: list[Any]) -> set[int]:
 
 
 def _read_too(leaves: list[Any], batch: list[jax.Array]) -> set[int]:
-    """The places of arrays of a state that share a buffer with one of a batch."""
-    # In every step, so the cheap question comes first: whatever shares a buffer has a shard of its shape.
+    """Returns the places of a state's arrays that share a buffer with an array of a batch."""
+    # This runs in every step, so the cheap test is first: arrays that share a buffer have shards of one shape.
     wanted = {shape for array in batch for shape in (array.shape, _shard(array), *_key_shapes(array))}
     alike = [i for i, leaf in enumerate(leaves) if getattr(leaf, "shape", None) in wanted and _is_placed(leaf)]
     shared = set[int]()
@@ -86,7 +85,7 @@ def _shard(array: jax.Array) -> tuple[int, ...]:
 
 
 def _key_shapes(array: jax.Array) -> tuple[tuple[int, ...], ...]:
-    """Of typed keys the shape of their data, and of what may be the data that of the keys."""
+    """Returns the shape of the data for typed keys, and the shape of the keys for what may be their data."""
     if is_typed_key(array):
         return (jax.eval_shape(jax.random.key_data, array).shape,)
     return (array.shape[:-1],) if array.dtype == jnp.uint32 else ()
@@ -97,12 +96,12 @@ def _is_placed(leaf: Any) -> bool:
 
 
 def _buffers(array: jax.Array) -> set[tuple[Any, int]]:
-    """The device and the address of every buffer of this process; none where a platform does not tell."""
+    """Returns the device and the address of every buffer in this process; none if the platform does not say."""
     shards, found = array.addressable_shards, set[tuple[Any, int]]()
     for shard in shards:
         try:
             found.add((shard.device, shard.data.unsafe_buffer_pointer()))
         except jax.errors.JaxRuntimeError:
-            # Of an array whose other shards are its own still.
+            # The array has lost this shard's memory, although other shards are still its own.
             refuse_donated(shard.data)
     return found

@@ -1,4 +1,4 @@
-"""The decay of Adam's first moment, read from the functions of an optimizer, as no state has it."""
+"""Reads the decay of Adam's first moment from the functions of an optimizer, because no state has it."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ _FUNCTION = (_MADE.__module__, _MADE.__qualname__)
 
 
 def decays(tx: optax.GradientTransformation) -> list[float]:
-    """Returns b1 of every Adam in an optimizer that says it; one with a traced or scheduled rate does not."""
+    """Returns b1 of every Adam in an optimizer where it can be read; a traced or scheduled b1 cannot."""
     return [b1 for b1 in _found(tx.update, []) if isinstance(b1, (int, float))]
 
 

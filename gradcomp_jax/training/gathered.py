@@ -1,4 +1,4 @@
-"""Whole parameters of their shards, in few bits: the all-gather of FSDP."""
+"""Gathers whole parameters from their shards, in few bits: the all-gather of FSDP."""
 
 import functools
 from collections.abc import Sequence
@@ -33,43 +33,43 @@ def gather_params(
     r"""Gathers parameters that lie along the axis, compressed: whole tensors, the same bits on every worker.
 
     Worker j encodes its shard :math:`w_j`, the payloads of all leaves cross in one all-gather, and every worker decodes
-    :math:`\hat w = (D(C(w_1)), \dots, D(C(w_N)))`. The shards stay as they are, and are what an optimizer moves::
+    :math:`\hat w = (D(C(w_1)), \dots, D(C(w_N)))`. The shards do not change, and the optimizer updates them::
 
         whole = gc.gather_params(shards, specs, axis_name="data", compressor=gc.compressors.block_quantized(bits=4))
         value, gradient = gc.local_value_and_grad(loss, axis_name="data")(whole, batch)
         updates, state = tx.update(gradient, state, shards)  # its exchange has collective=ReduceScatter(specs)
         shards = optax.apply_updates(shards, updates)
 
-    The gradient is taken at :math:`\hat w` and applied to :math:`w`: straight through the rounding, with no rule of its own.
+    The gradient is taken at :math:`\hat w` and applied to :math:`w`: it passes straight through the rounding.
 
     **Differences.** With ``base``, a whole copy that all workers have, :math:`\hat w = b + D(C(w - b))`, and
     :math:`\hat w` is the ``base`` of the next step. Error feedback needs no other state: :math:`w - \hat w` is what has not
-    been sent yet, what rounding to the dtype of ``base`` takes included. The first one may be the initial parameters.
+    been sent yet, including the rounding error of the dtype of ``base``. The first base may be the initial parameters.
 
-    **Inside the loss.** With ``gradient`` the function can be differentiated, once for each layer as a forward pass reaches
-    it, in ``jax.checkpoint`` or not. Its gradient is that of a dense all-gather, the sum of the workers' gradients; divided by
-    N it is their mean. ``gradient`` encodes what goes to the owners, in one all-to-all, and they add it up in float32. No error
-    is kept.
+    **Inside the loss.** With ``gradient`` the function can be called in a function that is differentiated, for one layer at a
+    time, in ``jax.checkpoint`` or not. Its gradient is that of a dense all-gather, the sum of the workers' gradients; divided
+    by N it is their mean. ``gradient`` encodes what goes to the owners, in one all-to-all, and they add it up in float32. No
+    error is kept.
 
-    A NaN or an infinity in a shard is seen on all workers: as NaN in every entry that shares its scale, or in its own place
-    where there is none. With ``base``, entries that are not finite there count as zeros, so that the copy is whole again once
-    the shard is.
+    A NaN or an infinity in a shard reaches all workers: as NaN in every entry that shares its scale, or only in its own place
+    if there is no scale. With ``base``, entries of the base that are not finite count as zeros, so that the copy is finite
+    again once the shard is.
 
     Args:
         shards: this worker's parameters, inside ``jax.shard_map``, ``jax.pmap`` or ``jax.vmap``; leaves that do not lie along
-            the axis are returned as they are.
+            the axis are returned unchanged.
         param_specs: the parameters' ``jax.sharding.PartitionSpec``, a tree or a prefix of it.
         axis_name: the axis to gather over.
-        compressor: encodes shards. Of those that need no side information; a sparsifier takes a ``base``.
+        compressor: encodes shards. It must need no side information; a sparsifier needs a ``base``.
         base: whole parameters, equal on every worker; the result is in their dtypes, and otherwise in those of the shards.
-        gradient: encodes gradients, where this is called in a function that is differentiated;
+        gradient: encodes gradients, if this is called in a function that is differentiated;
             ``gc.compressors.dense()`` sends float32. The result then counts as differing by worker, as gradients do.
-        mask: which leaves to compress, as for :func:`gradcomp_jax.exchange`, told by their shards' shapes. By default those of
-            two or more dimensions that get smaller. The others are gathered as they are.
-        key: a seed (int) or a typed key, another in each step, for compressors that round at random.
+        mask: which leaves to compress, as for :func:`gradcomp_jax.exchange`, judged by their shards' shapes. By default those
+            of two or more dimensions that get smaller. The others are gathered uncompressed.
+        key: a seed (int) or a typed key, a new one in each step, for compressors that round at random.
 
     Raises:
-        ValueError: for a compressor that does not go with this, a base of other shapes, or a random one without ``key``; when
+        ValueError: for a compressor that does not work here, a base of other shapes, or a random compressor without ``key``; if
             differentiated without ``gradient``.
         TypeError: for a leaf that is compressed, or differentiated, and is wider than float32.
         NameError: outside of the axis.
@@ -115,7 +115,7 @@ def gather_params(
 
 
 class _Rules:
-    """How the leaves along the axis are divided and encoded, there and, for gradients, back."""
+    """Says how the leaves along the axis are divided and encoded, and how their gradients are."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class _Rules:
         self.compressor, self.gradient = compressor, gradient
 
     def gather(self, leaves: list[Array], bases: list[Any], key: Any) -> list[Array]:
-        """Returns the whole tensors, with a gradient that goes straight through."""
+        """Returns the whole tensors, with a gradient that passes straight through."""
         like = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
         gathered = jax.custom_vjp(self._gathered)
         gathered.defvjp(
@@ -153,7 +153,7 @@ class _Rules:
         for i, (leaf, dim, whole) in enumerate(zip(leaves, self.dims, bases, strict=True)):
             stacked, dtype = came[i], leaf.dtype if whole is None else whole.dtype
             if self.wanted[i]:
-                # Rows are decoded each by itself, so those of all workers at once.
+                # Each row is decoded separately, so all workers' rows can be decoded at once.
                 every = jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:]), stacked)
                 rows = self.compressor.decode(every).reshape(self.workers, -1)
                 stacked = lax.slice_in_dim(rows, 0, leaf.size, axis=1).reshape(self.workers, *leaf.shape)
@@ -183,7 +183,7 @@ class _Rules:
         return result, None, None
 
     def _encode(self, code: Compressor, parts: Array, number: int, key: Any) -> Any:
-        """The payload of each part of a leaf, rows of its own: leaves ``[parts, rows, ...]``."""
+        """Encodes each part of a leaf, in separate rows; the payload has leaves ``[parts, rows, ...]``."""
         count, block = parts.shape[0], code.block
         flat = parts.reshape(count, -1).astype(jnp.float32)
         size = flat.shape[1]
@@ -224,7 +224,7 @@ def _check(code: Compressor, key: Any) -> None:
 
 
 def _by_leaf(base: PyTree, shards: PyTree) -> list[Any]:
-    """What a base has for each leaf of the shards; anything for those that are whole already."""
+    """Returns what a base has for each leaf of the shards; anything for leaves that are whole already."""
     found: list[Any] = []
     try:
         jax.tree.map(lambda _, part: found.append(part), shards, base)
@@ -244,13 +244,13 @@ def _check_base(path: str, shard: tuple[int, ...], dim: Any, workers: int, whole
 def whole_params(
     state: Any, param_specs: PyTree | None, names: tuple[Any, ...], compressor: Compressor | None
 ) -> tuple[PyTree, PyTree | None]:
-    """Returns parameters of which every device has a shard gathered, the others as they are; and new copies, if there are any.
+    """Returns the parameters, those of which a device has a shard gathered, and new copies if there are any.
 
     Args:
         state: a train state's part on one device.
         param_specs: as for :func:`gradcomp_jax.make_train_step`.
-        names: of the axis of the workers.
-        compressor: what they are gathered in; ``None`` for as they are.
+        names: the names of the axis of the workers.
+        compressor: encodes what is gathered; ``None`` for no compression.
 
     Raises:
         ValueError: for a state with copies and no compressor.

@@ -1,4 +1,4 @@
-"""Gradients of each worker's own loss, inside a mapped axis and outside of it, of one batch or of several."""
+"""Gradients of each worker's own loss, inside a mapped axis or outside of it, of one batch or of several."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ def local_value_and_grad(
     weight: Callable[..., Any] | None = None,
     mesh: Mesh | None = None,
 ) -> Callable[..., tuple[Any, Any]]:
-    """Returns what ``jax.value_and_grad`` does, for the gradient of this worker's loss alone.
+    """Returns a function like that of ``jax.value_and_grad``, for the gradient of this worker's loss alone.
 
     Inside ``jax.shard_map`` with ``check_vma=True``, ``jax.grad`` with respect to replicated parameters already sums over the
     axis, in a dense all-reduce. This casts the parameters to per-device values first; elsewhere it changes nothing. Integer
@@ -36,42 +36,42 @@ def local_value_and_grad(
     ``optax.multi_transform`` and :func:`gradcomp_jax.set_to_zero`.
 
     With ``mesh`` the function is for plain ``jax.jit``, outside of the axis: it maps itself over the workers. Its gradients are
-    :class:`PerDevice`, one a worker, which may be added up and scaled leaf by leaf, and go to :func:`gradcomp_jax.unreduced`.
+    :class:`PerDevice`, one a worker. They may be added up and scaled leaf by leaf, and go to :func:`gradcomp_jax.unreduced`.
 
     Args:
         loss: ``loss(params, *args, **kwargs) -> scalar``, the mean over the batch it sees; ``(scalar, aux)`` with ``has_aux``.
         axis_name: the axis that the workers lie along.
         has_aux: whether ``loss`` returns auxiliary output.
-        aux: what becomes of ``aux`` over micro-batches and, with ``mesh``, over workers: ``"mean"``, ``"sum"``, ``"max"`` or
-            ``"examples"`` (one entry an example along the first dimension, joined in the order of the batch), or a tree of
-            these, a prefix of ``aux``, or a function of ``aux`` that returns one. ``"auto"`` takes an array that grows with
+        aux: how ``aux`` is combined over micro-batches and, with ``mesh``, over workers: ``"mean"``, ``"sum"``, ``"max"`` or
+            ``"examples"`` (one entry an example along the first dimension, joined in the order of the batch); or a tree of
+            these, a prefix of ``aux``; or a function of ``aux`` that returns one. ``"auto"`` takes an array that grows with
             the batch for one entry an example, other floats for means, and signed integers for counts, which are added up.
-            Without micro-batches and ``mesh`` it is returned as it is.
-        accumulate: micro-batches. The arrays in ``args`` are divided into so many along their first dimension, which it must
-            divide, and are gone through one after the other: activations are of one micro-batch at a time. Gradients and values
-            are means over them, gradients in float32 until then.
-        weight: ``weight(*args) -> number``, what a micro-batch counts for, such as the examples in it that are no padding: the
-            means over micro-batches, and those of ``mesh`` over workers, are weighted. Nothing of a micro-batch of weight 0 is
-            looked at; where all have it the gradient is zero and means are NaN. The sum over a worker's micro-batches is
+            Without micro-batches and ``mesh``, ``aux`` is returned unchanged.
+        accumulate: the number of micro-batches. The arrays in ``args`` are divided into them along their first dimension, which
+            it must divide. They are processed in sequence, so activations are of one micro-batch at a time. Gradients and
+            values are means over the micro-batches; gradients are accumulated in float32.
+        weight: ``weight(*args) -> number``, what a micro-batch counts for, such as its number of examples that are not padding.
+            The means over micro-batches, and those of ``mesh`` over workers, are weighted. A micro-batch of weight 0 is
+            ignored; if all have weight 0, the gradient is zero and means are NaN. The sum over a worker's micro-batches is
             what ``update`` takes as ``weight=`` (:func:`gradcomp_jax.weighted`). ``"sum"`` and ``"max"`` leave out what has
-            weight 0, ``"examples"`` leave out nothing.
+            weight 0, ``"examples"`` leaves out nothing.
         mesh: the mesh of the workers, for use outside of the axis. Arrays in ``args``, the batch, are split over the workers;
             scalars, typed keys and ``kwargs`` go to all of them. The value is the workers' mean.
 
-    Of Flax's collection ``_overwrite_with_gradient``, the scales and histories of fp8, the gradient is the new values: the
-    maximum over micro-batches and workers, equal on all of them, and the old value of a leaf where that is not finite. Of
-    several gradients that are added up take its maximum too.
+    The gradient of Flax's collection ``_overwrite_with_gradient``, the scales and histories of fp8, is its new values: the
+    maximum over micro-batches and workers, equal on all workers, or the old value of a leaf if the maximum is not finite. If
+    you add up several gradients, take the maximum for this collection too.
 
     Returns:
         A function with the arguments of ``loss`` that returns ``(value, gradient)``. Typed keys among its arguments are folded
-        with the number of the micro-batch, and with ``mesh`` with the worker's, so that each draws numbers of its own. Means of
-        floats have their dtype, of integers float32; counts are int32 or wider. Examples are split along the axis: nothing is
-        sent for them.
+        with the number of the micro-batch, and with ``mesh`` with the worker's, so that each draws different numbers. Means of
+        floats have the dtype of the floats, means of integers float32; counts are int32 or wider. Examples are split along the
+        axis: nothing is sent for them.
 
     Raises:
-        ValueError: if ``accumulate`` is below 1, or the mesh has no such axis; when traced, if a batch cannot be divided,
-            what is divided is not all of one length, the loss is averaged over the axis inside, or it is not clear what a leaf
-            of ``aux`` is: booleans, unsigned integers and keys, and arrays that grow along another dimension than the first.
+        ValueError: if ``accumulate`` is below 1, or the mesh has no such axis; when traced, if a batch cannot be divided, its
+            arrays differ in length, the loss itself averages over the axis, or the meaning of a leaf of ``aux`` is not clear:
+            booleans, unsigned integers and keys, and arrays that grow along another dimension than the first.
     """
     found = worker_value_and_grad(
         loss, axis_name=axis_name, has_aux=has_aux, aux=aux, accumulate=accumulate, weight=weight
@@ -90,14 +90,14 @@ def local_value_and_grad(
 
 
 class Found(NamedTuple):
-    """What a worker finds in its batch.
+    """Holds what a worker finds in its batch.
 
     Attributes:
-        value: the loss, the mean over what its micro-batches weigh.
-        aux: what is returned besides; ``None`` without.
-        gradient: of its own loss.
-        weight: the sum over its micro-batches, float32 scalar; ``None`` where all count alike.
-        kinds: returns what each leaf of ``aux`` is, in the order of ``jax.tree.leaves``.
+        value: the loss, the weighted mean over its micro-batches.
+        aux: the auxiliary output; ``None`` without.
+        gradient: the gradient of its own loss.
+        weight: the sum over its micro-batches, float32 scalar; ``None`` if all count the same.
+        kinds: returns the kind of each leaf of ``aux``, in the order of ``jax.tree.leaves``.
     """
 
     value: Any
@@ -116,7 +116,7 @@ def worker_value_and_grad(
     accumulate: int,
     weight: Callable[..., Any] | None,
 ) -> Callable[..., Found]:
-    """Returns a function that finds all that :func:`local_value_and_grad` does on one worker; the arguments are its."""
+    """Returns a function that finds, on one worker, all that :func:`local_value_and_grad` needs; it has the same arguments."""
     accumulate = _checks.positive_int("accumulate", accumulate)
 
     def one_number(*args: Any, **kwargs: Any) -> Any:
@@ -142,7 +142,7 @@ def worker_value_and_grad(
             value, gradient = of_one(local, args, kwargs)
             value, other = value if has_aux else (value, None)
             refusals.refuse_averaged(value, axis_name)
-            # Of the parameters as they came: such zeros are equal on all workers.
+            # Zeros like the parameters as given are equal on all workers.
             return value, other, jax.tree.map(_zero_if_none, gradient, params)
 
         def weigh(args: Any) -> Array | None:
@@ -166,17 +166,17 @@ def worker_value_and_grad(
 
 
 def _zero_if_none(gradient: Any, param: Any) -> Any:
-    """A gradient as optax takes it: JAX's of an integer is of a dtype that holds nothing."""
+    """Returns a gradient as optax takes it, because JAX's gradient of an integer has a dtype that holds nothing."""
     return gradient if jnp.issubdtype(jnp.result_type(param), jnp.inexact) else jnp.zeros_like(param)
 
 
 def _of_twice(function: Callable[[Any], Any], args: Any) -> Any:
-    """The shapes of what a function returns for a batch of twice the size; ``None`` if it takes no such batch."""
+    """Returns the shapes of what a function returns for a batch of twice the size; ``None`` if it takes no such batch."""
     try:
         twice = jax.tree.map(lambda x: jnp.concatenate([jnp.asarray(x)] * 2) if _is_batch(x) else x, args)
         return jax.eval_shape(lambda: function(twice))
     except Exception:
-        # A model of one size of batch: it says what is wrong with another in any way it likes.
+        # The model takes one size of batch only, and may raise any error for another.
         return None
 
 
@@ -189,7 +189,7 @@ def _over(
     args: Any,
     kwargs: Any,
 ) -> Found:
-    """What a function finds in its arguments' micro-batches, one after the other."""
+    """Returns what a function finds in its arguments' micro-batches, taken in sequence."""
     refusals.refuse_no_batch(args, _is_batch)
     leaves, treedef = jax.tree.flatten(args)
     divided = [_is_batch(leaf) for leaf in leaves]
@@ -222,7 +222,7 @@ def _over(
     if weigh(first[0]) is not None:
         begin = [_compat.varying(x, axis_name) for x in begin]
     totals, (examples, weights) = lax.scan(add, begin, (jnp.arange(parts, dtype=jnp.int32), batches))
-    # One that is no weight spoils the sum: the exchange is skipped.
+    # An invalid weight makes the sum NaN, so the exchange is skipped.
     weight = None if weights is None else jnp.where((weights >= 0).all(), weights.sum(), jnp.nan)
     results: list[Any] = [None] * len(flat)
     for n, total in zip(summed, totals, strict=True):
@@ -263,7 +263,7 @@ def _fold_keys(tree: PyTree, number: Array) -> PyTree:
 def _outside(
     value_and_grad: Callable[..., Found], mesh: Mesh, axis_name: AxisName, has_aux: bool
 ) -> Callable[..., tuple[Any, Any]]:
-    """A worker's function for use outside of the axis."""
+    """Maps a worker's function over the workers, for use outside of the axis."""
     check_axis(mesh, axis_name)
     everywhere, by_worker = PartitionSpec(), PartitionSpec(axis_name)
 

@@ -1,4 +1,4 @@
-"""A fresh train state, or an optimizer's alone, on a mesh."""
+"""Makes a fresh train state, or only an optimizer's state, on a mesh."""
 
 import dataclasses
 from collections.abc import Callable
@@ -46,31 +46,31 @@ def init_state(
     """Returns a fresh train state on a mesh: parameters where their specs say, per-device state split along the axis.
 
     Args:
-        params: any tree of arrays: plain, ``flax.linen`` variables or ``flax.nnx`` state; whole, also where they are to be
+        params: any tree of arrays: plain, ``flax.linen`` variables or ``flax.nnx`` state; whole, even if they are to be
             sharded. Or a state with ``replace``, ``step``, ``params`` and ``opt_state``, such as flax's ``TrainState``: a state
-            of the same type is returned, with ``opt_state`` made anew, and ``model_state`` (or ``batch_stats``) if it has that.
-            What else it has, such as an average of the parameters, is replicated, as a copy, unless it is on the mesh already.
-            With Flax's collection ``_overwrite_with_gradient`` beside ``"params"``, ``opt_state`` is of the latter alone.
+            of the same type is returned, with a new ``opt_state``, and ``model_state`` (or ``batch_stats``) if it has that.
+            Its other parts, such as an average of the parameters, are copied and replicated, unless they are on the mesh.
+            With Flax's collection ``_overwrite_with_gradient`` beside ``"params"``, ``opt_state`` is for ``"params"`` only.
         tx: an optax transformation, with or without an exchange in it.
-        mesh: with the axis among its names, of Auto or Explicit axis type. Further axes are left to the compiler.
+        mesh: a mesh with this axis, of Auto or Explicit axis type. Further axes are left to the compiler.
         axis_name: the axis of the workers.
         param_specs: the parameters' ``PartitionSpec`` on the mesh, a tree or a prefix of it; replicated by default.
-        replicas: whether every worker has parameters of its own, equal at first, as the methods of
-            :mod:`gradcomp_jax.replicas` need it: parameters and the optimizer's state are then :class:`PerDevice` (all but
-            what an exchange or such a method holds, which say by themselves what differs). :func:`make_train_step` sees
-            that from the state; :func:`gradcomp_jax.consolidate` makes one set of parameters again.
+        replicas: whether every worker has its own parameters, equal at first, as the methods of
+            :mod:`gradcomp_jax.replicas` need them. Parameters and the optimizer's state are then :class:`PerDevice`, except
+            the state of an exchange or such a method, which marks what differs itself. :func:`make_train_step` sees this
+            from the state; :func:`gradcomp_jax.consolidate` makes one set of parameters again.
         model_state: what the model itself changes, such as the statistics of batch normalisation.
-        own_model_state: whether every worker keeps a model state of its own; otherwise a step averages it over the workers.
-            Replicas always do.
-        param_copy: a floating dtype in which every device keeps a whole copy of the parameters that lie along the axis, for
-            :func:`make_train_step` to gather them as differences from it in its ``param_compressor``; none by default.
+        own_model_state: whether every worker keeps its own model state; otherwise a step averages it over the workers.
+            Replicas always keep their own.
+        param_copy: a floating dtype in which every device keeps a whole copy of the parameters that lie along the axis.
+            :func:`make_train_step` gathers the differences from it with its ``param_compressor``; none by default.
 
     Returns:
-        A :class:`TrainState`, with the field ``param_copy`` where that is asked for; or what ``params`` was a state of.
+        A :class:`TrainState`, with the field ``param_copy`` if that is asked for; or a state of the type of ``params``.
 
     Raises:
         ValueError: if the mesh has no such axis, replicas are asked to lie along it, no parameter has an entry, or a
-            ``param_copy`` is asked for where no parameter lies along the axis, or the state is none of ours.
+            ``param_copy`` is asked for although no parameter lies along the axis, or for another type of state.
     """
     if all(hasattr(params, name) for name in ("replace", "params", "opt_state")):
         if param_copy is not None:
@@ -103,7 +103,7 @@ def init_state(
         )
     places = _specs.by_leaf(param_specs, params)
     copies = _copies(params, places, mesh, axis_name, param_copy)
-    # A copy: the train step donates its state, and must not take the caller's parameters with it.
+    # Copied, because the train step donates its state and must not take the caller's parameters.
     leaves = [
         jax.device_put(jnp.array(p), NamedSharding(mesh, s))
         for p, s in zip(jax.tree.leaves(params), places, strict=True)
@@ -136,11 +136,11 @@ def init_state(
         state = mapped(*args)
         if param_specs is None or AxisType.Explicit in mesh.axis_types:
             return state
-        # Zeros have no sharding of their own: moments would lie whole on every device until the first step.
+        # Zeros have no sharding, so moments would lie whole on every device until the first step.
         places = state_shardings(state, mesh, axis_name=axis_name, param_specs=param_specs)
         return jax.tree.map(_constrain, state, places, is_leaf=is_per_device)
 
-    # Through the same shard_map as a train step's state, so that the first step and the second are one program.
+    # It goes through the same shard_map as a train step's state, so that the first and the second step are one program.
     state = jax.jit(place)(*args)
     warn_of_two_momenta(state.opt_state, tx)
     refuse_order(state.opt_state, replicas=replicas)
@@ -157,17 +157,17 @@ def init_opt_state(
     axis_name: AxisName = "data",
     param_specs: PyTree | None = None,
 ) -> tuple[PyTree, PyTree]:
-    """Returns the optimizer's fresh state and its specs, for a ``jax.shard_map`` of one's own.
+    """Returns the optimizer's fresh state and its specs, for your own ``jax.shard_map``.
 
-    ``opt_state, specs = gc.init_opt_state(params, tx, mesh)``: ``specs`` goes into ``in_specs`` and ``out_specs`` where the
-    state goes in and comes out.
+    ``opt_state, specs = gc.init_opt_state(params, tx, mesh)``: ``specs`` are the ``in_specs`` and ``out_specs`` of the
+    state.
 
     Args:
-        params: as for :func:`init_state`; not donated, not moved.
-        tx: likewise.
-        mesh: likewise.
-        axis_name: likewise.
-        param_specs: likewise.
+        params: as for :func:`init_state`; not donated and not moved.
+        tx: as for :func:`init_state`.
+        mesh: as for :func:`init_state`.
+        axis_name: as for :func:`init_state`.
+        param_specs: as for :func:`init_state`.
 
     Raises:
         ValueError: if the mesh has no such axis.
@@ -179,7 +179,7 @@ def init_opt_state(
 
 @dataclasses.dataclass(frozen=True)
 class MappedInit:
-    """The ``init`` of a chain that maps itself over the workers, as :func:`gradcomp_jax.unreduced` makes one."""
+    """Marks the ``init`` of a chain that maps itself over the workers, such as that of :func:`gradcomp_jax.unreduced`."""
 
     init: Callable[[PyTree], PyTree]
 
@@ -189,7 +189,7 @@ class MappedInit:
 
 
 def _copies(params: PyTree, places: Any, mesh: Mesh, axis_name: AxisName, dtype: Any) -> PyTree:
-    """Whole copies of the parameters that lie along the axis, ``()`` in the place of the others; ``None`` for no copies."""
+    """Returns whole copies of the parameters that lie along the axis, ``()`` for the others; ``None`` for no copies."""
     if dtype is None:
         return None
     leaves, treedef = jax.tree.flatten(params)
@@ -207,7 +207,7 @@ def _copies(params: PyTree, places: Any, mesh: Mesh, axis_name: AxisName, dtype:
 
 
 def _placed_copy(x: Any, mesh: Mesh) -> Any:
-    """A copy, since a step donates its state: on the mesh as it is, and otherwise replicated."""
+    """Returns a copy, since a step donates its state: with its sharding if it is on the mesh, and otherwise replicated."""
     copy = jnp.array(x)
     at = getattr(x, "sharding", None)
     return (
@@ -218,5 +218,5 @@ def _placed_copy(x: Any, mesh: Mesh) -> Any:
 
 
 def _constrain(leaf: Any, place: Any) -> Any:
-    """An array where it belongs; per-device state is where ``shard_map`` has put it."""
+    """Constrains an array to its sharding; per-device state already lies where ``shard_map`` has put it."""
     return leaf if is_per_device(leaf) else lax.with_sharding_constraint(leaf, place)

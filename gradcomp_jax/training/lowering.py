@@ -1,4 +1,4 @@
-"""The exchange alone, compiled from shapes: for audits and plans, without data or memory for it."""
+"""Compiles the exchange alone from shapes, for audits and plans; it needs neither data nor memory."""
 
 from typing import Any
 
@@ -21,13 +21,13 @@ def lower_update(
 ) -> jax.stages.Lowered:
     """Lowers one ``tx.update`` over a mesh, with the state donated, as a train step would run it.
 
-    ``gc.wire_bytes(gc.lower_update(params, tx, mesh).compile())`` says what a model of these shapes would send; the
+    ``gc.wire_bytes(gc.lower_update(params, tx, mesh).compile())`` says what a model of these shapes would send. The
     mesh may be of real devices or of a topology description.
 
     Args:
         params: arrays or ``ShapeDtypeStruct``; only shapes and dtypes matter.
         tx: an optax transformation that averages over ``axis_name``.
-        mesh: with the axis among its names.
+        mesh: a mesh with this axis.
         axis_name: the axis of the workers.
 
     Returns:
@@ -51,7 +51,7 @@ def lower_update(
         with refusals.axis_explained(axis_name):
             updates, state = tx.update(jax.tree.map(lambda g: g[0], stacked), state, params)
         refusals.refuse_updates(updates, params, axis_name)
-        # The state comes first: donated arrays go to the first results of their shape, and updates are as memories are.
+        # The state comes first: donated arrays go to the first results of their shape, and updates have the shapes of memories.
         return state, updates
 
     mapped = jax.shard_map(

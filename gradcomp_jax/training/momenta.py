@@ -1,4 +1,4 @@
-"""A warning of chains that have a momentum twice, or one that steps on zeros."""
+"""Warns of chains that have a momentum twice, or one that steps on zeros."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,10 +17,10 @@ from gradcomp_jax.transforms.switched import SwitchedState
 
 
 def warn_of_two_momenta(opt_state: PyTree, tx: optax.GradientTransformation) -> None:
-    """Warns of a chain, also one within wrappers, in which a method with a momentum inside goes before another momentum.
+    """Warns of a chain, also inside wrappers, in which a method with a momentum inside goes before another momentum.
 
-    Of one in which :func:`gradcomp_jax.accumulate` does: a momentum after it goes on between the exchanges. And of one in which
-    an Adam with a first moment follows a residual that is one already.
+    Also warns if :func:`gradcomp_jax.accumulate` goes before a momentum, which would continue between the exchanges, and if an
+    Adam with a first moment follows a residual that already is one.
     """
     decays = first_moments.decays(tx)
     for inside, after in dict.fromkeys(_two_momenta(opt_state)):
@@ -45,7 +45,7 @@ def warn_of_two_momenta(opt_state: PyTree, tx: optax.GradientTransformation) -> 
 LOSS_OF_TWO = (
     "a small language model ended 11.9% above dense AdamW with b1=0.9, 0.1% with b1=0 (docs/results/protocol.md)"
 )
-"""What it costs: top-k at a density of 0.01, 4,000 steps, each at its best rate."""
+"""What this costs: top-k at a density of 0.01, 4,000 steps, each at its best rate."""
 
 
 def _chains(state: PyTree) -> Iterator[tuple]:
@@ -54,7 +54,7 @@ def _chains(state: PyTree) -> Iterator[tuple]:
         return  # Parts of an exchange or of replicas lie beside each other.
     links = jax.tree.leaves(state, is_leaf=lambda node: node is not state)
     if isinstance(state, SwitchedState):
-        # Candidates lie beside each other, and are no chain.
+        # Candidates are alternatives, not a chain.
         links = list(state.inner)
     for link in links:
         if link is not state:
@@ -68,7 +68,7 @@ def _exchanges(link: PyTree) -> list[ExchangeState]:
 
 
 def _before_adam(state: PyTree) -> Iterator[str]:
-    """Names of the methods with a residual that waits, of the exchanges that an Adam goes after."""
+    """Yields the names of the methods with a waiting residual whose exchanges go before an Adam."""
     for chain in _chains(state):
         before: list[str] = []
         for link in chain:
@@ -101,7 +101,7 @@ _MOMENTA = {
     optax.TraceState: "the momentum of optax.sgd",
     optax.EmaState: "optax.ema",
 }
-"""What has a momentum, by its state."""
+"""States of transformations that have a momentum."""
 
 
 def _is_momentum(node: Any) -> bool:
@@ -109,7 +109,7 @@ def _is_momentum(node: Any) -> bool:
 
 
 def _momentum_inside(exchange: ExchangeState) -> str:
-    """Returns the name of a method with a momentum inside, empty for another."""
+    """Returns the name of a method with a momentum inside, empty for other methods."""
     name, options = exchange.made_by.name, dict(exchange.made_by.options)
     corrected = any(isinstance(memory, Momentum) for of in exchange.memory for memory in of)
     if not corrected and (name not in METHODS or METHODS[name].momentum != "inside"):

@@ -1,4 +1,4 @@
-"""What the loss of a train step returns, taken apart: what is differentiated, metrics, and what the model itself changes."""
+"""Splits what the loss of a train step returns: what is differentiated, metrics, and what the model itself changes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ from gradcomp_jax.transforms import participation
 def observed(
     loss: Callable[..., Any], has_aux: bool, params: PyTree, batch: PyTree, *, scale: Any, given: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """The loss to differentiate, and all that is seen beside it."""
+    """Returns the loss to differentiate, and the other values that the loss returns."""
     found = loss(params, batch, **given)
     seen = {}
     if "model_state" in given:
@@ -24,19 +24,19 @@ def observed(
     refuse_no_loss(found, has_aux)
     if has_aux:
         found, aux = found
-        # Before micro-batches are averaged: narrow floats would be rounded.
+        # Widened before micro-batches are averaged, because narrow floats would be rounded.
         seen["aux"] = jax.tree.map(lambda x: as_metric(x) if jnp.ndim(x) == 0 else x, aux)
     return (found if scale is None else found * scale.astype(found.dtype)), {"loss": found, **seen}
 
 
 def as_metric(x: Any) -> Array:
-    """Floats as float32, and all else as it is."""
+    """Converts floats to float32, and returns all else unchanged."""
     x = jnp.asarray(x)
     return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 def _last_of(found: Any, has_aux: bool) -> tuple[Any, Any]:
-    """Takes the model state off what a loss returns."""
+    """Splits the model state from what a loss returns."""
     try:
         if not has_aux:
             value, model_state = found
@@ -53,9 +53,9 @@ def _last_of(found: Any, has_aux: bool) -> tuple[Any, Any]:
 def next_model_state(
     old: PyTree, new: PyTree, axis_name: AxisName, *, share: participation.Share | None = None
 ) -> PyTree:
-    """The model state after a step: the workers' mean, or each worker's own; the old one in place of one that is not finite.
+    """Returns the model state after a step: the workers' mean, or each worker's own; the old one if that is not finite.
 
-    The mean is weighted with a share.
+    With a share, the mean is weighted.
     """
     own = bool(per_device.nodes_of(old, per_device.is_lifted))
     before = per_device.lower(old)

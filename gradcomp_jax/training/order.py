@@ -1,4 +1,4 @@
-"""What is refused of a chain by the states in it: an order or a nesting that would not train."""
+"""Refuses chains, by the states in them, whose order or nesting would not train."""
 
 from collections.abc import Iterator
 
@@ -17,15 +17,15 @@ _REPLICAS = {
     GossipState: "gradcomp_jax.gossip",
     OuterState: "gradcomp_jax.outer_average (local_sgd, diloco)",
 }
-"""What moves parameters to where the replicas meet, by its state."""
+"""States of methods that move parameters to where the replicas meet."""
 
 
 def refuse_order(opt_state: PyTree, *, replicas: bool) -> None:
-    """Refuses a choice around an exchange, and averages of what is no mean; warns of replicas that meet before the optimizer.
+    """Refuses a choice around an exchange, and averages of anything but a mean; warns if replicas meet before the optimizer.
 
     Raises:
         ValueError: for ``optax.apply_if_finite`` around an exchange or a method of replicas, ``optax.MultiSteps`` around an
-            exchange, ``gradcomp_jax.accumulate`` around replicas, and for signs or an optimizer's directions in the place of a
+            exchange, ``gradcomp_jax.accumulate`` around replicas, and for signs or an optimizer's directions instead of a
             mean.
     """
     for steps in per_device.nodes_within(opt_state, lambda node: isinstance(node, optax.MultiStepsState)):
@@ -44,7 +44,7 @@ def refuse_order(opt_state: PyTree, *, replicas: bool) -> None:
                 "gradcomp_jax.accumulate is for exchanges of gradients, and here replicas are inside: give"
                 " make_train_step(..., accumulate=...) the number of batches to a step of theirs"
             )
-    # A delayed average is of replicas where it goes on with their own gradients, which the mean takes back.
+    # A delayed average is one of replicas if they continue with their own gradients, which the mean then replaces.
     averages = (ElasticState, DelayedState) if replicas else (ElasticState,)
     for node in per_device.nodes_within(opt_state, lambda node: isinstance(node, averages)):
         for exchange in per_device.nodes_within(node.method, lambda node: isinstance(node, ExchangeState)):
@@ -64,11 +64,11 @@ def refuse_order(opt_state: PyTree, *, replicas: bool) -> None:
 def refuse_lookahead(
     opt_state: PyTree, params: PyTree | None = None, gradient: PyTree = (), *, in_a_step: bool = False
 ) -> None:
-    """Refuses ``optax.lookahead`` where it is not given its two sets of parameters, and the gradient of one.
+    """Refuses ``optax.lookahead`` unless it gets its two sets of parameters and the gradient of one of them.
 
     Raises:
         ValueError: in a train step, which differentiates all parameters; for parameters without ``fast``, a gradient of both
-            sets, and an exchange beside it in a chain, which would be made for both.
+            sets, and an exchange beside it in a chain, whose state would be for both sets.
     """
     around = per_device.nodes_within(opt_state, lambda node: isinstance(node, optax.LookaheadState))
     if not around:
@@ -92,7 +92,7 @@ def _update_of(exchange: ExchangeState) -> str:
 
 
 def _before_others(state: PyTree) -> Iterator[str]:
-    """The methods of replicas that are not the last link of a chain."""
+    """Yields the methods of replicas that are not the last link of a chain."""
     if isinstance(state, (ExchangeState, *_REPLICAS)):
         return
     links = jax.tree.leaves(state, is_leaf=lambda node: node is not state)

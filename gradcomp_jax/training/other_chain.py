@@ -1,4 +1,4 @@
-"""A state of another chain than the one that it is given to: said where optax, which compares none, stumbles over it."""
+"""Explains errors of a state that is given to another chain than its own, because optax does not compare them."""
 
 import contextlib
 import operator
@@ -24,15 +24,15 @@ _MASKS = (optax.MaskedState, optax.MaskedNode, optax.PartitionState)
 
 @contextlib.contextmanager
 def chain_explained(tx: optax.GradientTransformation, state: PyTree, params: PyTree) -> Iterator[None]:
-    """Says of an error in a chain's update that its state is of another chain, where that is so.
+    """Says, after an error in a chain's update, that its state is of another chain, if that is so.
 
     Args:
         tx: the chain.
-        state: what it is given; the structure that its own ``init`` makes is looked at after an error only.
-        params: what its ``init`` would be given here.
+        state: the state that it is given. Only after an error it is compared with the structure that ``tx.init`` makes.
+        params: the parameters that ``tx.init`` would be given here.
 
     Raises:
-        ValueError: naming the first difference, and what goes on from such a state.
+        ValueError: naming the first difference, and what can continue from such a state.
     """
     try:
         yield
@@ -62,7 +62,7 @@ def chain_explained(tx: optax.GradientTransformation, state: PyTree, params: PyT
 
 
 def _is_a_sentence(error: Exception) -> bool:
-    """Whether the library itself has said what is wrong."""
+    """Returns whether the library itself has said what is wrong."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -75,7 +75,7 @@ def _children(node: Any) -> list[tuple[Any, Any]]:
 
 
 def _difference(have: Any, want: Any, path: tuple[Any, ...]) -> str | None:
-    """The first place where two states differ, as a sentence; ``None`` where they do not."""
+    """Returns the first place where two states differ, as a sentence; ``None`` if they do not differ."""
     where = f" at {path_name(path)!r}" if path else ""
     leaves = [jax.tree_util.all_leaves([node]) for node in (have, want)]
     if all(leaves):
@@ -86,7 +86,7 @@ def _difference(have: Any, want: Any, path: tuple[Any, ...]) -> str | None:
             " those it is given with"
         )
     if (type(have) is type(want) and isinstance(have, ExchangeState)) or all(map(is_per_device, (have, want))):
-        # Exchanges compare what they are given by themselves.
+        # Exchanges themselves compare what they are given.
         return None
     mine, theirs = ([] if leaf else _children(node) for leaf, node in zip(leaves, (have, want), strict=True))
     if type(have) is type(want) and [key for key, _ in mine] == [key for key, _ in theirs]:

@@ -1,4 +1,4 @@
-"""Exchanges that run beside the steps, in a thread, where one program cannot do both at once: delayed averages."""
+"""Delayed averages whose exchanges run beside the steps, in a thread, where one program cannot overlap them."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -33,20 +33,20 @@ _ARRIVED = "gradcomp_arrived"
 
 
 class OverlappedStep:
-    """``step(state, batch) -> (state, metrics)``; see :func:`make_overlapped_step` and :func:`make_overlapped_outer_step`.
+    """Runs ``step(state, batch) -> (state, metrics)``; see :func:`make_overlapped_step` and :func:`make_overlapped_outer_step`.
 
     Attributes:
-        tx: the transformation whose steps these are; ``gc.init_state(params, step.tx, mesh, replicas=True)`` begins.
+        tx: the transformation of the steps; the first state is ``gc.init_state(params, step.tx, mesh, replicas=True)``.
     """
 
     def __init__(
         self, tx: optax.GradientTransformation, programs: Sequence[Callable[..., Any]], link: Link, mesh: Mesh
     ) -> None:
-        """Takes the programs: a gradient, the rest of a step without communication, an exchange of what a link sends."""
+        """Takes the programs: a gradient, the rest of a step without communication, and an exchange of what a link sends."""
         self.tx = tx
         self._gradient, self._local, self._cross = programs
         self._link, self._mesh = link, mesh
-        # One thread: exchanges run in the order of their departures, which is the same on all workers.
+        # With one thread, exchanges run in the order of their departures, which is the same on all workers.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradcomp-exchange")
         self._flying: dict[int, Future] = {}
         self._none: PyTree | None = None
@@ -55,14 +55,14 @@ class OverlappedStep:
         self._buffers = OwnBuffers()
 
     def __call__(self, state: TrainState, batch: PyTree) -> tuple[TrainState, dict[str, Any]]:
-        """One step; waits only for the exchange that lands in it, and not before its gradient is being computed."""
+        """Runs one step. It waits only for the exchange that lands in it, and not before its gradient is being computed."""
         state = self._buffers.of(state, batch)
         if not has_replicas(state):
             raise ValueError("the state has one set of parameters for all workers: init_state(..., replicas=True)")
         link = self._link
         if state is not self._last:
-            # Begun, or restored: what is on its way in this state is sent (again).
-            # What went before is let end, well or not: whoever goes back to a checkpoint has been told why.
+            # The state is new or restored: what is in flight in it is sent (again).
+            # Earlier exchanges may end with an error: whoever goes back to a checkpoint has seen it.
             wait(self._flying.values())
             self._flying.clear()
             link.check(state.opt_state)
@@ -71,7 +71,7 @@ class OverlappedStep:
                 self._send(state, departure)
         gradient, seen = self._gradient(state.params, batch)
         departure = self._number - link.delay
-        # The exchange's own state stays out of the step, which takes over the memory of all that it is given.
+        # The exchange's state is not given to the step, which takes the memory of all its arguments.
         arrived, methods = self._nothing(trained(state.params)), list(link.methods(state.opt_state[link.place]))
         if (part := link.departs(departure, len(methods))) is not None:
             means, methods[part] = self._flying[departure].result()
@@ -82,16 +82,16 @@ class OverlappedStep:
         state = self._with_methods(state, methods)
         self._send(state, self._number)
         self._number += 1
-        # A counter that has gone back is read again.
+        # A counter that is reset is read again.
         self._last = state if self._number <= NEAR_THE_END else None
         self._buffers.returned(state)
         return state, seen | counted
 
     def wait(self) -> None:
-        """Waits for every exchange that has begun.
+        """Waits for every exchange that has started.
 
-        With several processes call it before another program communicates, such as a save, and before processes leave, or
-        their peers would wait for them.
+        With several processes, call it before another program communicates, such as a save, and before processes end, or
+        the others would wait for them.
         """
         for future in list(self._flying.values()):
             future.result()
@@ -118,7 +118,7 @@ class OverlappedStep:
 
             def zeros(replicas: PerDevice) -> Array:
                 whole = np.broadcast_to(np.float32(0), replicas.value.shape[1:])
-                # Without comparing the processes' values, as ``device_put`` does over the links.
+                # This does not compare the processes' values over the network, as ``device_put`` does.
                 return jax.make_array_from_callback(whole.shape, everywhere, whole.__getitem__)
 
             self._none = jax.tree.map(zeros, params, is_leaf=is_per_device)
@@ -145,30 +145,30 @@ def make_overlapped_step(
     aux: PyTree = "auto",
     check_vma: bool = True,
 ) -> OverlappedStep:
-    """Steps of ``optax.chain(gc.delayed_average(method, ...), optimizer)`` with the exchange in a thread beside them.
+    """Makes steps of ``optax.chain(gc.delayed_average(method, ...), optimizer)`` with the exchange in a thread beside them.
 
-    A compiler with asynchronous collectives overlaps the exchange within :func:`make_train_step`'s one program. On CPU a
-    program does one thing after the other; here the exchange is a program of its own, and a thread runs it while the
-    next steps compute. A step computes its gradient while it waits for the mean that lands in it: with a delay of 1 an exchange
-    has as long as a gradient takes. What comes out is what the one program computes, and so is the state: it can be saved,
-    restored and resized, and go on with either. What is in flight is in the state, so nothing is lost with the thread.
-    Exchanges run one after the other, so a step waits once they take longer than ``every`` steps.
+    A compiler with asynchronous collectives overlaps the exchange inside :func:`make_train_step`'s one program. On CPU a
+    program does one thing after the other; here the exchange is a separate program, and a thread runs it while the next steps
+    compute. A step computes its gradient while it waits for the mean that lands in it: with a delay of 1 an exchange has the
+    time of one gradient. Results and state are those of the one program: the state can be saved, restored and resized, and
+    either can continue from it. What is in flight is in the state, so nothing is lost with the thread. Exchanges run one after
+    the other, so a step waits if they take longer than ``every`` steps.
 
-    XLA:CPU has as many threads for programs as a process may use cores. On one core an exchange that waits for the network
-    holds the only one, and nothing overlaps: set the environment variable ``PJRT_NPROC=4`` before JAX starts.
+    XLA:CPU has as many threads for programs as a process may use cores. On one core, an exchange that waits for the network
+    holds the only thread, and nothing overlaps: set the environment variable ``PJRT_NPROC=4`` before JAX starts.
 
     Args:
         loss: as for :func:`make_train_step`.
         method: an exchange that needs no parameters.
-        optimizer: what follows, on every replica.
+        optimizer: the optimizer after it, on every replica.
         mesh: the mesh of ``init_state``.
         axis_name: the axis of the workers.
         delay: as for :func:`gradcomp_jax.delayed_average`, at least 1.
-        every: likewise.
-        compensate: likewise.
+        every: as for :func:`gradcomp_jax.delayed_average`.
+        compensate: as for :func:`gradcomp_jax.delayed_average`.
         has_aux: as for :func:`make_train_step`.
-        aux: likewise.
-        check_vma: likewise.
+        aux: as for :func:`make_train_step`.
+        check_vma: as for :func:`make_train_step`.
 
     Returns:
         ``step``. ``step(state, batch)`` returns a new state and ``metrics``, each worker's own, ``[N]``; the state is donated.
@@ -188,7 +188,7 @@ def make_overlapped_step(
         return jax.shard_map(_slot, in_specs=specs, out_specs=PartitionSpec(axis_name), **axes)(flying, period)
 
     def departs(step: int, parts: int) -> int | None:
-        # With ``every=1`` one program exchanges from its first step on, at first nothing but zeros.
+        # With ``every=1`` one program exchanges from its first step on; the first exchanges are of zeros.
         return 0 if (step + 1) % every == 0 and (step >= 0 or every == 1) else None
 
     picked = jax.jit(pick)
@@ -224,13 +224,13 @@ def beside(
 
     Args:
         loss: as for :func:`make_train_step`.
-        chains: the chain; the same with :func:`arriving` in its exchange's place; and the exchange of what the link sends.
-        mesh: of the workers.
-        link: the late one.
+        chains: the chain; the same with :func:`arriving` instead of its exchange; and the exchange of what the link sends.
+        mesh: the mesh of the workers.
+        link: the late link.
         axis_name: the axis of the workers.
         has_aux: as for :func:`make_train_step`.
-        aux: likewise.
-        check_vma: likewise.
+        aux: as for :func:`make_train_step`.
+        check_vma: as for :func:`make_train_step`.
 
     Raises:
         ValueError: if the mesh has no such axis.
@@ -296,7 +296,7 @@ def beside(
 
 
 def arriving(method: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Returns what the thread has brought, in the method's place."""
+    """Makes a transformation that replaces the method and returns the mean that the thread has brought."""
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, Any]:
         return jax.tree.map(lambda u, a: u if is_masked(u) else a, updates, extra[_ARRIVED], is_leaf=is_masked), state
@@ -305,13 +305,13 @@ def arriving(method: optax.GradientTransformation) -> optax.GradientTransformati
 
 
 def check_delay(delay: int) -> None:
-    """Refuses none: there is nothing to overlap then."""
+    """Refuses a delay of 0, with which there is nothing to overlap."""
     if _checks.non_negative_int("delay", delay) == 0:
         raise ValueError("delay=0 leaves nothing to overlap: use make_train_step")
 
 
 def _slot(flying: PyTree, period: Any) -> PyTree:
-    """A period's sums out of the ring, one worker's."""
+    """Returns one worker's sums of a period, from the ring."""
 
     def one(mark: PerDevice) -> PerDevice:
         return PerDevice(lax.dynamic_slice_in_dim(mark.value, period % mark.rows, 1), 1, lifted=True)

@@ -36,30 +36,31 @@ def make_overlapped_outer_step(
     aux: PyTree = "auto",
     check_vma: bool = True,
 ) -> OverlappedStep:
-    """Steps of ``optax.chain(optimizer, gc.outer_average(method, outer, ...))`` with the exchange in a thread beside them.
+    """Makes steps of ``optax.chain(optimizer, gc.outer_average(method, outer, ...))`` with the exchange in a parallel thread.
 
     It is to :func:`gradcomp_jax.outer_average`, and so to DiLoCo and SparseLoCo with a delay, what
-    :func:`make_overlapped_step` is to delayed averages. At a part's turn the thread begins to exchange how far the replicas
-    have come with it, while inner steps go on. The mean arrives exactly ``delay`` steps later, whatever the exchange takes: a
-    step waits for it if need be, and does not take it before its time. Parts are exchanged in the order of their turns, on
-    every worker the same. So results and state are those of the one program, and either goes on with the other's.
+    :func:`make_overlapped_step` is to delayed averages. At a part's turn the thread starts to exchange how far the replicas
+    have moved that part, while inner steps continue. The mean is applied exactly ``delay`` steps later, however long the
+    exchange takes: a step waits for it if necessary, and never applies it early. Parts are exchanged in the order of their
+    turns, which is the same on all workers. So results and state are those of the one program, and either can continue from
+    the other's state.
 
-    Set ``PJRT_NPROC=4`` where a process has one core, as there.
+    Set ``PJRT_NPROC=4`` if a process has one core, as for :func:`make_overlapped_step`.
 
     Args:
         loss: as for :func:`make_train_step`.
         method: an exchange that needs no parameters, such as ``gc.block_quantized(axis_name=..., bits=4)``.
-        optimizer: of each replica's own steps.
+        optimizer: the optimizer of each replica's own steps.
         outer: the outer optimizer, such as ``optax.sgd(0.7, 0.9, nesterov=True)``.
         mesh: the mesh of ``init_state``.
         axis_name: the axis of the workers.
         every: as for :func:`gradcomp_jax.outer_average`.
-        delay: likewise, at least 1.
-        parts: likewise.
-        mix: likewise.
+        delay: as for :func:`gradcomp_jax.outer_average`, at least 1.
+        parts: as for :func:`gradcomp_jax.outer_average`.
+        mix: as for :func:`gradcomp_jax.outer_average`.
         has_aux: as for :func:`make_train_step`.
-        aux: likewise.
-        check_vma: likewise.
+        aux: as for :func:`make_train_step`.
+        check_vma: as for :func:`make_train_step`.
 
     Returns:
         ``step``, as from :func:`make_overlapped_step`: call ``step.wait()`` at the end.
@@ -79,7 +80,7 @@ def make_overlapped_outer_step(
 
     copied = jax.jit(_copy)
     link = Link(
-        # After the replica's own optimizer.
+        # The link is after the replica's own optimizer.
         place=1,
         delay=delay,
         every=every,
@@ -93,7 +94,7 @@ def make_overlapped_outer_step(
 
 
 def _copy(flying: PyTree) -> PyTree:
-    """How far replicas have come, apart from the state, whose memory the next step takes."""
+    """Copies how far replicas have moved, because the next step takes the memory of the state."""
 
     def one(mark: PerDevice) -> PerDevice:
         return PerDevice(jnp.copy(mark.value), 1, lifted=True)

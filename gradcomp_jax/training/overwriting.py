@@ -1,4 +1,4 @@
-"""How what Flax overwrites with its gradient is heard of by all workers, and takes its new values."""
+"""Gives what Flax overwrites with its gradient its new values, equal on all workers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,17 +14,17 @@ from gradcomp_jax.transforms.overwritten import COLLECTION, has_overwritten, is_
 
 
 def heard(gradient: PyTree, params: PyTree, axis_name: AxisName | None, *, weight: Array | None = None) -> PyTree:
-    """Returns a gradient whose collection :data:`COLLECTION` has the new values that are to be taken.
+    """Returns a gradient whose collection :data:`COLLECTION` has its new values.
 
-    They are the workers' maximum: a scale that serves all of them, and the largest entry that any has seen. A NaN counts as an
-    infinity. Where the new value of a leaf is not finite it is the old one, and so it is of integers, which have no gradient.
-    Everything else is returned as it is.
+    They are the workers' maximum: a scale that fits all of them, and the largest entry that any has seen. A NaN counts as an
+    infinity. A leaf keeps its old value if the new one is not finite, and so do integers, which have no gradient. Everything
+    else is returned unchanged.
 
     Args:
-        gradient: of the structure of the parameters.
+        gradient: a gradient in the structure of the parameters.
         params: the old values.
-        axis_name: of the workers; ``None``, or an axis that is not mapped, for the values of one.
-        weight: what this worker counts for; of one whose weight is 0 nothing is looked at.
+        axis_name: the axis of the workers; ``None``, or an axis that is not mapped, for the values of one worker.
+        weight: what this worker counts for; a worker of weight 0 is ignored.
     """
     named, treedef = jax.tree_util.tree_flatten_with_path(gradient)
     leaves, mine = [leaf for _, leaf in named], [i for i, (path, _) in enumerate(named) if is_overwritten(path)]
@@ -43,7 +43,7 @@ def heard(gradient: PyTree, params: PyTree, axis_name: AxisName | None, *, weigh
 
 
 def kept_if_skipped(new: Any, old: Any, count: Callable[[PyTree], Array]) -> Any:
-    """Returns a train state whose collection is as it was where the step has raised ``count(opt_state)``."""
+    """Returns a train state with the old collection if the step has raised ``count(opt_state)``."""
     if not has_overwritten(new.params):
         return new
     skipped = count(new.opt_state) != count(old.opt_state)
@@ -53,11 +53,11 @@ def kept_if_skipped(new: Any, old: Any, count: Callable[[PyTree], Array]) -> Any
 
 
 def kinds_of(gradient: PyTree) -> list[str]:
-    """Returns what each leaf of a gradient is over micro-batches, as :mod:`gradcomp_jax.training.seen` has it."""
+    """Returns the kind of each leaf of a gradient over micro-batches, of those in :mod:`gradcomp_jax.training.seen`."""
     return ["max" if is_overwritten(path) else seen.STATE for path, _ in jax.tree_util.tree_leaves_with_path(gradient)]
 
 
 def _counting(x: Array, weight: Array | None) -> Array:
-    """A value as it enters a maximum, in which what becomes of a NaN is left to each platform."""
+    """Returns a value for a maximum, without NaNs, which each platform treats in its own way."""
     x = jnp.where(jnp.isnan(x), jnp.inf, x)
     return x if weight is None else jnp.where(weight == 0, -jnp.inf, x)

@@ -1,4 +1,4 @@
-"""Per-device state that lies whole on every device: an update splits it again, and what pins it so sends it in every step."""
+"""Finds per-device state that lies whole on every device: an update splits it again, so pinning it sends it in every step."""
 
 import weakref
 from collections.abc import Callable
@@ -15,12 +15,12 @@ _COST = (
     "What each worker keeps for itself, such as residuals, then crosses uncompressed in every step: pin the state by"
     " gradcomp_jax.state_shardings(state, mesh), or leave it as the update returns it"
 )
-# Who pins a state does so in every step: the first few tell, and all others cost nothing.
+# A pinned state is pinned in every step, so only the first few steps are checked, and the others cost nothing.
 _LOOKED_AT = 3
 
 
 def refuse_whole(state: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
-    """Refuses per-device state that is not split along an axis of Explicit type, where JAX places nothing by itself.
+    """Refuses per-device state that is not split along an axis of Explicit type, where JAX does not place arrays.
 
     Raises:
         ValueError: with the remedy.
@@ -38,20 +38,20 @@ def refuse_whole(state: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
 
 
 class PinWatch:
-    """Warns of a state that is pinned replicated, where that can be seen before an update.
+    """Warns of a state that is pinned replicated, if that can be seen before an update.
 
-    Arriving so once is no fault: the update splits a state that was restored or placed by hand, and nothing of it is lost. So
-    arrays are told of where two states in a row are so. A constraint in a program is there in each of its runs.
+    A single replicated state is not an error: the update splits a state that was restored or placed by hand, and nothing is
+    lost. So for arrays it warns after two such states in a row. A constraint in a program applies in each of its runs.
     """
 
     def __init__(self, mesh: Mesh, axis_name: AxisName) -> None:
-        """Begins to watch the states of one step."""
+        """Starts to watch the states of one step."""
         self._workers = _specs.devices_along(mesh, axis_name)
         self._looked, self._was_whole = 0, False
         self._last: Callable[[], Any] = lambda: None
 
     def __call__(self, state: PyTree) -> None:
-        """Looks at a state before an update."""
+        """Checks a state before an update."""
         if self._workers == 1 or self._looked >= _LOOKED_AT or not (values := _values(state)):
             return
         if _compat.is_traced(values[0]):
@@ -59,7 +59,7 @@ class PinWatch:
                 _checks.warn(f"the state is pinned replicated, by a constraint before its update. {_COST}")
             return
         if self._last() is values[0]:
-            # The same state over again: nothing has moved it.
+            # The same state again: nothing has moved it.
             return
         whole = any(self._is_whole(value.sharding, value.shape) for value in values)
         self._looked += 1
@@ -69,7 +69,7 @@ class PinWatch:
         self._last, self._was_whole = weakref.ref(values[0]), whole
 
     def _is_whole(self, place: Any, shape: tuple[int, ...]) -> bool:
-        """Whether a device has more of a value than its own rows."""
+        """Returns whether a device has more of a value than its own rows."""
         return place is not None and place.num_devices > 1 and place.shard_shape(shape)[0] * self._workers > shape[0]
 
 

@@ -1,4 +1,4 @@
-"""Names that Orbax takes for something else: it looks for files by patterns, in which brackets and stars are no characters."""
+"""Replaces names that Orbax misreads: it looks for files by patterns, in which brackets and stars have another meaning."""
 
 import contextlib
 import os
@@ -12,12 +12,12 @@ _SPECIAL = re.compile(r"[\[\]*?\\\ud800-\udfff]")
 
 
 def is_plain(path: str | os.PathLike[str]) -> bool:
-    """Returns whether Orbax takes a path as it is."""
+    """Returns whether Orbax takes a path literally."""
     return _SPECIAL.search(os.fspath(path)) is None
 
 
 def plain_name(name: str) -> str:
-    """Returns a name like another one, and the same where Orbax takes that as it is."""
+    """Returns a name that Orbax takes literally: the given one if possible, otherwise a similar one."""
     if is_plain(name):
         return name
     return f"{_SPECIAL.sub('_', name)}-{zlib.crc32(name.encode(errors='surrogatepass')):08x}"
@@ -25,7 +25,7 @@ def plain_name(name: str) -> str:
 
 @contextlib.contextmanager
 def reached(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Gives a path of a folder that Orbax takes as it is: its own, or else a link to it for a while.
+    """Yields a path of a folder that Orbax takes literally: its own, or a temporary link to it.
 
     Raises:
         ValueError: if there is no place for the link.

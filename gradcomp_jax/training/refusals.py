@@ -1,4 +1,4 @@
-"""What a train step refuses before JAX does, in sentences that name the remedy."""
+"""Refuses what a train step cannot take before JAX does, in sentences that name the remedy."""
 
 import contextlib
 import itertools
@@ -20,10 +20,10 @@ from gradcomp_jax.transforms.worker_shards import ShardState
 
 
 def refuse_donated(state: Any, *, called: str = "state") -> None:
-    """Refuses a state of which an earlier step has taken the memory: XLA would end the process.
+    """Refuses a state whose memory an earlier step has taken: XLA would end the process.
 
     Raises:
-        ValueError: if an array of it is deleted, naming the first where others are not.
+        ValueError: if an array of it is deleted, naming the first if others are not.
     """
     leaves = jax.tree.leaves(state)
     gone = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array) and _compat.is_deleted(leaf)]
@@ -40,7 +40,7 @@ def refuse_unmarked(state: PyTree) -> None:
     """Refuses the state of an exchange as plain arrays, without the marks that say what they are.
 
     Raises:
-        ValueError: if a tree has an exchange's arrays, by their names, and no exchange.
+        ValueError: if a tree has an exchange's arrays, by their names, but no exchange.
     """
     if per_device.nodes_within(state, lambda node: isinstance(node, ExchangeState)):
         return
@@ -56,7 +56,7 @@ def refuse_unmarked(state: PyTree) -> None:
 def refuse_unmapped(state: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
     """Refuses per-device state of one worker, as ``tx.init`` makes it outside the axis, and of another number of workers.
 
-    And a hierarchy whose axes the step has in another order: the rows of its state would be taken for other devices'.
+    Also refuses a hierarchy whose axes the step has in another order: the rows of its state would be taken for other devices'.
 
     Raises:
         ValueError: when traced.
@@ -94,7 +94,7 @@ def refuse_unmapped(state: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
 
 @contextlib.contextmanager
 def devices_explained(mesh: Mesh) -> Iterator[None]:
-    """Says of a state or a batch on other devices than a step's what to do."""
+    """Says what to do if a state or a batch lies on other devices than the step."""
     try:
         yield
     except ValueError as error:
@@ -108,7 +108,7 @@ def devices_explained(mesh: Mesh) -> Iterator[None]:
 
 
 def refuse_unplaced(batch: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
-    """Refuses a batch that the workers cannot divide, or that an Explicit axis does not find split over them.
+    """Refuses a batch that the workers cannot divide, or that is not split over them along an Explicit axis.
 
     Raises:
         ValueError: when traced, naming the first such leaf.
@@ -139,7 +139,7 @@ def refuse_unplaced(batch: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
 
 
 def refuse_no_loss(found: Any, has_aux: bool) -> None:
-    """Refuses what a loss returns where it is no real scalar, or has beside it what was not announced.
+    """Refuses what a loss returns if it is not a real scalar, or has an unannounced second value.
 
     Raises:
         TypeError: with the remedy.
@@ -166,7 +166,7 @@ def refuse_no_loss(found: Any, has_aux: bool) -> None:
 
 
 def refuse_no_arrays(params: PyTree) -> None:
-    """Refuses parameters among which are functions, strings or other objects that are no arrays.
+    """Refuses parameters that contain functions, strings or other objects that are not arrays.
 
     Raises:
         TypeError: naming the first such leaf.
@@ -183,7 +183,7 @@ def refuse_no_arrays(params: PyTree) -> None:
 
 
 def refuse_unread(weight: Any, reads: list[bool]) -> None:
-    """Refuses a weight that nobody has read: all workers would have counted alike.
+    """Refuses a weight that nothing has read: all workers would have counted the same.
 
     Raises:
         ValueError: if there is a weight and there were no reads.
@@ -196,7 +196,7 @@ def refuse_unread(weight: Any, reads: list[bool]) -> None:
 
 
 def refuse_updates(updates: PyTree, params: PyTree, axis_name: AxisName) -> None:
-    """Refuses an update that does not fit its parameter: of another shape, or differing by worker where it does not.
+    """Refuses an update that does not fit its parameter: of another shape, or differing by worker if the parameter does not.
 
     Raises:
         ValueError: naming the first such leaf.
@@ -222,7 +222,7 @@ def refuse_updates(updates: PyTree, params: PyTree, axis_name: AxisName) -> None
 
 
 def refuse_own_state(after: PyTree, before: PyTree, axis_name: AxisName) -> None:
-    """Refuses an optimizer's state that differs by worker and is not per-device, as what goes before an exchange has it.
+    """Refuses an optimizer's state that differs by worker and is not per-device, such as that of a link before an exchange.
 
     Raises:
         ValueError: naming the first such leaf.
@@ -241,7 +241,7 @@ def refuse_own_state(after: PyTree, before: PyTree, axis_name: AxisName) -> None
 
 
 def _differing(new: Any, old: Any, axis_name: AxisName) -> str:
-    """The names of the axis along which a new value differs by worker, and the old one does not; empty if there is none."""
+    """Returns the names of the axis along which only the new value differs by worker; empty if there is none."""
     before = _compat.varying_along(old, axis_name)
     return ", ".join(repr(name) for name in _compat.varying_along(new, axis_name) if name not in before)
 
@@ -250,7 +250,7 @@ def refuse_averaged(loss: Any, axis_name: AxisName | None) -> None:
     """Refuses a loss that the workers have averaged or added up: each worker's gradient would be 1/N of its own.
 
     Raises:
-        ValueError: where differences are tracked.
+        ValueError: if JAX tracks which values differ by worker.
     """
     if _compat.tracks_varying(axis_name) and not _compat.is_varying(loss, axis_name):
         raise ValueError(
@@ -260,10 +260,10 @@ def refuse_averaged(loss: Any, axis_name: AxisName | None) -> None:
 
 
 def refuse_no_batch(args: tuple[PyTree, ...], is_batch: Callable[[Any], bool]) -> None:
-    """Refuses positional arguments of which some are divided along their first dimension and are no part of the batch.
+    """Refuses positional arguments that would be divided along their first dimension but are not part of the batch.
 
     Raises:
-        ValueError: if the arrays of two arguments begin with other numbers.
+        ValueError: if the arrays of two arguments differ in their first dimension.
     """
     found = [sorted({leaf.shape[0] for leaf in jax.tree.leaves(arg) if is_batch(leaf)}) for arg in args]
     found = [sizes for sizes in found if sizes]
@@ -279,7 +279,7 @@ def refuse_no_batch(args: tuple[PyTree, ...], is_batch: Callable[[Any], bool]) -
 
 @contextlib.contextmanager
 def axis_explained(axis_name: AxisName) -> Iterator[None]:
-    """Names the axis of the workers where an exchange is over another."""
+    """Names the axis of the workers if an exchange is over another axis."""
     try:
         yield
     except NameError as error:
@@ -300,7 +300,7 @@ CHOICE = (
 
 @contextlib.contextmanager
 def branches_explained() -> Iterator[None]:
-    """Adds a remedy where a wrapper of optax chooses between an exchange's update and a worker's own gradient."""
+    """Adds a remedy if a wrapper of optax chooses between an exchange's update and a worker's own gradient."""
     try:
         yield
     except TypeError as error:
@@ -325,7 +325,7 @@ _EVALUATES = (
 
 @contextlib.contextmanager
 def extras_explained(extra: Iterable[str]) -> Iterator[None]:
-    """Adds a remedy where an optimizer of the chain takes extra arguments, and not those of a step, or needs others."""
+    """Adds a remedy if an optimizer of the chain needs other extra arguments than those of a step, or refuses these."""
     try:
         yield
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""Another method in the middle of a run: everything but what the old one kept for itself goes on."""
+"""Replaces the method in the middle of a run: everything except the old method's own state continues."""
 
 import difflib
 import functools
@@ -28,10 +28,10 @@ from gradcomp_jax.transforms.changed import said_of
 from gradcomp_jax.transforms.overwritten import trained
 
 _WRAPPERS = (LossScaleState, MasterWeightsState, RateWeightedState)
-"""What of ours is around an exchange, and has numbers of its own that go on."""
+"""States of our wrappers around an exchange, whose numbers continue."""
 
 _ALIKE = ("topk_sgd", "random_k", "fp8", "block_quantized", "ef_sign_sgd", "sparcml")
-"""Methods whose residuals are of gradients, and lie as the leaves do: what one of them owes another one can send."""
+"""Methods whose residuals are of gradients, in the order of the leaves: what one has not sent another can send."""
 
 
 @_arguments.checked
@@ -44,30 +44,30 @@ def replace_method(
     axis_name: AxisName = "data",
     param_specs: PyTree | None = None,
 ) -> Any:
-    """Returns a state for a chain with another method, which goes on where the old one was.
+    """Returns a state for a chain with another method, which continues where the old one was.
 
-    Kept are the step, the parameters, the model's state, and of the optimizer's state all that is not the method's and is in
-    the new chain too, in the same order: Adam's moments, momenta, counts of schedules, a loss scale, master weights. An
-    exchange of the new chain goes on with the number of steps and of skipped ones, so a warm-up by steps is over if it would
-    be. Its memories begin anew, but for what was not sent yet: that goes on where both methods are one by name, or both keep
-    residuals of gradients that lie alike (``topk_sgd``, ``random_k``, ``sparcml``, ``fp8``, ``block_quantized``,
-    ``ef_sign_sgd``), with one ``mask``; what owners hold goes back to the memories. Otherwise it is dropped, and
-    a warning says how much. A velocity inside a method and an optimizer's momentum after it are other things, and neither
-    becomes the other.
+    It keeps the step, the parameters, the model's state, and the parts of the optimizer's state that are not the method's and
+    are in the new chain too, in the same order: Adam's moments, momenta, counts of schedules, a loss scale, master weights. An
+    exchange of the new chain continues with the numbers of steps and of skipped ones, so a warm-up by steps is over if it would
+    be. Its memories start empty, except for what was not sent yet. That is kept if both methods have the same name, or both
+    keep residuals of gradients in the same layout (``topk_sgd``, ``random_k``, ``sparcml``, ``fp8``, ``block_quantized``,
+    ``ef_sign_sgd``), and if they have the same ``mask``; what owners hold returns to the memories. Otherwise it is dropped,
+    and a warning says how much. A velocity inside a method and an optimizer's momentum after it are different things, and
+    neither becomes the other.
 
     Args:
         state: a train state, a state with ``replace``, such as flax's, or an optimizer's state alone.
         tx: the new chain, or :func:`gradcomp_jax.unreduced` of it.
         mesh: as for :func:`init_state`.
-        params: of an optimizer's state alone.
+        params: the parameters, for an optimizer's state alone.
         axis_name: as for :func:`init_state`.
         param_specs: as for :func:`init_state`.
 
     Returns:
-        A state of the same type. What it keeps are the arrays of the old one: a step that donates it takes those too.
+        A state of the same type. It keeps arrays of the old state, so a step that donates it takes those too.
 
     Raises:
-        ValueError: for a state whose replicas differ, and an optimizer's state without parameters.
+        ValueError: for a state whose replicas differ, or an optimizer's state without parameters.
     """
     refuse_donated(state)
     if hasattr(state, "params") and hasattr(state, "opt_state"):
@@ -99,7 +99,7 @@ def _is_ours(node: Any) -> bool:
 
 
 def _is_unit(node: Any) -> bool:
-    """Whether a node is all of another library's, and no chain of several parts."""
+    """Returns whether a node is wholly of another library, and not a chain of several parts."""
     if _is_ours(node) or type(node) in (tuple, list):
         return False
     return not nodes_within(node, _is_ours)
@@ -111,7 +111,7 @@ def _signature(unit: Any) -> Any:
 
 
 def _units(state: Any) -> Iterator[Any]:
-    """What holds arrays and is not a method's, in the order of the chain."""
+    """Yields the states with arrays that are not a method's, in the order of the chain."""
     if isinstance(state, ExchangeState) or is_per_device(state):
         return
     if _is_unit(state):
@@ -119,7 +119,7 @@ def _units(state: Any) -> Iterator[Any]:
             yield state
         return
     for child in jax.tree.leaves(state, is_leaf=lambda node: node is not state):
-        # Arrays of ours are a method's, but those that _with_wrappers sees to.
+        # Arrays in our own states belong to a method, except those that _with_wrappers handles.
         if not _is_ours(state) or nodes_within(child, _is_theirs):
             yield from _units(child)
 
@@ -129,7 +129,7 @@ def _is_theirs(node: Any) -> bool:
 
 
 def _with_units(fresh: Any, old: Any) -> Any:
-    """The new state with what the old one has of the same kind in the same order."""
+    """Returns the new state with the parts of the old one that have the same kind and order."""
     before, after = list(_units(old)), list(_units(fresh))
     match = difflib.SequenceMatcher(
         None, [_signature(u) for u in before], [_signature(u) for u in after], autojunk=False
@@ -143,7 +143,7 @@ def _with_units(fresh: Any, old: Any) -> Any:
 
 
 def _with_wrappers(fresh: Any, old: Any) -> Any:
-    """The new state with the numbers of what of ours is around an exchange."""
+    """Returns the new state with the old numbers of our wrappers around an exchange."""
     for kind in _WRAPPERS:
         is_kind = functools.partial(lambda kind, node: isinstance(node, kind), kind)
         pairs = dict(zip(map(id, nodes_within(fresh, is_kind)), nodes_within(old, is_kind), strict=False))
@@ -164,7 +164,7 @@ def _with_wrappers(fresh: Any, old: Any) -> Any:
 
 
 def _counted(fresh: Any, old: Any) -> Any:
-    """The new state in which exchanges go on counting."""
+    """Returns the new state, in which exchanges continue to count."""
     before = nodes_within(old, _is_exchange)
     if not before:
         return fresh
@@ -172,7 +172,7 @@ def _counted(fresh: Any, old: Any) -> Any:
     def on(node: Any) -> Any:
         if not _is_exchange(node):
             return node
-        # Buffers of their own: a state may be donated.
+        # Separate buffers, because a state may be donated.
         counts = {
             field: placed(np.asarray(getattr(before[0], field)), getattr(node, field)) for field in ("step", "skipped")
         }
@@ -182,7 +182,7 @@ def _counted(fresh: Any, old: Any) -> Any:
 
 
 def _with_memories(fresh: Any, old: Any) -> Any:
-    """The new state with what was not sent yet, where a memory takes it; a warning where none does."""
+    """Returns the new state with what was not sent yet if a memory takes it; warns if none does."""
     before, after = nodes_within(old, _is_exchange), nodes_within(fresh, _is_exchange)
     lost = 0.0
     new: dict[int, Any] = {}
@@ -206,7 +206,7 @@ def _with_memories(fresh: Any, old: Any) -> Any:
 
 
 def _are_alike(before: ExchangeState, after: ExchangeState) -> bool:
-    """Whether a memory of one says of the same entries what one of the other does."""
+    """Returns whether the memories of both exchanges mean the same, for the same entries."""
     old, new = before.made_by, after.made_by
     momenta = [bool(nodes_within(e.memory, lambda node: isinstance(node, Momentum))) for e in (before, after)]
     masks = [dict(maker.options).get("mask") for maker in (old, new)]
@@ -219,11 +219,11 @@ def _are_alike(before: ExchangeState, after: ExchangeState) -> bool:
 
 
 def _owed(exchange: ExchangeState) -> float:
-    """The norm of what workers, on the mean, and owners have not sent."""
+    """Returns the norm of what the workers, on average, and the owners have not sent."""
     if any(mark.returns and mark.returns.sign < 0 for mark in nodes_of(exchange.server, is_per_device)):
         return 0.0
     if exchange.made_by.name == "ef21" or dict(exchange.made_by.options).get("memory") == "Estimate":
-        # An estimate is of what has arrived.
+        # An estimate is of what has arrived, so nothing waits in it.
         return 0.0
     held = jax.tree.map(
         lambda node: node.accumulated if isinstance(node, Momentum) else node,

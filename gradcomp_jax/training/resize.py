@@ -1,4 +1,4 @@
-"""A change of the number of workers, with nothing lost."""
+"""Changes the number of workers, with nothing lost."""
 
 import dataclasses
 import functools
@@ -24,30 +24,30 @@ from gradcomp_jax.transforms.step_keys import is_typed_key
 def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
     """Gives per-device state of ``old`` workers to ``new`` workers.
 
-    The mean over the workers of every residual and velocity stays what it was: where ``new`` is a multiple of ``old`` the
-    workers' own rows are repeated, otherwise everyone gets the mean, and the first worker what rounding the mean to float32
-    left over, so that what is off in the sum is one rounding of the first worker's rows. Owners' shards are cut anew; where so
-    few workers are left that there are no owners, what those held goes back to every worker. PRNG keys have no mean: worker i
-    has that of worker i mod ``old``. Everything else is passed through.
+    The mean over the workers of every residual and velocity does not change. If ``new`` is a multiple of ``old``, the workers'
+    own rows are repeated. Otherwise every worker gets the mean, and the first one also gets what rounding the mean to float32
+    left over, so that the error of the sum is one rounding of the first worker's rows. Owners' shards are cut anew. If there
+    are no owners for so few workers, what owners held returns to every worker. PRNG keys have no mean: worker i gets the key of
+    worker i mod ``old``. Everything else is passed through.
 
-    Of what replicas have of Flax's collection ``_overwrite_with_gradient`` everyone gets the maximum where others get the mean.
+    For Flax's collection ``_overwrite_with_gradient`` of replicas, every worker gets the maximum instead of the mean.
 
-    Memories that are narrower than float32 are widened, resized and rounded to the nearest values of their dtype, once: what is
-    off in the sum is then one such rounding. Rows that are repeated, and owners' shards, keep their bits.
+    Memories that are narrower than float32 are widened, resized and rounded once to the nearest values of their dtype: the
+    error of the sum is then one such rounding. Rows that are repeated, and owners' shards, keep their bits.
 
     Args:
         state: a tree with the global values of its :class:`PerDevice` leaves, as ``init_state`` and checkpoints hold them, or
             with the workers' values stacked, as ``pmap`` and ``vmap`` hold them by :func:`state_axes`.
-        old: workers that the state belongs to; of a hierarchical exchange, outer ones.
-        new: workers that it shall belong to.
+        old: the number of workers that the state belongs to; for a hierarchical exchange, of outer workers.
+        new: the number of workers that it is to belong to.
 
     Returns:
-        The tree with NumPy arrays in the changed leaves, which lie as they did; place it with ``jax.device_put`` and
+        The tree with NumPy arrays in the changed leaves, in the same layout; place it with ``jax.device_put`` and
         ``state_shardings``.
 
     Raises:
-        ValueError: if a leaf does not belong to ``old`` workers, an owners' shard comes without the memories that take it, or
-            what all workers share is stacked too; if an exchange's state has lost its marks.
+        ValueError: if a leaf does not belong to ``old`` workers, an owners' shard comes without the memories that take it,
+            what all workers share is stacked too, or if an exchange's state has lost its marks.
     """
     refuse_donated(state)
     refuse_unmarked(state)
@@ -66,12 +66,12 @@ def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
 
 
 def _bare(leaf: Any) -> Any:
-    """A mark with the array alone, which Flax NNX keeps within a variable."""
+    """Returns a mark with the bare array, which Flax NNX keeps inside a variable."""
     return dataclasses.replace(leaf, value=jax.tree.leaves(leaf.value)[0]) if is_per_device(leaf) else leaf
 
 
 def _largest(path: tuple, leaf: Any) -> Any:
-    """What replicas have of what is overwritten has a maximum in common, and no mean."""
+    """Gives all replicas the maximum of what is overwritten, which has no mean."""
     if not is_lifted(leaf) or not is_overwritten(path):
         return leaf
     value = _host(leaf.value)
@@ -86,7 +86,7 @@ def _dressed(leaf: Any, before: Any) -> Any:
 
 
 def _resized(state: PyTree, old: int, new: int) -> PyTree:
-    """What lies joined along its rows, of other workers."""
+    """Resizes state that lies joined along its rows."""
 
     def resize(leaf: Any, *, returned: bool = False) -> Any:
         if isinstance(leaf, ExchangeState):
@@ -121,7 +121,7 @@ def _is_resized(node: Any) -> bool:
 
 
 def _is_stacked(state: PyTree, workers: int) -> bool:
-    """Whether values lie stacked on a new leading dimension, ``[workers, rows, ...]``, and not joined along their rows.
+    """Returns whether values lie stacked on a new leading dimension, ``[workers, rows, ...]``, and not joined along their rows.
 
     Raises:
         ValueError: if the rest of an exchange's state is stacked too.
@@ -135,13 +135,13 @@ def _is_stacked(state: PyTree, workers: int) -> bool:
     marked = nodes_of(state, is_per_device)
     if not all(lies_stacked(leaf, workers) for leaf in marked):
         return False
-    # One row looks the same both ways, but for the dimensions, and an exchange's ratio has one of its own.
+    # One row looks the same both ways except for its dimensions; the ratio of an exchange then decides.
     ratios = [e.memory_ratio for e in exchanges if is_per_device(e.memory_ratio)]
     return any(leaf.held(workers) != 1 for leaf in marked) or any(np.ndim(ratio.value) == 2 for ratio in ratios)
 
 
 def lies_stacked(leaf: PerDevice, workers: int) -> bool:
-    """Returns whether a value may be that of so many workers, stacked: ``[workers, rows, ...]``."""
+    """Returns whether a value may be that of this number of workers, stacked: ``[workers, rows, ...]``."""
     return leaf.shards == 1 and leaf.value.shape[:2] == (workers, leaf.held(workers))
 
 
@@ -160,7 +160,7 @@ def _stacked(leaf: Any, *, workers: int) -> Any:
 
 
 def _returned(memories: tuple, server: Any, old: int, new: int) -> tuple:
-    """Resized memories of a part, with what owners held before, where there are none from now on."""
+    """Returns resized memories of a part, with what its owners held if there are no owners from now on."""
     mark = values_of(server)
     returns = mark.returns if is_per_device(mark) else None
     if returns is None or not new < returns.least <= old:
@@ -189,7 +189,7 @@ def given_back(memories: tuple, server: Any, old: int, new: int) -> tuple:
 
 
 def wide(node: Any) -> PerDevice:
-    """Returns what a node of scales and values stands for, in float32; every other one as it is."""
+    """Returns the float32 values of a node of scales and values; any other node is returned unchanged."""
     if not is_narrow(node):
         return node
     scale, values = (np.asarray(part.value) for part in node)
@@ -198,7 +198,7 @@ def wide(node: Any) -> PerDevice:
 
 
 def narrowed(leaf: PerDevice, like: Any, workers: int) -> Any:
-    """Returns float32 rows kept as a node is; the first worker gets what rounding takes from all others."""
+    """Returns float32 rows in the form of a node; the first worker gets what rounding takes from all others."""
     if not is_narrow(like):
         return leaf
     dtype, each = like.values.value.dtype, np.asarray(leaf.value).reshape(workers, -1, leaf.value.shape[-1])
@@ -215,7 +215,7 @@ def narrowed(leaf: PerDevice, like: Any, workers: int) -> Any:
 
 
 def _nearest(rows: np.ndarray, dtype: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scales, the nearest values, and what they stand for."""
+    """Returns scales, the nearest values, and the numbers that they represent."""
     integer = jnp.issubdtype(dtype, jnp.integer)
     top = float((jnp.iinfo if integer else jnp.finfo)(dtype).max)
     stretches = rows.reshape(len(rows), -1, kernels.scale_width(rows.shape[1]))
@@ -228,7 +228,7 @@ def _nearest(rows: np.ndarray, dtype: Any) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def _host(value: Any) -> Any:
-    """A value in this process's memory; NumPy has no typed keys."""
+    """Returns a value in this process's memory; NumPy has no typed keys."""
     return jax.device_get(value) if is_typed_key(value) else np.asarray(value)
 
 
@@ -239,15 +239,15 @@ def _keys(leaf: PerDevice, old: int, new: int) -> Any:
 
 
 def _own_of_each(each: np.ndarray, new: int) -> np.ndarray:
-    """What worker i of so many has, where it has that of worker i modulo those of before."""
+    """Returns the values of ``new`` workers, where worker i has that of worker i modulo the old number."""
     return each[np.arange(new) % len(each)]
 
 
 def _each(leaf: PerDevice, value: np.ndarray, workers: int, rows: int) -> np.ndarray:
-    """``[workers, shards, rows, ...]``: what each device of each worker has.
+    """Returns ``[workers, shards, rows, ...]``, what each device of each worker has.
 
     Raises:
-        ValueError: if there is another number of rows.
+        ValueError: if the number of rows does not fit.
     """
     if value.shape[0] != workers * leaf.shards * rows:
         within = f" x {leaf.shards} devices" if leaf.shards > 1 else ""
@@ -263,7 +263,7 @@ def _each(leaf: PerDevice, value: np.ndarray, workers: int, rows: int) -> np.nda
 
 def _worker(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> np.ndarray:
     each = _each(leaf, value, old, leaf.rows)
-    # An unsigned number is a PRNG key of the old kind, or bits: the mean of two is neither.
+    # An unsigned number is an old-style PRNG key, or bits: a mean of two would be neither.
     if new % old == 0 or jnp.issubdtype(value.dtype, jnp.unsignedinteger):
         return _flat(_own_of_each(each, new))
     mean = each.astype(np.float64).mean(axis=0)
@@ -271,9 +271,9 @@ def _worker(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> np.ndarra
 
 
 def _rounded(exact: np.ndarray, dtype: Any) -> np.ndarray:
-    """Rounds what each worker has, ``[workers, ...]``; the first one gets what rounding takes from all of them.
+    """Rounds what each worker has, ``[workers, ...]``; the first worker gets what rounding takes from all of them.
 
-    Counters are no sums: each worker has the nearest whole number.
+    Counters are not summed: each worker has the nearest whole number.
     """
     if not jnp.issubdtype(dtype, jnp.floating):
         return np.rint(exact).astype(dtype)
@@ -283,7 +283,7 @@ def _rounded(exact: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def _owned(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> PerDevice:
-    """Rows that are cut by owner: put together to whole tensors, resized as those, and cut for the new owners."""
+    """Resizes rows that are cut by owner: joins them to whole tensors, resizes these, and cuts them for the new owners."""
     block, rows = value.shape[-1], leaf.held(new)
     each = _each(leaf, value, old, leaf.held(old)).reshape(old * leaf.shards, old, -1)
     tensors = each[..., : leaf.entries // old].reshape(-1, 1)

@@ -1,4 +1,4 @@
-"""What is restored lies where the state it is for had it, and is of the same kind."""
+"""Places restored state as the target state lies, with leaves of the same kind."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from gradcomp_jax.transforms.step_keys import is_typed_key
 
 
 def targets(like: PyTree) -> PyTree:
-    """Returns what Orbax is told to restore: shapes, dtypes and shardings; arrays in the place of NumPy's scalars."""
+    """Returns what Orbax is told to restore: shapes, dtypes and shardings; arrays instead of NumPy's scalars."""
     import orbax.checkpoint as ocp
 
     return jax.tree.map(
@@ -21,23 +21,23 @@ def targets(like: PyTree) -> PyTree:
 
 
 def as_they_were(restored: PyTree, like: PyTree) -> PyTree:
-    """Returns a restored state whose leaves are as free to move as those of ``like``, and of their kinds.
+    """Returns a restored state whose leaves are bound to devices only where those of ``like`` are, and of the same kinds.
 
-    A fresh array of ``model.init``, ``jax.numpy`` or ``jax.random.key`` goes to whatever devices a program is for. One that was
+    A fresh array of ``model.init``, ``jax.numpy`` or ``jax.random.key`` moves to the devices of any program. An array that was
     restored to the same device is bound to it, and a program over a mesh refuses it.
     """
     return jax.tree.map(_as_it_was, restored, like)
 
 
 def has_plain_numbers(saved: PyTree, like: PyTree) -> bool:
-    """Returns whether a number of Python's was saved that ``like`` has as an array of 32 bits or fewer."""
+    """Returns whether a saved Python number is an array of 32 bits or fewer in ``like``."""
     return any(map(_is_plain_number, jax.tree.leaves(saved), jax.tree.leaves(like)))
 
 
 def typed(value: Any, target: Any) -> Any:
-    """Returns saved data as what it is: keys, where the target is of typed ones, and a number of Python's in an array's dtype.
+    """Returns saved data in the type of the target: as typed keys, or a Python number in the dtype of an array.
 
-    A whole number that the dtype does not hold is returned as it is.
+    A whole number that the dtype does not hold is returned unchanged.
     """
     if not is_typed_key(target):
         if _is_plain_number(value, target):
@@ -49,7 +49,7 @@ def typed(value: Any, target: Any) -> Any:
 
 
 def placed(value: Any, target: Any) -> Any:
-    """Returns a value that all processes have as their devices' parts of it, where the target lies."""
+    """Places a value that all processes have where the target lies, each device with its part."""
     if not isinstance(target, jax.Array):
         return _plain(value, target)
     if _compat.is_uncommitted(target):
@@ -71,7 +71,7 @@ def _as_it_was(value: Any, target: Any) -> Any:
             return jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(target))
         host = np.asarray(value)
         if target.weak_type and not host.ndim and (weak := jnp.asarray(host.item())).dtype == host.dtype:
-            # What was a Python number, as of jnp.asarray(1.0), widens no other array.
+            # A weak type, as of jnp.asarray(1.0), widens no other array.
             return weak
         return jnp.asarray(host)
 

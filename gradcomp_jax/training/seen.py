@@ -1,4 +1,4 @@
-"""What a loss returns besides its value: which numbers are averaged, which added up, and which are one an example."""
+"""Combines what a loss returns besides its value: some numbers are averaged, some added up, and some are one an example."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from gradcomp_jax.transforms.policies import path_name
 
 KINDS = ("auto", "mean", "sum", "max", "examples")
 STATE = "state"
-"""The kind of a gradient or of a model state: a mean in its own dtype, of integers rounded down."""
+"""The kind of a gradient or of a model state: a mean in its own dtype, rounded down for integers."""
 PLAIN = "plain"
 """The kind of what is averaged without weights."""
 
@@ -23,13 +23,13 @@ def kinds_of(asked: PyTree, aux: PyTree, grown: Callable[[], PyTree | None], bat
     """Returns the kind of every leaf of ``aux``.
 
     Args:
-        asked: one of :data:`KINDS` for all, or a tree of them, a prefix of ``aux``, or a function of ``aux`` that returns it.
+        asked: one of :data:`KINDS` for all; a tree of them, a prefix of ``aux``; or a function of ``aux`` that returns either.
         aux: arrays or shapes.
-        grown: returns the shapes that ``aux`` has for a batch of twice the size, ``None`` where the loss takes no such batch.
+        grown: returns the shapes that ``aux`` has for a batch of twice the size, ``None`` if the loss takes no such batch.
         batch: the first dimension of the batch; ``None`` without one.
 
     Raises:
-        ValueError: for another kind, a tree that is no prefix, and a leaf whose meaning is not clear.
+        ValueError: for an unknown kind, a tree that is not a prefix, and a leaf whose meaning is not clear.
     """
     named, _ = jax.tree_util.tree_flatten_with_path(aux)
     asked = asked(aux) if callable(asked) else asked
@@ -56,7 +56,7 @@ def kinds_of(asked: PyTree, aux: PyTree, grown: Callable[[], PyTree | None], bat
 
 
 def _told(where: str, leaf: Any, larger: tuple[int, ...] | None, batch: int | None) -> str:
-    """What a leaf is, by its dtype and by how it grows with the batch."""
+    """Returns the kind of a leaf, by its dtype and by how it grows with the batch."""
     shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
     say = "say what it is by aux='mean', 'sum', 'max' or 'examples', or a tree of these"
     if shape and larger is None:
@@ -81,14 +81,14 @@ def _told(where: str, leaf: Any, larger: tuple[int, ...] | None, batch: int | No
 
 
 def wide(x: Array) -> Array:
-    """A summand as it is added up: narrow floats as float32, booleans and narrow integers as int32."""
+    """Widens a summand: narrow floats to float32, booleans and narrow integers to int32."""
     if x.dtype == jnp.bool_ or (jnp.issubdtype(x.dtype, jnp.integer) and x.dtype.itemsize < 4):
         return x.astype(jnp.int32)
     return kernels.widened(x)
 
 
 def begun(kind: str, zero: Array) -> Array:
-    """What the sum, or the maximum, of a kind over micro-batches begins with, of a zero that has the type of one of them."""
+    """Returns the start of a kind's sum or maximum over micro-batches, from a zero of the type of one of them."""
     zero = as_summand(kind, zero)
     if kind != "max":
         return zero
@@ -96,12 +96,12 @@ def begun(kind: str, zero: Array) -> Array:
 
 
 def as_summand(kind: str, x: Array) -> Array:
-    """A value as it is added up: an integer's mean is a float."""
+    """Converts a value to be added up: the mean of an integer is a float."""
     return wide(x.astype(jnp.float32) if kind == "mean" and not jnp.issubdtype(x.dtype, jnp.inexact) else x)
 
 
 def added(kind: str, total: Array, x: Array, weight: Array | None) -> Array:
-    """A micro-batch more. Of one whose weight is 0 nothing is looked at; integers of a state are the same in all."""
+    """Adds a micro-batch. One of weight 0 is ignored; integers of a state are the same in all micro-batches."""
     x = as_summand(kind, x)
     if weight is not None and is_mean(kind, x):
         x = jnp.where(weight == 0, 0.0, x * weight)
@@ -111,7 +111,7 @@ def added(kind: str, total: Array, x: Array, weight: Array | None) -> Array:
 
 
 def ended(kind: str, total: Array, dtype: Any, parts: int, weight: Array | None, empty: float) -> Array:
-    """A value of all micro-batches: their mean in its own dtype, of those that weigh something; ``empty`` if there are none."""
+    """Returns the value of all micro-batches; a mean has the value's dtype, and is ``empty`` if all weights are 0."""
     if is_mean(kind, total):
         dtype = dtype if jnp.issubdtype(dtype, jnp.inexact) else total.dtype
         if weight is None:
@@ -123,16 +123,16 @@ def ended(kind: str, total: Array, dtype: Any, parts: int, weight: Array | None,
 
 
 def is_mean(kind: str, x: Array) -> bool:
-    """Returns whether it is an average of floats, and not of integers that stay such."""
+    """Returns whether a kind is an average of floats, and not of integers that stay integers."""
     return kind == "mean" or (kind == STATE and jnp.issubdtype(x.dtype, jnp.inexact))
 
 
 def over_workers(
     kinds: Sequence[str], tree: PyTree, axis_name: AxisName, *, share: participation.Share | None = None
 ) -> PyTree:
-    """What all workers have seen between them; what has one entry an example stays where it is.
+    """Combines what all workers have seen; arrays with one entry an example stay where they are.
 
-    With a share means are weighted, and of an absent worker nothing is looked at; integers of a state are alike on all.
+    With a share, means are weighted, and an absent worker is ignored; integers of a state are equal on all workers.
     """
     leaves, treedef = jax.tree.flatten(tree)
     leaves = [jnp.asarray(x) for x in leaves]
@@ -147,7 +147,7 @@ def over_workers(
         ((STATE,), lax.psum),
     ):
         mine = [number for number, kind in enumerate(kinds) if kind in these]
-        # All of a kind at once: one all-reduce.
+        # One all-reduce combines all values of a kind.
         for number, value in zip(mine, cross([wides[n] for n in mine], axis_name) if mine else (), strict=True):
             kind, dtype = kinds[number], leaves[number].dtype
             if kind == STATE:
@@ -164,7 +164,7 @@ def _weighed(kind: str, x: Array, share: participation.Share) -> Array:
 
 
 def parted(kinds: Sequence[str], tree: PyTree) -> tuple[PyTree, PyTree]:
-    """Returns a tree twice: without the leaves of one entry an example, and with these alone; ``None`` in their places."""
+    """Splits a tree into two: without the leaves of one entry an example, and with only these; others are ``None``."""
     leaves, treedef = jax.tree.flatten(tree)
     pairs = [(None, x) if kind == "examples" else (x, None) for kind, x in zip(kinds, leaves, strict=True)]
     numbers, examples = (jax.tree.unflatten(treedef, [pair[i] for pair in pairs]) for i in range(2))

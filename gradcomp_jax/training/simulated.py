@@ -1,4 +1,4 @@
-"""Workers that share one device, each a lane of a ``vmap``: for what a method does to training, never for its speed."""
+"""Simulates workers on one device, each a lane of a ``vmap``, to see what a method does to training, never its speed."""
 
 import dataclasses
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def simulated_state(
 ) -> TrainState:
     """Returns a fresh train state of workers that share a device.
 
-    Its arrays have the shapes that they have on a mesh of so many devices.
+    Its arrays have the shapes that they have on a mesh of ``workers`` devices.
 
     Args:
         params: any tree of arrays.
@@ -45,7 +45,7 @@ def simulated_state(
         axes = state_axes(jax.eval_shape(jax.vmap(start, **lanes), params))
         return _joined(jax.vmap(start, out_axes=axes, **lanes)(params))
 
-    # A copy: the step donates its state, and must not take the caller's parameters with it.
+    # Copied, because the step donates its state and must not take the caller's parameters.
     return jax.jit(every)(jax.tree.map(jnp.array, params))
 
 
@@ -85,17 +85,17 @@ def sent_program(
     *,
     axis_name: str = "data",
 ) -> str:
-    """Returns the HLO text of the step that devices of their own would run, for :func:`gradcomp_jax.wire_bytes`.
+    """Returns the HLO text of the step on one device for each worker, for :func:`gradcomp_jax.wire_bytes`.
 
-    It is lowered for CPU, for as many devices as there are workers, and no compiler has seen it.
+    It is lowered for CPU, for as many devices as there are workers, and is not compiled.
 
     Args:
         loss: as for :func:`make_simulated_step`.
-        tx: likewise.
-        workers: likewise.
-        state: of :func:`simulated_state`; only shapes and dtypes matter.
-        batch: likewise.
-        axis_name: likewise.
+        tx: as for :func:`make_simulated_step`.
+        workers: as for :func:`make_simulated_step`.
+        state: a state of :func:`simulated_state`; only shapes and dtypes matter.
+        batch: a batch; only shapes and dtypes matter.
+        axis_name: as for :func:`make_simulated_step`.
     """
     mesh: Any = AbstractMesh((workers,), (axis_name,), axis_types=(AxisType.Auto,))
     state, batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state, batch))

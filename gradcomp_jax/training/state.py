@@ -1,4 +1,4 @@
-"""The train state, and where each part of it, and a batch, lives on a mesh."""
+"""The train state, and where its parts and a batch lie on a mesh."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from gradcomp_jax.transforms.overwritten import COLLECTION, has_overwritten, tra
 
 
 class TrainState(NamedTuple):
-    """What a train step takes and returns.
+    """Holds what a train step takes and returns.
 
     Attributes:
         step: int32 scalar, steps so far.
@@ -31,15 +31,15 @@ class TrainState(NamedTuple):
 
 
 class CopiedTrainState(NamedTuple):
-    """A :class:`TrainState` whose parameters are gathered as differences.
+    """Extends :class:`TrainState` with the copies from which gathered parameters differ.
 
-    A type of its own, so that checkpoints of all others stay what they are.
+    It is a separate type, so that checkpoints of other states do not change.
 
     Attributes:
-        step: as there.
-        params: as there.
-        opt_state: as there.
-        model_state: as there.
+        step: as in :class:`TrainState`.
+        params: as in :class:`TrainState`.
+        opt_state: as in :class:`TrainState`.
+        model_state: as in :class:`TrainState`.
         param_copy: whole copies of the parameters that lie along the axis, equal on all workers; ``()`` for each of the others.
     """
 
@@ -57,7 +57,7 @@ def with_parts(state: Any, **changes: Any) -> Any:
 
 
 def model_field(state: Any) -> str | None:
-    """Returns the name of the part that a model changes by itself, ``None`` where the state has none or it is empty."""
+    """Returns the name of the part that the model itself changes; ``None`` if the state has none or it is empty."""
     return next((name for name in ("model_state", "batch_stats") if jax.tree.leaves(getattr(state, name, ()))), None)
 
 
@@ -69,7 +69,7 @@ def state_specs(state: PyTree, *, axis_name: AxisName = "data", param_specs: PyT
         state: any tree with :class:`PerDevice` nodes in it, of arrays or shapes.
         axis_name: the axis of the workers.
         param_specs: the parameters' specs, a tree or a prefix of it; ``state`` is then a :class:`TrainState`, in which
-            whatever has a parameter's shape and ends with its path (Adam's moments, for instance) lies as it does.
+            a leaf with a parameter's shape and a path that ends with its path (Adam's moments, for instance) lies as it does.
 
     Returns:
         A tree of the same structure, for ``in_specs`` and ``out_specs`` of ``jax.shard_map``.
@@ -100,7 +100,7 @@ def state_specs(state: PyTree, *, axis_name: AxisName = "data", param_specs: PyT
 
 @_arguments.checked
 def state_axes(state: PyTree) -> PyTree:
-    """``in_axes`` and ``out_axes`` for ``jax.vmap`` and ``jax.pmap``: 0 for per-device state, ``None`` for all else."""
+    """Returns ``in_axes`` and ``out_axes`` for ``jax.vmap`` and ``jax.pmap``: 0 for per-device state, ``None`` for all else."""
 
     def axis(leaf: Any) -> Any:
         return dataclasses.replace(leaf, value=0) if is_per_device(leaf) else None
@@ -125,7 +125,7 @@ def data_sharding(mesh: Mesh, *, axis_name: AxisName = "data") -> NamedSharding:
     """Returns the sharding of a batch whose leading dimension is split over the workers, for ``jax.device_put``.
 
     Args:
-        mesh: with the axis among its names.
+        mesh: a mesh with this axis.
         axis_name: the axis of the workers.
 
     Raises:
@@ -138,8 +138,8 @@ def data_sharding(mesh: Mesh, *, axis_name: AxisName = "data") -> NamedSharding:
 def lift_replicas(state: Any) -> Any:
     """Marks parameters and optimizer state of one worker as its own.
 
-    The train step takes the mark off before an update and puts it on again after it. So any optax chain runs on replicas, and
-    specs, checkpoints and a change of the number of workers follow from the mark, as they do for residuals.
+    The train step removes the mark before an update and adds it again after it. So any optax chain runs on replicas, and specs,
+    checkpoints and a change of the number of workers follow from the mark, as they do for residuals.
     """
     return with_parts(
         state,
@@ -149,7 +149,7 @@ def lift_replicas(state: Any) -> Any:
 
 
 def has_replicas(state: Any) -> bool:
-    """Returns whether every worker has parameters of its own."""
+    """Returns whether every worker has its own parameters."""
     return bool(per_device.nodes_of(state.params, per_device.is_lifted))
 
 

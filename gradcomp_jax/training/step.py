@@ -63,67 +63,67 @@ def make_train_step(
 ) -> Any:
     """Compiles ``step(state, batch) -> (state, metrics)``: local gradients, exchange, update.
 
-    What the state has decides further: replicas, a model state, a loss scale (:func:`gradcomp_jax.dynamic_loss_scale`).
+    The step also depends on the state: replicas, a model state, a loss scale (:func:`gradcomp_jax.dynamic_loss_scale`).
 
     Parameters may have Flax's collection ``_overwrite_with_gradient`` beside them, the scales and histories of fp8:
-    ``{"params": ..., "_overwrite_with_gradient": ...}``. ``tx`` is then of what is in ``"params"`` alone, and the collection
-    takes the largest of the new values that micro-batches and workers have, for an all-reduce of its size. A leaf stays as it
-    was where that is not finite, and all of it in a step that is skipped. Replicas each keep their own.
+    ``{"params": ..., "_overwrite_with_gradient": ...}``. ``tx`` is then for ``"params"`` only, and the collection takes the
+    largest of the new values of all micro-batches and workers, at the cost of an all-reduce of its size. A leaf does not change
+    if that value is not finite, and the collection does not change in a step that is skipped. Replicas each keep their own.
 
     Args:
         loss: ``loss(params, batch) -> scalar``, the mean over the batch it sees; ``(scalar, aux)`` with ``has_aux``. It is
-            also given ``rngs=`` and, where the state has a model state, ``model_state=``, and then returns
+            also given ``rngs=`` and, if the state has a model state, ``model_state=``, and then returns
             ``(scalar, model_state)`` or ``(scalar, (aux, model_state))``. That model state is averaged over the workers unless
-            each has its own (:func:`init_state`); one that is not finite is not taken.
+            each has its own (:func:`init_state`); one that is not finite is ignored.
         tx: an optax transformation that averages over ``axis_name``, such as ``optax.chain(gc.dgc(...), optax.sgd(0.1))``. It
             is given ``value=``, the mean loss, which ``optax.contrib.reduce_on_plateau`` reads; with replicas a worker's own
-            loss, and with ``mean_metrics=False`` no value, unless there are replicas. A state whose class has an
-            ``apply_gradients`` of its own is moved by that, with this as ``self.tx`` and a worker's own gradient as ``grads``.
+            loss, and with ``mean_metrics=False`` no value, unless there are replicas. If the class of the state has its own
+            ``apply_gradients``, that is called, with this as ``self.tx`` and a worker's own gradient as ``grads``.
         mesh: the mesh of :func:`init_state`.
         axis_name: the axis of the workers.
-        has_aux: ``metrics["aux"]`` is what the workers' ``aux`` is between them.
-        aux: what that is, as for :func:`local_value_and_grad`: floats are averaged, signed integers added up, and an array
-            with one entry an example is joined in the order of the batch and split along the axis, unless this says otherwise.
-        accumulate: micro-batches that a worker goes through before the exchange, as for :func:`local_value_and_grad`. Bytes
-            are those of one.
+        has_aux: whether ``loss`` returns ``aux``; ``metrics["aux"]`` combines that of all workers.
+        aux: how it is combined, as for :func:`local_value_and_grad`: floats are averaged, signed integers added up, and an
+            array with one entry an example is joined in batch order and split along the axis, unless this says otherwise.
+        accumulate: micro-batches that a worker processes before the exchange, as for :func:`local_value_and_grad`. A step sends
+            as many bytes as with one.
         rngs: a seed or a key: the loss gets ``rngs=``, a typed key for this step, worker and micro-batch. A run that
-            goes on from a checkpoint draws the same.
+            continues from a checkpoint draws the same numbers.
         donate: the new state takes the old one's memory; the old one must not be used again. Arrays of it that share a
-            buffer, as tied weights do, are copied before, and so go on by themselves.
-        check_vma: as for ``jax.shard_map``. A loss that tracking alone refuses, such as one whose loop begins with a
-            constant, is differentiated without it either way.
+            buffer, such as tied weights, are copied before, and are separate from then on.
+        check_vma: as for ``jax.shard_map``. A loss that only the tracking refuses, such as one whose loop starts with a
+            constant, is differentiated without tracking in either case.
         param_specs: the specs of :func:`init_state`. Parameters that lie along the axis of the workers (FSDP) are gathered for
             the loss, and ``tx`` is given their whole gradients and returns updates of the shards
             (:func:`gradcomp_jax.hierarchical`, :func:`gradcomp_jax.collectives.ReduceScatter`). Axes of the mesh that are not
             ``axis_name`` are left to the compiler; with parameters along one of them see :func:`gradcomp_jax.model_parallel`.
-        param_compressor: what parameters along the axis of the workers are gathered in, by :func:`gather_params`; as they are
-            by default. Of a state with a ``param_copy`` (:func:`init_state`) it sends the differences from that.
-        mean_metrics: whether ``metrics`` are means over the workers, which costs an all-reduce of a few bytes: on links of long
+        param_compressor: encodes parameters that are gathered along the axis of the workers, see :func:`gather_params`; none by
+            default. For a state with a ``param_copy`` (:func:`init_state`), the differences from that are sent.
+        mean_metrics: whether ``metrics`` are means over the workers, which costs an all-reduce of a few bytes: on links of high
             latency as much as the exchange. Otherwise they are the workers' own, ``[N]``, split along the axis; examples are
             joined in any case.
         diagnostics: whether ``metrics`` has :func:`gradcomp_jax.diagnostics` of the new state too, for an all-reduce of two
             numbers.
-        weight: ``weight(batch) -> number``, what a worker counts for with its part of the batch, such as the examples in it
-            that are no padding; 0 for a worker that is absent. :func:`gradcomp_jax.weighted` in ``tx`` reads it. Means of the
-            loss, of ``aux`` and of a model state's floats are then weighted too, and what an absent worker has is not looked
-            at; in a step without anybody the loss is NaN. With ``accumulate`` it is called with each micro-batch, and a worker
-            counts for the sum: all are those of the mean over everything that is weighed, however it is divided.
+        weight: ``weight(batch) -> number``, what a worker counts for with its part of the batch, such as the number of examples
+            that are not padding; 0 for a worker that is absent. :func:`gradcomp_jax.weighted` in ``tx`` reads it. Means of the
+            loss, of ``aux`` and of a model state's floats are then weighted too, and an absent worker is ignored; if all are
+            absent, the loss is NaN. With ``accumulate`` it is called for each micro-batch, and a worker counts for the sum:
+            the result is the weighted mean over everything, however it is divided.
 
     Returns:
         A jitted function. ``state`` is a :class:`TrainState`, or one with ``replace`` such as flax's, from :func:`init_state`;
-        the new one is of its type. ``batch`` is a tree whose leaves lead with the global batch, a multiple of the number of
-        workers. ``metrics["loss"]`` is the mean loss, float32, and ``metrics["skipped"]`` how many exchanges were skipped so
-        far because a gradient was not finite; with replicas ``metrics["dropped"]`` is how many updates a worker has left out
-        for that reason, its optimizer's state as it was before. ``step.lower(state, batch).compile()`` is what
-        :func:`gradcomp_jax.wire_bytes` reads. On CPU devices a step returns when the one before the last is done, because
-        XLA's collectives there starve when many steps queue up; on other platforms it waits for nothing. Exchanges that were
-        skipped in 25 steps in a row are warned of once.
+        the new one has the same type. ``batch`` is a tree whose leaves have the global batch as their first dimension, a
+        multiple of the number of workers. ``metrics["loss"]`` is the mean loss, float32, and ``metrics["skipped"]`` how many
+        exchanges were skipped so far because a gradient was not finite; with replicas ``metrics["dropped"]`` is how many
+        updates a worker has left out for that reason, without a change of its optimizer's state.
+        ``step.lower(state, batch).compile()`` is what :func:`gradcomp_jax.wire_bytes` reads. On CPU devices a step returns when
+        the one before the last is done, because XLA's collectives there starve when many steps queue up; on other platforms it
+        does not wait. If exchanges are skipped in 25 steps in a row, one warning says so.
 
     Raises:
         ValueError: if the mesh has no such axis, or for a ``param_compressor`` without ``param_specs`` or that
             :func:`gather_params` does not take; when traced, if the state was not initialised on the mesh, an Explicit mesh's
-            batch is not split, ``accumulate`` does not divide a worker's batch, or the update of a parameter has not its
-            shard's shape, or differs by worker because no exchange averages its gradient; when called, if the state was
+            batch is not split, ``accumulate`` does not divide a worker's batch, or the update of a parameter has another shape
+            than its shard, or differs by worker because no exchange averages its gradient; when called, if the state was
             donated before.
     """
     check_axis(mesh, axis_name)
@@ -184,9 +184,9 @@ def worker_step(
     mean_metrics: bool = True,
     weight: Callable[[PyTree], Any] | None = None,
 ) -> Callable[[Any, PyTree], tuple[Any, dict[str, Any], dict[str, Any]]]:
-    """Returns what one worker does in a step of :func:`make_train_step`, to be mapped over the axis; the arguments are its.
+    """Returns one worker's part of a step of :func:`make_train_step`, to be mapped over the axis; it has the same arguments.
 
-    It returns the metrics in two parts: numbers, and what has one entry an example.
+    The function returns the metrics in two parts: numbers, and arrays with one entry an example.
     """
     names = _specs.names_of(axis_name)
     value_and_grad = worker_value_and_grad(
@@ -223,7 +223,7 @@ def worker_step(
         elif mean_metrics:
             metrics = seen.over_workers(kinds, metrics, axis_name, share=share)
             extra["value"] = metrics["loss"]
-        # Read only if the exchange asks for it: it costs another trace of the loss.
+        # Computed only if the exchange asks for it, because it costs another trace of the loss.
         extra = with_context(
             extra,
             forward_order=lambda: trained_order(
@@ -265,7 +265,7 @@ def worker_step(
         if replicas:
             metrics["dropped"] = jnp.asarray(dropped(opt_state), jnp.float32)
             if mean_metrics:
-                # By name, before the loss.
+                # Leaves are in the order of their names: this one is before the loss.
                 kinds.insert(-1, seen.PLAIN)
                 metrics = seen.over_workers(kinds, metrics, axis_name, share=share)
         if copies is not None:
@@ -285,16 +285,16 @@ def worker_step(
 
 
 def _key_of(key: Any, step: Any, axis_name: AxisName) -> Any:
-    """A key for one step of one worker."""
+    """Returns a key for one step of one worker."""
     return None if key is None else jax.random.fold_in(jax.random.fold_in(key, step), lax.axis_index(axis_name))
 
 
 class TrainStep:
-    """A jitted step that says what is wrong with a state, and is not run too far ahead of; all else is the jitted function's.
+    """Wraps a jitted step: says what is wrong with a state, and limits how many steps queue up; all else is as in the step.
 
-    XLA's collectives between CPU devices of one process wait in threads of one pool. Steps that queue up take all of them, none
-    can go on, and the process ends after 40 s. So there a step waits for the one before the last: two are in flight, one
-    runs while the next is prepared, and more would be no faster. On other platforms nothing is waited for.
+    XLA's collectives between CPU devices of one process wait in threads of one pool. If many steps queue up, they take all
+    threads, none can continue, and the process ends after 40 s. So on CPU a step waits for the one before the last: two are in
+    flight, one runs while the next is prepared, and more would be no faster. On other platforms it does not wait.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class TrainStep:
     ) -> None:
         """Wraps a function of a state and a batch that returns a state and metrics."""
         self._jitted, self._mesh = jitted, mesh
-        # An abstract mesh has no devices: its program is lowered and not run.
+        # An abstract mesh has no devices: its program is lowered but not run.
         has_devices = not isinstance(mesh, AbstractMesh)
         self._waits = has_devices and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
         self._last: Any = ()

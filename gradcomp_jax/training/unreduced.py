@@ -1,4 +1,4 @@
-"""A chain with an exchange in plain ``jax.jit``, where gradients are of the workers and nobody has added them up."""
+"""Runs a chain with an exchange in plain ``jax.jit``, on each worker's gradients, which are not added up."""
 
 from typing import Any
 
@@ -30,16 +30,16 @@ def unreduced(
 ) -> optax.GradientTransformationExtraArgs:
     """Runs a chain with an exchange on gradients that the workers have not added up, outside of the axis.
 
-    In a loop of plain ``jax.jit`` over sharded arrays the compiler adds gradients up, densely, before any transformation sees
-    them. This takes them as each worker's own and maps ``tx`` over the workers::
+    In a loop of plain ``jax.jit`` over sharded arrays the compiler adds up gradients, densely, before any transformation sees
+    them. This function takes each worker's own gradients and maps ``tx`` over the workers::
 
         tx = gc.unreduced(optax.chain(gc.dgc(axis_name="data"), optax.sgd(0.1)), mesh)
         value_and_grad = gc.local_value_and_grad(loss, axis_name="data", mesh=mesh)
 
-    ``init`` and ``update`` are then called as those of any optax transformation, in ``jax.jit`` or not, and by whatever holds
-    one: flax's ``TrainState.create``, for instance. Gradients come from :func:`gradcomp_jax.local_value_and_grad` with
+    ``init`` and ``update`` are then called like those of any optax transformation, in ``jax.jit`` or not, also by flax's
+    ``TrainState.create`` and the like. Gradients come from :func:`gradcomp_jax.local_value_and_grad` with
     ``mesh=``. On a mesh whose axis is of Explicit type they may also come from ``jax.grad`` of the mean loss over the whole
-    batch, with respect to ``jax.reshard(params, jax.P(reduced={"data"}))``: they are then arrays of the type
+    batch, with respect to ``jax.reshard(params, jax.P(reduced={"data"}))``: they are then arrays of type
     ``unreduced={"data"}``. Gradients of several micro-batches may be added up before one update.
 
     With ``weight=`` (see :func:`gradcomp_jax.weighted`) ``update`` takes the weights of all workers: ``[N]``.
@@ -48,12 +48,12 @@ def unreduced(
 
     Args:
         tx: an optax transformation that averages over ``axis_name``; all replicas have the same parameters.
-        mesh: with the axis among its names. Further axes are left to the compiler.
+        mesh: a mesh with this axis. Further axes are left to the compiler.
         axis_name: the axis of the workers.
-        check_vma: as for ``jax.shard_map``; False for a chain that tracking alone refuses, whose updates are not checked then.
+        check_vma: as for ``jax.shard_map``; False for a chain that only the tracking refuses, whose updates are then unchecked.
 
     Raises:
-        ValueError: if the mesh has no such axis; when traced, inside the axis, for gradients that are added up already,
+        ValueError: if the mesh has no such axis; when traced, inside the axis, for gradients that are already added up,
             weights that are not ``[N]``, and as :func:`make_train_step` does for a chain without an exchange.
     """
     check_axis(mesh, axis_name)
@@ -78,7 +78,7 @@ def unreduced(
         pins(state)
         refuse_lookahead(state, params, updates)
         refuse_other_gradient(updates, params)
-        # Split over the workers; all else that is given goes to each of them.
+        # The weight is split over the workers; all other arguments go to each of them.
         weight, reads = extra.pop("weight", None), list[bool]()
         if weight is not None and jnp.shape(weight) != (workers,):
             raise ValueError(f"weight must be one number for each worker, [{workers}], got {list(jnp.shape(weight))}")
@@ -91,7 +91,7 @@ def unreduced(
         def own(gradient: Any) -> Any:
             if is_per_device(gradient):
                 return per_device.lower(gradient)
-            # Its part of the gradient of a mean over all workers' batches is 1/N of the gradient of its own.
+            # A worker's part of the gradient of the mean over all batches is 1/N of the gradient of its own mean.
             return _compat.own_part(gradient, axis_name) * lax.axis_size(axis_name)
 
         def one_worker(updates: PyTree, state: PyTree, params: PyTree | None, weights: Any) -> tuple[PyTree, PyTree]:
@@ -131,7 +131,7 @@ def _refuse_inside(axis_name: AxisName) -> None:
 
 
 def _spec(path: Any, leaf: Any, axis_name: AxisName) -> Any:
-    """How one gradient lies over the workers."""
+    """Returns the spec by which one gradient lies over the workers."""
     if per_device.is_lifted(leaf):
         return per_device.state_specs(leaf, axis_name=axis_name)
     if _compat.is_unreduced(leaf, axis_name):

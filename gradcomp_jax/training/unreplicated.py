@@ -1,4 +1,4 @@
-"""One worker's part of a state that lies stacked under ``pmap``: what ``flax.jax_utils.unreplicate`` leaves of it."""
+"""Refuses one worker's part of a state that was stacked under ``pmap``, as ``flax.jax_utils.unreplicate`` leaves it."""
 
 import jax
 import numpy as np
@@ -14,12 +14,12 @@ _INSTEAD = (
 
 
 def refuse_unreplicated(state: PyTree) -> None:
-    """Refuses one worker's memories and rows of owners, where those show that there were more workers.
+    """Refuses one worker's memories and owners' rows if the rows show that there were more workers.
 
-    A method without owners has nothing that shows it.
+    The state of a method without owners does not show it.
 
     Raises:
-        ValueError: naming the first array of owners that are more than one.
+        ValueError: naming the first array of owners that shows more than one worker.
     """
     for prefix, exchange in exchanges_of(state):
         ratio = exchange.memory_ratio
@@ -37,11 +37,11 @@ def refuse_unreplicated(state: PyTree) -> None:
 
 
 def refuse_other_stacking(saved: Saved, like: PyTree) -> None:
-    """Refuses a checkpoint that is stacked as a whole, where the state is not, and the other way round.
+    """Refuses a checkpoint that is stacked as a whole if the state is not, and the reverse.
 
     Args:
         saved: shapes of the checkpoint's arrays, by name.
-        like: the state that goes on.
+        like: the state to continue with.
 
     Raises:
         ValueError: with the remedy.
