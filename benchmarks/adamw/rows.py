@@ -140,15 +140,13 @@ _SELECTIONS = {
     "top-k 0.01, b1=0": before_adamw(topk(0.01), b1=0.0, method="topk_sgd", options="collective all_gather"),
     **{
         f"top-k {density:g}, 2 bits, two phases, leaves together, b1=0": before_adamw(
-            two_bits(density, phases=2, together=True), b1=0.0
+            two_bits(density, block=block, phases=2, together=True), b1=0.0
         )
-        for density in (0.01, 0.02, 0.005, 0.04)
+        # Some ten entries a block.
+        for density, block in ((0.0075, 1360), (0.005, 2048), (0.003, 3424))
     },
     "top-k 0.01, 2 bits, two phases, b1=0": before_adamw(two_bits(0.01, block=1024, phases=2), b1=0.0),
     "top-k 0.01, 2 bits, leaves together, b1=0": before_adamw(two_bits(0.01, together=True), b1=0.0),
-    "top-k 0.01, 8 bits, two phases, leaves together, b1=0": before_adamw(
-        two_bits(0.01, bits=None, dtype="int8", phases=2, together=True), b1=0.0
-    ),
     **{f"top-k 0.01, b1=0, b2={b2:g}": before_adamw(topk(0.01), b1=0.0, b2=b2) for b2 in (0.95, 0.99)},
     **{f"top-k {density:g}, b1=0": before_adamw(topk(density), b1=0.0) for density in (0.003, 0.001)},
     "top-k 0.01, two phases, b1=0": registered("topk_sgd"),
@@ -216,6 +214,7 @@ _OUTER = {
 }
 
 _OUTER |= {
+    **_outer_rows("outer average in 1 bit, residual,", gc.eden(axis_name=AXIS, bits=1, error_feedback=True), 9),
     **_outer_rows(
         "outer average in 2 bits, Muon inside,", gc.block_quantized(axis_name=AXIS, bits=2), 9, inner=optax.contrib.muon
     ),

@@ -42,7 +42,7 @@ def _measured(task: Task, name: str) -> dict[str, float]:
     row = ROWS[name]
     tx = row.make(optax.constant_schedule(1e-3), 1000)
     mesh = jax.make_mesh((WORKERS,), (AXIS,))
-    compiled = gc.lower_update(_shapes(task), tx, mesh, axis_name=AXIS).compile()
+    compiled = gc.lower_update(_shapes(task), tx, mesh, axis_name=AXIS, replicas=row.replicas).compile()
     if row.dense:
         first, later = (gc.wire_bytes(compiled, branch=branch) for branch in (0, -1))
         return {

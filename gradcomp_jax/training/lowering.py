@@ -7,17 +7,24 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gradcomp_jax import _arguments, _specs
+from gradcomp_jax import _arguments, _specs, per_device
 from gradcomp_jax._typing import AxisName, PyTree
+from gradcomp_jax.replicas import MARKED
 from gradcomp_jax.training import refusals
 from gradcomp_jax.training.initial import init_state
 from gradcomp_jax.training.state import TrainState, check_axis, state_shardings, state_specs
+from gradcomp_jax.transforms import ExchangeState
 from gradcomp_jax.transforms.overwritten import trained
 
 
 @_arguments.checked
 def lower_update(
-    params: PyTree, tx: optax.GradientTransformation, mesh: Mesh, *, axis_name: AxisName = "data"
+    params: PyTree,
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    axis_name: AxisName = "data",
+    replicas: bool = False,
 ) -> jax.stages.Lowered:
     """Lowers one ``tx.update`` over a mesh, with the state donated, as a train step would run it.
 
@@ -29,6 +36,8 @@ def lower_update(
         tx: an optax transformation that averages over ``axis_name``.
         mesh: a mesh with this axis.
         axis_name: the axis of the workers.
+        replicas: whether every worker has its own parameters, as for :func:`gradcomp_jax.init_state`. The updates are then
+            stacked as the gradients are.
 
     Returns:
         What ``jax.jit(...).lower`` returns. Its arguments are per-device gradients, stacked on a new leading
@@ -41,16 +50,23 @@ def lower_update(
     check_axis(mesh, axis_name)
     workers = _specs.devices_along(mesh, axis_name)
     by_worker, everywhere = PartitionSpec(axis_name), PartitionSpec()
-    state = state_shapes(params, tx, mesh, axis_name)
-    place = NamedSharding(mesh, by_worker)
+    state = state_shapes(params, tx, mesh, axis_name, replicas=replicas)
     own = trained(state.params)
-    gradients = jax.tree.map(lambda p: jax.ShapeDtypeStruct((workers, *p.shape), p.dtype, sharding=place), own)
+    place = NamedSharding(mesh, by_worker)
+    gradients = jax.tree.map(
+        lambda p: jax.ShapeDtypeStruct((workers, *jnp.shape(p)), jnp.result_type(p), sharding=place), trained(params)
+    )
     specs = state_specs(state.opt_state, axis_name=axis_name)
 
     def update(stacked: PyTree, state: PyTree, params: PyTree) -> Any:
+        if replicas:
+            state, params = per_device.lower((state, params))
         with refusals.axis_explained(axis_name):
             updates, state = tx.update(jax.tree.map(lambda g: g[0], stacked), state, params)
-        refusals.refuse_updates(updates, params, axis_name)
+        if replicas:
+            state, updates = per_device.lift(state, marked=(ExchangeState, *MARKED)), per_device.lift(updates)
+        else:
+            refusals.refuse_updates(updates, params, axis_name)
         # The state comes first: donated arrays go to the first results of their shape, and updates have the shapes of memories.
         return state, updates
 
@@ -58,8 +74,8 @@ def lower_update(
         update,
         mesh=mesh,
         axis_names=set(_specs.names_of(axis_name)),
-        in_specs=(by_worker, specs, everywhere),
-        out_specs=(specs, everywhere),
+        in_specs=(by_worker, specs, by_worker if replicas else everywhere),
+        out_specs=(specs, by_worker if replicas else everywhere),
     )
     return jax.jit(mapped, donate_argnums=1).lower(gradients, state.opt_state, own)
 

@@ -77,3 +77,11 @@ def test_an_update_that_nobody_averages_is_refused() -> None:
         gc.lower_update(SHAPES, optax.sgd(0.1), mesh, axis_name="slices")
     with pytest.raises(NameError, match=r"the workers lie along 'slices', .*: give both the same axis_name"):
         gc.lower_update(SHAPES, gc.dense(axis_name="chips"), mesh, axis_name="slices")
+
+
+def test_replicas_exchange_what_an_outer_step_sends(mesh8):
+    """The step of the exchange sends the outer gradient and one number of good workers; other steps send nothing."""
+    params = {"w": jax.ShapeDtypeStruct((64, 64), jnp.float32)}
+    tx = optax.chain(optax.sgd(0.1), gc.diloco(gc.dense(axis_name="data"), axis_name="data", every=4))
+    compiled = gc.lower_update(params, tx, mesh8, replicas=True).compile()
+    assert gc.wire_bytes(compiled, branch=-1).sent - gc.wire_bytes(compiled, branch=0).sent == 2 * 7 / 8 * (64 * 64 + 1) * 4
