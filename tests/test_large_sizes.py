@@ -10,8 +10,8 @@ import pytest
 
 import gradcomp_jax as gc
 from gradcomp_jax import kernels
+from gradcomp_jax.core.layout import Group, Segment
 from gradcomp_jax.methods.registry import METHODS
-from gradcomp_jax.transforms.layout import Group, Segment
 
 AXIS, N = "data", 8
 MOST = 2**31

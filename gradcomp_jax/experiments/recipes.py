@@ -15,6 +15,7 @@ from gradcomp_jax import collectives
 from gradcomp_jax._errors import SettingError, look_up
 from gradcomp_jax.compressors import Compressor, block_quantized, ternary, topk
 from gradcomp_jax.compressors import dense as dense_code
+from gradcomp_jax.core import exchange, masks
 from gradcomp_jax.experiments.models import CLASSIFIER
 from gradcomp_jax.experiments.registered import (
     Recipe,
@@ -30,7 +31,6 @@ from gradcomp_jax.experiments.replicas import REPLICA_RECIPES
 from gradcomp_jax.experiments.settings import CountedSettings, Settings
 from gradcomp_jax.methods import dense, dgc, sparse_adamw, terngrad
 from gradcomp_jax.methods.registry import METHODS, command_name
-from gradcomp_jax.transforms import exchange, masks
 from gradcomp_jax.transforms.warm_up import Stages
 
 

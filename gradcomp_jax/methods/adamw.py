@@ -9,9 +9,9 @@ import optax
 from gradcomp_jax import _arguments, _checks, per_device
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.compressors.topk import MAX_BLOCK
+from gradcomp_jax.core import ExchangeState
 from gradcomp_jax.methods.every_method import topk_sgd
 from gradcomp_jax.methods.registry import adam_b1
-from gradcomp_jax.transforms import ExchangeState
 
 B1 = 0.9
 

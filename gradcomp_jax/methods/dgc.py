@@ -7,10 +7,11 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
+from gradcomp_jax.core import Mask, by_tensor, exchange
+from gradcomp_jax.core.masks import gains
 from gradcomp_jax.methods.registry import SELECTS, refuse_without_downlink, register
-from gradcomp_jax.transforms import Mask, Stages, by_tensor, exchange, local_clip, staged
+from gradcomp_jax.transforms import Stages, local_clip, staged
 from gradcomp_jax.transforms.local import weight_decay as decay
-from gradcomp_jax.transforms.masks import gains
 
 
 @register(

@@ -7,8 +7,9 @@ import optax
 from gradcomp_jax import _checks, compressors, memory
 from gradcomp_jax._typing import AxisName
 from gradcomp_jax.compressors.low_rank import highest_rank, low_rank_direction
+from gradcomp_jax.core import Mask, Matrix, by_matrix
 from gradcomp_jax.methods.registry import register
-from gradcomp_jax.transforms import Mask, Matrix, by_matrix, on_dense
+from gradcomp_jax.transforms import on_dense
 
 
 @register(

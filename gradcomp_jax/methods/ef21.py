@@ -6,8 +6,9 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
+from gradcomp_jax.core import Mask
 from gradcomp_jax.methods.registry import SELECTS, averaged, register
-from gradcomp_jax.transforms import Mask, running_sum
+from gradcomp_jax.transforms import running_sum
 
 
 @register(

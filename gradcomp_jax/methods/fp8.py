@@ -6,8 +6,8 @@ import optax
 
 from gradcomp_jax import collectives, compressors
 from gradcomp_jax._typing import AxisName
+from gradcomp_jax.core import Mask
 from gradcomp_jax.methods.registry import GATHERS, averaged, feedback, register
-from gradcomp_jax.transforms import Mask
 
 
 @register(kept="residual", momentum="after", collectives=GATHERS, paper="2209.05433")

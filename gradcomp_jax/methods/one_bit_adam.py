@@ -6,8 +6,9 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
+from gradcomp_jax.core import Mask, exchange
 from gradcomp_jax.methods.registry import register
-from gradcomp_jax.transforms import Mask, exchange, frozen_adam
+from gradcomp_jax.transforms import frozen_adam
 
 
 @register(

@@ -7,8 +7,8 @@ import optax
 
 from gradcomp_jax import _checks, collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
+from gradcomp_jax.core import Mask, by_column
 from gradcomp_jax.methods.registry import GATHERS, averaged, register
-from gradcomp_jax.transforms import Mask, by_column
 
 
 @register(kept="residual", momentum="after", collectives=GATHERS, paper="Interspeech 2014")

@@ -7,8 +7,9 @@ import optax
 
 from gradcomp_jax import _checks, compressors, memory
 from gradcomp_jax._typing import AxisName
+from gradcomp_jax.core import Mask, Matrix, by_matrix, exchange
 from gradcomp_jax.methods.registry import register
-from gradcomp_jax.transforms import Mask, Matrix, by_matrix, exchange, plus_trace
+from gradcomp_jax.transforms import plus_trace
 
 
 @register(kept="residual", momentum="after", collectives=("all_reduce",), paper="1905.13727", adam_b1=0.0)

@@ -15,9 +15,9 @@ from gradcomp_jax._typing import PyTree
 from gradcomp_jax.collectives import AllGather, AllReduce, Collective, RecursiveDoubling, as_collective
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.compressors.low_rank import LowRank
+from gradcomp_jax.core import ExchangeState, Policy, changed, exchange
+from gradcomp_jax.core.made_by import MadeBy, made_by
 from gradcomp_jax.methods.traffic import traffic_of
-from gradcomp_jax.transforms import ExchangeState, Policy, changed, exchange
-from gradcomp_jax.transforms.made_by import MadeBy, made_by
 
 Kept = Literal["nothing", "residual", "momentum", "estimate"]
 Make = TypeVar("Make", bound=Callable[..., optax.GradientTransformationExtraArgs])

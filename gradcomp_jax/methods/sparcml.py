@@ -6,8 +6,8 @@ import optax
 
 from gradcomp_jax import _checks, collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
+from gradcomp_jax.core import Mask, exchange
 from gradcomp_jax.methods.registry import register
-from gradcomp_jax.transforms import Mask, exchange
 
 _BITS = {"int8": 8, "int4": 4, "int2": 2}
 

@@ -6,9 +6,9 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
+from gradcomp_jax.core import Mask
 from gradcomp_jax.kernels.random import Generator
 from gradcomp_jax.methods.registry import GATHERS, averaged, register
-from gradcomp_jax.transforms import Mask
 
 
 @register(kept="nothing", momentum="after", collectives=GATHERS, paper="1502.02551", biased=False)

@@ -6,9 +6,9 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
+from gradcomp_jax.core import Mask, exchange
 from gradcomp_jax.kernels.random import Generator
 from gradcomp_jax.methods.registry import GATHERS, refuse_without_downlink, register
-from gradcomp_jax.transforms import Mask, exchange
 
 
 @register(kept="nothing", momentum="after", collectives=(*GATHERS, "all_reduce"), paper="1705.07878", biased=False)

@@ -6,8 +6,8 @@ import optax
 
 from gradcomp_jax import collectives, compressors, memory
 from gradcomp_jax._typing import AxisName
+from gradcomp_jax.core import Mask, Policy, by_tensor
 from gradcomp_jax.methods.registry import SELECTS, averaged, refuse_without_downlink, register
-from gradcomp_jax.transforms import Mask, Policy, by_tensor
 
 _TRAITS: dict[str, Any] = {
     "kept": "residual",

@@ -14,7 +14,7 @@ from gradcomp_jax._costs import bytes_moved
 from gradcomp_jax._specs import names_of
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.compressors import nbytes
-from gradcomp_jax.transforms.context import with_context
+from gradcomp_jax.core.context import with_context
 
 _KINDS = {
     "psum": "all-reduce",

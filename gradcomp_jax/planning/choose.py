@@ -11,6 +11,8 @@ from jax.sharding import Mesh
 
 from gradcomp_jax import _arguments, _checks
 from gradcomp_jax._typing import PyTree
+from gradcomp_jax.core import ExchangeState
+from gradcomp_jax.core.made_by import made_by
 from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.methods.traffic import Traffic, traffic_of
 from gradcomp_jax.per_device import nodes_within
@@ -19,8 +21,6 @@ from gradcomp_jax.planning.communication import measured
 from gradcomp_jax.planning.predict import CLEAR, Prediction
 from gradcomp_jax.planning.prices import BASELINES, Price, comparable, highest
 from gradcomp_jax.planning.workload import Device, Workload
-from gradcomp_jax.transforms import ExchangeState
-from gradcomp_jax.transforms.made_by import made_by
 from gradcomp_jax.transforms.switched import names_of
 from gradcomp_jax.transforms.worker_shards import ShardState
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from gradcomp_jax import _arguments, _checks
 from gradcomp_jax._typing import PyTree
+from gradcomp_jax.core.overwritten import trained
 from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.planning.task import check, task_of
-from gradcomp_jax.transforms.overwritten import trained
 
 COPIES: dict[str, float] = {
     "dense": 2.489,

@@ -10,11 +10,11 @@ import optax
 
 from gradcomp_jax import _arguments, _checks, _compat, _registered
 from gradcomp_jax._typing import Array, AxisName, PyTree
+from gradcomp_jax.core.changed import of_state
+from gradcomp_jax.core.refusals import refuse_beyond_float32
 from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.replicas.branching import advance
 from gradcomp_jax.transforms import participation
-from gradcomp_jax.transforms.changed import of_state
-from gradcomp_jax.transforms.local import refuse_beyond_float32
 
 
 @_registered.node

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from gradcomp_jax import _arguments, _checks
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.audit import wire_bytes
+from gradcomp_jax.core.overwritten import is_overwritten, joined, trained
 from gradcomp_jax.per_device import is_lifted, is_per_device, nodes_of
 from gradcomp_jax.replicas.elastic import ElasticState
 from gradcomp_jax.replicas.outer import OuterState, is_masked
-from gradcomp_jax.transforms.overwritten import is_overwritten, joined, trained
 
 Of = Literal["mean", "centre"]
 

@@ -7,10 +7,10 @@ import optax
 from gradcomp_jax import _arguments
 from gradcomp_jax._typing import AxisName
 from gradcomp_jax.compressors import topk
+from gradcomp_jax.core.exchange import exchange
 from gradcomp_jax.memory import residual
 from gradcomp_jax.replicas.fragments import Parts
 from gradcomp_jax.replicas.outer import outer_average
-from gradcomp_jax.transforms.exchange import exchange
 
 
 @_arguments.checked

@@ -9,11 +9,11 @@ import optax
 
 from gradcomp_jax import _arguments, _checks, _compat, _registered
 from gradcomp_jax._typing import Array, AxisName, PyTree
+from gradcomp_jax.core.changed import only_of
+from gradcomp_jax.core.context import with_context
+from gradcomp_jax.core.counters import count_on
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import advance
-from gradcomp_jax.transforms.changed import only_of
-from gradcomp_jax.transforms.context import with_context
-from gradcomp_jax.transforms.counters import count_on
 from gradcomp_jax.transforms.participation import refuse_weight
 
 

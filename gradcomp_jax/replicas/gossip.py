@@ -11,12 +11,12 @@ from gradcomp_jax import _arguments, _checks, _compat, _registered, kernels
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import Workers, permute
 from gradcomp_jax.compressors import Compressor, RowInfo, dense
+from gradcomp_jax.core.changed import only_of
+from gradcomp_jax.core.counters import count_on
+from gradcomp_jax.core.step_keys import StepKeys
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import advance, each_nth, one_of
-from gradcomp_jax.transforms.changed import only_of
-from gradcomp_jax.transforms.counters import count_on
 from gradcomp_jax.transforms.participation import refuse_weight
-from gradcomp_jax.transforms.step_keys import StepKeys
 
 Graph = Literal["hypercube", "exponential"]
 

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from gradcomp_jax import _compat, _registered, kernels
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.compressors.base import LARGEST
+from gradcomp_jax.core.counters import count_on
+from gradcomp_jax.core.refusals import refuse_beyond_float32
 from gradcomp_jax.per_device import PerDevice, nodes_within
-from gradcomp_jax.transforms.counters import count_on
-from gradcomp_jax.transforms.local import refuse_beyond_float32
 
 FARTHEST = 2.0**64
 """The largest magnitude of a replica's parameter: differences of such numbers, their sums and squares can be exchanged."""

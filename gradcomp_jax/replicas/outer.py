@@ -10,13 +10,13 @@ import optax
 
 from gradcomp_jax import _arguments, _checks, _compat, _registered
 from gradcomp_jax._typing import Array, AxisName, PyTree
+from gradcomp_jax.core.changed import only_of
+from gradcomp_jax.core.counters import count_on
+from gradcomp_jax.core.placeholders import NotOfParams, is_placeholder
 from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import advance, each_nth
 from gradcomp_jax.replicas.fragments import Parts, members_of
-from gradcomp_jax.transforms.changed import only_of
-from gradcomp_jax.transforms.counters import count_on
-from gradcomp_jax.transforms.placeholders import NotOfParams, is_placeholder
 from gradcomp_jax.transforms.skipping import keep_if, took_place
 
 

@@ -9,10 +9,10 @@ import optax
 
 from gradcomp_jax import _compat
 from gradcomp_jax._typing import AxisName, PyTree
+from gradcomp_jax.core.counters import count_on
+from gradcomp_jax.core.overwritten import joined, refuse_overwritten, trained
+from gradcomp_jax.core.policies import path_name
 from gradcomp_jax.training.state import with_parts
-from gradcomp_jax.transforms.counters import count_on
-from gradcomp_jax.transforms.overwritten import joined, refuse_overwritten, trained
-from gradcomp_jax.transforms.policies import path_name
 
 Update = Callable[..., tuple[PyTree, PyTree]]
 """The type of a step's ``update(gradient, opt_state, params, **extra) -> (updates, opt_state)``."""

@@ -12,12 +12,12 @@ import jax
 import numpy as np
 
 from gradcomp_jax._typing import PyTree
+from gradcomp_jax.core import ExchangeState
+from gradcomp_jax.core.policies import path_name
 from gradcomp_jax.memory.narrow import Narrow, is_narrow, values_of
 from gradcomp_jax.per_device import PerDevice, Return, is_per_device, nodes_of
 from gradcomp_jax.training.resize import given_back, narrowed, resize_workers, wide
 from gradcomp_jax.training.restored import typed
-from gradcomp_jax.transforms import ExchangeState
-from gradcomp_jax.transforms.policies import path_name
 
 Saved = Mapping[str, Any]
 """Arrays, or shapes of them, by name."""

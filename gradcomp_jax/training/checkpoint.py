@@ -12,6 +12,8 @@ from jax.tree_util import tree_leaves_with_path
 
 from gradcomp_jax import _arguments, _files
 from gradcomp_jax._typing import PyTree
+from gradcomp_jax.core.policies import path_name
+from gradcomp_jax.core.step_keys import is_typed_key
 from gradcomp_jax.per_device import is_per_device, nodes_of
 from gradcomp_jax.training import checkpoint_files
 from gradcomp_jax.training.carried import carried, lies_otherwise
@@ -29,8 +31,6 @@ from gradcomp_jax.training.refusals import refuse_donated
 from gradcomp_jax.training.resize import lies_stacked, resize_workers
 from gradcomp_jax.training.restored import as_they_were, has_plain_numbers, placed, targets, typed
 from gradcomp_jax.training.unreplicated import refuse_other_stacking
-from gradcomp_jax.transforms.policies import path_name
-from gradcomp_jax.transforms.step_keys import is_typed_key
 
 _TRIES = 20
 """How often a checkpoint is read again if it is replaced meanwhile."""

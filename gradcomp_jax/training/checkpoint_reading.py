@@ -15,9 +15,9 @@ from jax.experimental import multihost_utils
 from jax.tree_util import tree_leaves_with_path
 
 from gradcomp_jax._typing import PyTree
+from gradcomp_jax.core.policies import path_name
 from gradcomp_jax.training import checkpoint_files
 from gradcomp_jax.training.checkpoint_record import read_record
-from gradcomp_jax.transforms.policies import path_name
 
 _LATE_S = 0.1
 """Seconds to wait for other reads and writes after one of them has failed."""

@@ -14,16 +14,17 @@ from jax.experimental import multihost_utils
 
 from gradcomp_jax import _arguments, _checks
 from gradcomp_jax._typing import PyTree
+from gradcomp_jax.core import ExchangeState
+from gradcomp_jax.core.made_by import MadeBy, made_by
+from gradcomp_jax.core.policies import path_name
+from gradcomp_jax.core.step_keys import is_typed_key
 from gradcomp_jax.per_device import nodes_within
 from gradcomp_jax.replicas import MARKED
 from gradcomp_jax.training.carried import owners_of
 from gradcomp_jax.training.checkpoint_names import refuse_meeting
 from gradcomp_jax.training.refusals import refuse_donated, refuse_unmarked
 from gradcomp_jax.training.unreplicated import refuse_unreplicated
-from gradcomp_jax.transforms import ExchangeState, SwitchedState
-from gradcomp_jax.transforms.made_by import MadeBy, made_by
-from gradcomp_jax.transforms.policies import path_name
-from gradcomp_jax.transforms.step_keys import is_typed_key
+from gradcomp_jax.transforms import SwitchedState
 from gradcomp_jax.transforms.worker_shards import DIVISION, ShardState
 
 FILE = "_CHECKPOINT_METADATA"

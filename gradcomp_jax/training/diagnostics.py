@@ -8,10 +8,11 @@ import jax.numpy as jnp
 from gradcomp_jax import _arguments
 from gradcomp_jax._typing import Array
 from gradcomp_jax.audit import WireReport
+from gradcomp_jax.core import ExchangeState
 from gradcomp_jax.per_device import is_per_device, nodes_within
 from gradcomp_jax.replicas import replica_spread
 from gradcomp_jax.training.refusals import refuse_donated
-from gradcomp_jax.transforms import DensityState, ExchangeState, SwitchedState
+from gradcomp_jax.transforms import DensityState, SwitchedState
 
 
 @_arguments.checked

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from gradcomp_jax import _compat
 from gradcomp_jax._typing import PyTree
+from gradcomp_jax.core.step_keys import is_typed_key
 from gradcomp_jax.training.refusals import refuse_donated
-from gradcomp_jax.transforms.step_keys import is_typed_key
 
 _IS_DELETED = operator.methodcaller("is_deleted")
 

@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from gradcomp_jax import _arguments, _compat, _specs, per_device
 from gradcomp_jax._typing import AxisName, PyTree
+from gradcomp_jax.core.overwritten import refuse_misplaced, refuse_own_dtype, trained
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.training import refusals
 from gradcomp_jax.training.applied import placed
@@ -27,7 +28,6 @@ from gradcomp_jax.training.state import (
     state_shardings,
     state_specs,
 )
-from gradcomp_jax.transforms.overwritten import refuse_misplaced, refuse_own_dtype, trained
 
 
 @_arguments.checked

@@ -9,12 +9,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gradcomp_jax import _arguments, _specs, per_device
 from gradcomp_jax._typing import AxisName, PyTree
+from gradcomp_jax.core import ExchangeState
+from gradcomp_jax.core.overwritten import trained
 from gradcomp_jax.replicas import MARKED
 from gradcomp_jax.training import refusals
 from gradcomp_jax.training.initial import init_state
 from gradcomp_jax.training.state import TrainState, check_axis, state_shardings, state_specs
-from gradcomp_jax.transforms import ExchangeState
-from gradcomp_jax.transforms.overwritten import trained
 
 
 @_arguments.checked

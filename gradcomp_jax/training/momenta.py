@@ -8,11 +8,11 @@ import optax
 
 from gradcomp_jax import _checks, per_device
 from gradcomp_jax._typing import PyTree
+from gradcomp_jax.core import ExchangeState
 from gradcomp_jax.memory import Momentum
 from gradcomp_jax.methods.registry import METHODS, adam_b1
 from gradcomp_jax.replicas.accumulate import AccumulateState
 from gradcomp_jax.training import first_moments
-from gradcomp_jax.transforms import ExchangeState
 from gradcomp_jax.transforms.switched import SwitchedState
 
 

@@ -7,10 +7,10 @@ import optax
 
 from gradcomp_jax import _checks, per_device
 from gradcomp_jax._typing import PyTree
+from gradcomp_jax.core import ExchangeState
 from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.replicas import MARKED, AccumulateState, DelayedState, ElasticState, GossipState, OuterState
 from gradcomp_jax.training import refusals
-from gradcomp_jax.transforms import ExchangeState
 
 _REPLICAS = {
     ElasticState: "gradcomp_jax.elastic_average",

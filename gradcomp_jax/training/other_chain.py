@@ -13,11 +13,11 @@ import optax
 
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.compressors import Compressor
+from gradcomp_jax.core import ExchangeState
+from gradcomp_jax.core.changed import REMEDY
+from gradcomp_jax.core.policies import path_name
 from gradcomp_jax.per_device import is_per_device, nodes_within
 from gradcomp_jax.replicas import DelayedState, ElasticState, OuterState
-from gradcomp_jax.transforms import ExchangeState
-from gradcomp_jax.transforms.changed import REMEDY
-from gradcomp_jax.transforms.policies import path_name
 
 _MASKS = (optax.MaskedState, optax.MaskedNode, optax.PartitionState)
 

@@ -14,6 +14,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gradcomp_jax import _arguments, _checks, _compat, _specs, _tracking, per_device
 from gradcomp_jax._typing import Array, AxisName, PyTree
+from gradcomp_jax.core import ExchangeState
+from gradcomp_jax.core.counters import NEAR_THE_END, count_on
+from gradcomp_jax.core.overwritten import joined, trained
 from gradcomp_jax.per_device import PerDevice, is_per_device, nodes_within
 from gradcomp_jax.replicas import MARKED, delayed_average
 from gradcomp_jax.replicas.delayed import mean_of
@@ -25,9 +28,7 @@ from gradcomp_jax.training.gradients import worker_value_and_grad
 from gradcomp_jax.training.observed import as_metric
 from gradcomp_jax.training.overlapped_link import Link
 from gradcomp_jax.training.state import TrainState, check_axis, has_replicas, lift_replicas, state_specs
-from gradcomp_jax.transforms import ExchangeState, skipped
-from gradcomp_jax.transforms.counters import NEAR_THE_END, count_on
-from gradcomp_jax.transforms.overwritten import joined, trained
+from gradcomp_jax.transforms import skipped
 
 _ARRIVED = "gradcomp_arrived"
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from gradcomp_jax import _compat, kernels
 from gradcomp_jax._typing import Array, AxisName, PyTree
+from gradcomp_jax.core.overwritten import COLLECTION, has_overwritten, is_overwritten, joined, trained
 from gradcomp_jax.training import seen
 from gradcomp_jax.training.state import with_parts
-from gradcomp_jax.transforms.overwritten import COLLECTION, has_overwritten, is_overwritten, joined, trained
 
 
 def heard(gradient: PyTree, params: PyTree, axis_name: AxisName | None, *, weight: Array | None = None) -> PyTree:

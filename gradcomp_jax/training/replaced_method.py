@@ -14,6 +14,9 @@ from jax.sharding import Mesh
 
 from gradcomp_jax import _arguments, _checks
 from gradcomp_jax._typing import AxisName, PyTree
+from gradcomp_jax.core import ExchangeState
+from gradcomp_jax.core.changed import said_of
+from gradcomp_jax.core.overwritten import trained
 from gradcomp_jax.memory import Momentum
 from gradcomp_jax.memory.narrow import is_narrow
 from gradcomp_jax.per_device import is_per_device, nodes_of, nodes_within
@@ -23,9 +26,7 @@ from gradcomp_jax.training.refusals import refuse_donated
 from gradcomp_jax.training.resize import wide
 from gradcomp_jax.training.restored import placed
 from gradcomp_jax.training.state import has_replicas, with_parts
-from gradcomp_jax.transforms import ExchangeState, LossScaleState, MasterWeightsState, RateWeightedState
-from gradcomp_jax.transforms.changed import said_of
-from gradcomp_jax.transforms.overwritten import trained
+from gradcomp_jax.transforms import LossScaleState, MasterWeightsState, RateWeightedState
 
 _WRAPPERS = (LossScaleState, MasterWeightsState, RateWeightedState)
 """States of our wrappers around an exchange, whose numbers continue."""

@@ -9,8 +9,8 @@ from jax import lax
 
 from gradcomp_jax import _checks, _compat, kernels
 from gradcomp_jax._typing import Array, AxisName, PyTree
+from gradcomp_jax.core.policies import path_name
 from gradcomp_jax.transforms import participation
-from gradcomp_jax.transforms.policies import path_name
 
 KINDS = ("auto", "mean", "sum", "max", "examples")
 STATE = "state"

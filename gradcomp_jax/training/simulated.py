@@ -10,10 +10,10 @@ import optax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from gradcomp_jax._typing import PyTree
+from gradcomp_jax.core.overwritten import trained
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.training.state import TrainState, lift_replicas, state_axes
 from gradcomp_jax.training.step import TrainStep, make_train_step, worker_step
-from gradcomp_jax.transforms.overwritten import trained
 
 
 def simulated_state(

@@ -8,10 +8,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gradcomp_jax import _arguments, _checks, _specs, per_device
 from gradcomp_jax._typing import Array, AxisName, PyTree
+from gradcomp_jax.core import ExchangeState
+from gradcomp_jax.core.overwritten import COLLECTION, has_overwritten, trained
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.replicas import MARKED
-from gradcomp_jax.transforms import ExchangeState
-from gradcomp_jax.transforms.overwritten import COLLECTION, has_overwritten, trained
 
 
 class TrainState(NamedTuple):

@@ -13,6 +13,10 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from gradcomp_jax import _arguments, _compat, _specs, _tracking, per_device
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.compressors import Compressor
+from gradcomp_jax.core import ExchangeState
+from gradcomp_jax.core.context import with_context
+from gradcomp_jax.core.overwritten import refuse_misplaced, trained_order
+from gradcomp_jax.core.step_keys import typed_key
 from gradcomp_jax.replicas import MARKED
 from gradcomp_jax.replicas.nonfinite import dropped, restored
 from gradcomp_jax.training import applied, calls, overwriting, refusals, seen
@@ -34,12 +38,9 @@ from gradcomp_jax.training.state import (
     state_specs,
     with_parts,
 )
-from gradcomp_jax.transforms import ExchangeState, loss_scale, participation, skipped
+from gradcomp_jax.transforms import loss_scale, participation, skipped
 from gradcomp_jax.transforms.bucketed import forward_order
-from gradcomp_jax.transforms.context import with_context
-from gradcomp_jax.transforms.overwritten import refuse_misplaced, trained_order
 from gradcomp_jax.transforms.skipping import SkipWatch
-from gradcomp_jax.transforms.step_keys import typed_key
 
 
 @_arguments.checked

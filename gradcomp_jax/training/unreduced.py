@@ -10,6 +10,10 @@ from jax.sharding import Mesh, PartitionSpec
 
 from gradcomp_jax import _arguments, _compat, _specs, _tracking, per_device
 from gradcomp_jax._typing import AxisName, PyTree
+from gradcomp_jax.core.context import with_context
+from gradcomp_jax.core.overwritten import refuse_overwritten
+from gradcomp_jax.core.placeholders import is_placeholder
+from gradcomp_jax.core.policies import path_name
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.training import refusals
 from gradcomp_jax.training.calls import refuse_other_gradient
@@ -18,10 +22,6 @@ from gradcomp_jax.training.order import refuse_lookahead
 from gradcomp_jax.training.other_chain import chain_explained
 from gradcomp_jax.training.pinned import PinWatch, refuse_whole
 from gradcomp_jax.training.state import check_axis
-from gradcomp_jax.transforms.context import with_context
-from gradcomp_jax.transforms.overwritten import refuse_overwritten
-from gradcomp_jax.transforms.placeholders import is_placeholder
-from gradcomp_jax.transforms.policies import path_name
 
 
 @_arguments.checked

@@ -1,9 +1,17 @@
 """Parts of an optax chain."""
 
+from gradcomp_jax.core import ExchangeState as ExchangeState
+from gradcomp_jax.core import Mask as Mask
+from gradcomp_jax.core import Matrix as Matrix
+from gradcomp_jax.core import Policy as Policy
+from gradcomp_jax.core import by_column as by_column
+from gradcomp_jax.core import by_matrix as by_matrix
+from gradcomp_jax.core import by_path as by_path
+from gradcomp_jax.core import by_size as by_size
+from gradcomp_jax.core import by_tensor as by_tensor
+from gradcomp_jax.core import exchange as exchange
 from gradcomp_jax.transforms.bucketed import bucketed as bucketed
 from gradcomp_jax.transforms.bucketed import forward_order as forward_order
-from gradcomp_jax.transforms.exchange import ExchangeState as ExchangeState
-from gradcomp_jax.transforms.exchange import exchange as exchange
 from gradcomp_jax.transforms.frozen_adam import frozen_adam as frozen_adam
 from gradcomp_jax.transforms.hierarchical import hierarchical as hierarchical
 from gradcomp_jax.transforms.local import local_clip as local_clip
@@ -12,10 +20,8 @@ from gradcomp_jax.transforms.loss_scale import LossScaleState as LossScaleState
 from gradcomp_jax.transforms.loss_scale import dynamic_loss_scale as dynamic_loss_scale
 from gradcomp_jax.transforms.loss_scale import loss_scale as loss_scale
 from gradcomp_jax.transforms.loss_scale import skipped as skipped
-from gradcomp_jax.transforms.masks import Mask as Mask
 from gradcomp_jax.transforms.master_weights import MasterWeightsState as MasterWeightsState
 from gradcomp_jax.transforms.master_weights import master_weights as master_weights
-from gradcomp_jax.transforms.matrix_view import Matrix as Matrix
 from gradcomp_jax.transforms.model_parallel import model_parallel as model_parallel
 from gradcomp_jax.transforms.moving_density import DensityState as DensityState
 from gradcomp_jax.transforms.moving_density import density_controller as density_controller
@@ -23,12 +29,6 @@ from gradcomp_jax.transforms.moving_density import density_schedule as density_s
 from gradcomp_jax.transforms.on_dense import OnDenseState as OnDenseState
 from gradcomp_jax.transforms.on_dense import on_dense as on_dense
 from gradcomp_jax.transforms.participation import weighted as weighted
-from gradcomp_jax.transforms.policies import Policy as Policy
-from gradcomp_jax.transforms.policies import by_column as by_column
-from gradcomp_jax.transforms.policies import by_matrix as by_matrix
-from gradcomp_jax.transforms.policies import by_path as by_path
-from gradcomp_jax.transforms.policies import by_size as by_size
-from gradcomp_jax.transforms.policies import by_tensor as by_tensor
 from gradcomp_jax.transforms.rate_weighted import RateWeightedState as RateWeightedState
 from gradcomp_jax.transforms.rate_weighted import rate_weighted as rate_weighted
 from gradcomp_jax.transforms.reset import reset_nonfinite as reset_nonfinite

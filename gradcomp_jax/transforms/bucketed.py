@@ -14,8 +14,8 @@ import optax
 
 from gradcomp_jax import _arguments, _checks, _compat
 from gradcomp_jax._typing import PyTree
-from gradcomp_jax.transforms.context import context_of, with_context
-from gradcomp_jax.transforms.policies import path_name
+from gradcomp_jax.core.context import context_of, with_context
+from gradcomp_jax.core.policies import path_name
 
 
 @_arguments.checked

@@ -9,8 +9,8 @@ import optax
 
 from gradcomp_jax import _checks, _compat, kernels
 from gradcomp_jax._typing import Array, PyTree
-from gradcomp_jax.transforms.context import context_of, with_context
-from gradcomp_jax.transforms.local import refuse_beyond_float32
+from gradcomp_jax.core.context import context_of, with_context
+from gradcomp_jax.core.refusals import refuse_beyond_float32
 from gradcomp_jax.transforms.skipping import keep_if, took_place
 
 _LARGEST = 2.0**50

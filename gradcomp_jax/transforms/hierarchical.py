@@ -9,11 +9,11 @@ import optax
 from gradcomp_jax import _arguments
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.collectives import fused
+from gradcomp_jax.core.changed import of_state
+from gradcomp_jax.core.context import context_of
+from gradcomp_jax.core.policies import path_name
+from gradcomp_jax.core.refusals import refuse_beyond_float32, refuse_reduced
 from gradcomp_jax.transforms import worker_shards
-from gradcomp_jax.transforms.changed import of_state
-from gradcomp_jax.transforms.context import context_of
-from gradcomp_jax.transforms.local import refuse_beyond_float32, refuse_reduced
-from gradcomp_jax.transforms.policies import path_name
 from gradcomp_jax.transforms.worker_shards import ShardState, in_buckets, shards_of
 
 

@@ -9,10 +9,10 @@ import optax
 
 from gradcomp_jax import _arguments, _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
+from gradcomp_jax.core.exchange import ExchangeState
+from gradcomp_jax.core.placeholders import is_placeholder
+from gradcomp_jax.core.refusals import refuse_beyond_float32
 from gradcomp_jax.per_device import nodes_of, nodes_within
-from gradcomp_jax.transforms.exchange import ExchangeState
-from gradcomp_jax.transforms.local import refuse_beyond_float32
-from gradcomp_jax.transforms.placeholders import is_placeholder
 
 INITIAL = 2.0**15
 """The default of the first scale; it also replaces a scale that is not valid."""

@@ -9,9 +9,9 @@ import optax
 
 from gradcomp_jax import _arguments, _compat, _specs
 from gradcomp_jax._typing import AxisName, PyTree
+from gradcomp_jax.core.changed import of_state
 from gradcomp_jax.per_device import state_specs
 from gradcomp_jax.transforms import worker_shards
-from gradcomp_jax.transforms.changed import of_state
 from gradcomp_jax.transforms.worker_shards import ShardState, shards_of
 
 

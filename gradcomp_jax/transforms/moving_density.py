@@ -13,13 +13,13 @@ from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import Collective, ReduceScatter, psum
 from gradcomp_jax.compressors import Compressor, RowInfo, dense, topk
 from gradcomp_jax.compressors.topk import block_for
+from gradcomp_jax.core.context import context_of
+from gradcomp_jax.core.exchange import ExchangeState, exchange
+from gradcomp_jax.core.layout_rules import LayoutRules, layout_rules
+from gradcomp_jax.core.masks import Mask, gains
+from gradcomp_jax.core.state import places, taken
 from gradcomp_jax.memory import narrow
 from gradcomp_jax.per_device import is_per_device
-from gradcomp_jax.transforms.context import context_of
-from gradcomp_jax.transforms.exchange import ExchangeState, exchange
-from gradcomp_jax.transforms.layout_rules import LayoutRules, layout_rules
-from gradcomp_jax.transforms.masks import Mask, gains
-from gradcomp_jax.transforms.spread import places, taken
 
 
 class DensityState(NamedTuple):

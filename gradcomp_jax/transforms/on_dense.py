@@ -6,12 +6,12 @@ import jax
 import optax
 
 from gradcomp_jax._typing import PyTree
-from gradcomp_jax.transforms.context import context_of
-from gradcomp_jax.transforms.exchange import exchange
-from gradcomp_jax.transforms.layout_rules import layout_rules
-from gradcomp_jax.transforms.masks import Mask
-from gradcomp_jax.transforms.placeholders import not_of_params
-from gradcomp_jax.transforms.policies import Policy
+from gradcomp_jax.core.context import context_of
+from gradcomp_jax.core.exchange import exchange
+from gradcomp_jax.core.layout_rules import layout_rules
+from gradcomp_jax.core.masks import Mask
+from gradcomp_jax.core.placeholders import not_of_params
+from gradcomp_jax.core.policies import Policy
 from gradcomp_jax.transforms.skipping import keep_if, took_place
 
 

@@ -13,13 +13,13 @@ import optax
 
 from gradcomp_jax import _arguments, kernels
 from gradcomp_jax._typing import Array, PyTree
+from gradcomp_jax.core.context import with_context
+from gradcomp_jax.core.exchange import ExchangeState
+from gradcomp_jax.core.placeholders import is_placeholder
+from gradcomp_jax.core.refusals import refuse_beyond_float32
 from gradcomp_jax.per_device import nodes_of
-from gradcomp_jax.transforms.context import with_context
-from gradcomp_jax.transforms.exchange import ExchangeState
 from gradcomp_jax.transforms.frozen_adam import FrozenAdamState
-from gradcomp_jax.transforms.local import refuse_beyond_float32
 from gradcomp_jax.transforms.on_dense import OnDenseState
-from gradcomp_jax.transforms.placeholders import is_placeholder
 from gradcomp_jax.transforms.sums import RunningSumState
 
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from gradcomp_jax import _arguments
+from gradcomp_jax.core.exchange import ExchangeState
 from gradcomp_jax.per_device import nodes_within
-from gradcomp_jax.transforms.exchange import ExchangeState
 from gradcomp_jax.transforms.frozen_adam import FrozenAdamState
 from gradcomp_jax.transforms.loss_scale import INITIAL, LossScaleState, is_scale
 from gradcomp_jax.transforms.sums import RunningSumState

@@ -9,8 +9,8 @@ import numpy as np
 
 from gradcomp_jax import _checks
 from gradcomp_jax._typing import Array
+from gradcomp_jax.core.exchange import ExchangeState
 from gradcomp_jax.per_device import nodes_of
-from gradcomp_jax.transforms.exchange import ExchangeState
 
 
 def took_place(before: Any, after: Any) -> Array:

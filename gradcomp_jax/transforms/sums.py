@@ -8,9 +8,9 @@ import optax
 
 from gradcomp_jax import _arguments, _checks, kernels
 from gradcomp_jax._typing import PyTree
-from gradcomp_jax.transforms.changed import only_of
-from gradcomp_jax.transforms.context import with_context
-from gradcomp_jax.transforms.local import refuse_beyond_float32
+from gradcomp_jax.core.changed import only_of
+from gradcomp_jax.core.context import with_context
+from gradcomp_jax.core.refusals import refuse_beyond_float32
 from gradcomp_jax.transforms.skipping import keep_if, took_place
 
 

@@ -10,10 +10,10 @@ import optax
 
 from gradcomp_jax import _arguments, _checks, _registered
 from gradcomp_jax._typing import Array, PyTree
+from gradcomp_jax.core.changed import only_of
+from gradcomp_jax.core.exchange import ExchangeState
+from gradcomp_jax.core.placeholders import is_placeholder
 from gradcomp_jax.per_device import nodes_of, nodes_within
-from gradcomp_jax.transforms.changed import only_of
-from gradcomp_jax.transforms.exchange import ExchangeState
-from gradcomp_jax.transforms.placeholders import is_placeholder
 
 
 @_registered.node

@@ -11,10 +11,10 @@ import optax
 from gradcomp_jax import _compat, _registered, _specs, kernels
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import fused, wait
+from gradcomp_jax.core.context import Context, context_of, with_context
+from gradcomp_jax.core.layout import Shards
+from gradcomp_jax.core.made_by import MadeBy, made_by
 from gradcomp_jax.per_device import PerDevice, is_per_device
-from gradcomp_jax.transforms.context import Context, context_of, with_context
-from gradcomp_jax.transforms.made_by import MadeBy, made_by
-from gradcomp_jax.transforms.shards import Shards
 
 DIVISION = "shards"
 """The name of a division of tensors among devices, for checkpoints to compare."""

@@ -11,7 +11,7 @@ import gradcomp_jax as gc
 
 ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE = ROOT / "gradcomp_jax"
-TABLE = re.compile(r"^\| `((?:transforms|collectives|compressors|memory)/\w+\.py)` \|", re.MULTILINE)
+TABLE = re.compile(r"^\| `((?:core|collectives|compressors|memory)/\w+\.py)` \|", re.MULTILINE)
 
 
 def reading_list() -> list[str]:

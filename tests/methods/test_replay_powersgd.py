@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gradcomp_jax as gc
-from gradcomp_jax.transforms import by_matrix
+from gradcomp_jax.core import by_matrix
 
 from .replay.power_iteration import PowerSgd
 from .replay.power_iteration_problem import COMPRESSED, SHAPES, first_q, replayed, state_of, steady

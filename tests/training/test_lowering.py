@@ -84,4 +84,7 @@ def test_replicas_exchange_what_an_outer_step_sends(mesh8):
     params = {"w": jax.ShapeDtypeStruct((64, 64), jnp.float32)}
     tx = optax.chain(optax.sgd(0.1), gc.diloco(gc.dense(axis_name="data"), axis_name="data", every=4))
     compiled = gc.lower_update(params, tx, mesh8, replicas=True).compile()
-    assert gc.wire_bytes(compiled, branch=-1).sent - gc.wire_bytes(compiled, branch=0).sent == 2 * 7 / 8 * (64 * 64 + 1) * 4
+    assert (
+        gc.wire_bytes(compiled, branch=-1).sent - gc.wire_bytes(compiled, branch=0).sent
+        == 2 * 7 / 8 * (64 * 64 + 1) * 4
+    )

@@ -7,8 +7,8 @@ import optax
 import pytest
 
 import gradcomp_jax as gc
+from gradcomp_jax.core.context import context_of
 from gradcomp_jax.transforms.bucketed import buckets_of
-from gradcomp_jax.transforms.context import context_of
 from tests.conformance.environments import exchange_state
 
 N = 4

@@ -8,8 +8,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import gradcomp_jax as gc
+from gradcomp_jax.core.context import context_of
 from gradcomp_jax.per_device import is_per_device
-from gradcomp_jax.transforms.context import context_of
 from tests.conformance.environments import exchange_state
 
 P = PartitionSpec

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import gradcomp_jax as gc
+from gradcomp_jax.core.masks import by_leaf
+from gradcomp_jax.core.matrix_view import is_vector
 from gradcomp_jax.methods.registry import METHODS
-from gradcomp_jax.transforms.masks import by_leaf
-from gradcomp_jax.transforms.vectors import is_vector
 from tests.conformance.environments import AXIS, vmapped_init
 
 N, LAYERS, WIDTH = 4, 24, 256

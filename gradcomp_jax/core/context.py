@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from gradcomp_jax._typing import AxisName, PyTree
-from gradcomp_jax.transforms.policies import path_name
+from gradcomp_jax.core.policies import path_name
 
 _KEY = "gradcomp_context"
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from gradcomp_jax import collectives as co
 from gradcomp_jax._typing import Array
 from gradcomp_jax.collectives import fused
-from gradcomp_jax.transforms.outbound import OutboundMessage
+from gradcomp_jax.core.outbound import OutboundMessage
 
 
 class Received(NamedTuple):

@@ -8,9 +8,9 @@ from typing import Any
 import optax
 
 from gradcomp_jax._typing import PyTree
+from gradcomp_jax.core.made_by import MadeBy
+from gradcomp_jax.core.placeholders import Init, not_of_params
 from gradcomp_jax.per_device import nodes_within
-from gradcomp_jax.transforms.made_by import MadeBy
-from gradcomp_jax.transforms.placeholders import Init, not_of_params
 
 _MADE_BY = {
     "AccumulateState": "accumulate",

@@ -8,7 +8,7 @@ from jax import lax
 
 from gradcomp_jax import kernels
 from gradcomp_jax._typing import Array
-from gradcomp_jax.transforms.layout import Group
+from gradcomp_jax.core.layout import Group
 
 
 def sources(group: Group, read: Any, after: Any) -> Any:

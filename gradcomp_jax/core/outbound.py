@@ -13,13 +13,12 @@ from gradcomp_jax._typing import Array
 from gradcomp_jax.collectives import owners
 from gradcomp_jax.compressors import RowInfo
 from gradcomp_jax.compressors.base import largest_of
+from gradcomp_jax.core import passes
+from gradcomp_jax.core.layout import Group, Layout, Segment
+from gradcomp_jax.core.refusals import refuse_other_rows
+from gradcomp_jax.core.step_keys import StepKeys
 from gradcomp_jax.memory import narrow
 from gradcomp_jax.per_device import is_per_device
-from gradcomp_jax.transforms import holding
-from gradcomp_jax.transforms.layout import Group, Layout, Segment
-from gradcomp_jax.transforms.refusals import refuse_other_rows
-from gradcomp_jax.transforms.side_information import side_information
-from gradcomp_jax.transforms.step_keys import StepKeys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +172,7 @@ def compensated(
     free = reshaped and not group.is_padded(segment)
     sources = {i: leaves[i].reshape(-1, block) if free else leaves[i] for i in segment.leaves}
     values = jax.tree.map(lambda p: p.value, kept, is_leaf=is_per_device)
-    sources, old = holding.sources(group, (sources, values), after)
+    sources, old = passes.sources(group, (sources, values), after)
     return *group.memory.compensate(group.join(segment, sources), narrow.opened(old)), old
 
 
@@ -237,3 +236,35 @@ def _owned(
         lambda p: owners.take(p.value, runs, mark.rows, workers.index, workers.count), server, is_leaf=is_per_device
     )
     return owners.places(starts, rows, workers.count), narrow.opened(taken)
+
+
+def side_information(
+    groups: Sequence[tuple[Group, Sequence[Segment]]], statistics: list[list[Any]], keys: StepKeys, workers: co.Workers
+) -> list[list[Array | None]]:
+    """Returns what all workers know of each segment: the maximum or the mean of their statistics, or seeds.
+
+    Statistics of one kind cross in one all-reduce; seeds do not cross.
+    """
+
+    def of_kind(kind: str) -> list[Array]:
+        agreeing = [statistics[g] for g, (group, _) in enumerate(groups) if group.compressor.side_information == kind]
+        return [a for of_group in agreeing for a in of_group]
+
+    largest = iter(co.pmax(of_kind("max"), workers.axis_name))
+    total = iter(co.psum(of_kind("mean"), workers.axis_name))
+    result: list[list[Array | None]] = []
+    for group, segments in groups:
+        kind = group.compressor.side_information
+        if kind is None:
+            result.append([None for _ in segments])
+        elif kind == "max":
+            result.append([next(largest) for _ in segments])
+        elif kind == "mean":
+            # All tensors of a compressor go together: what follows (an orthogonalization) is slow on small arrays.
+            mean = group.compressor.from_mean(jnp.concatenate([next(total) for _ in segments]) / workers.count)
+            ends = [sum(group.rows(s) for s in segments[: j + 1]) for j in range(len(segments))]
+            result.append([mean[end - group.rows(s) : end] for end, s in zip(ends, segments, strict=True)])
+        else:
+            of_leaf = keys.of_leaves(keys.common, [s.leaves[0] for s in segments])
+            result.append([kernels.row_seeds(k, group.rows(s)) for k, s in zip(of_leaf, segments, strict=True)])
+    return result

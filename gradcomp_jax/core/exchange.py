@@ -12,24 +12,29 @@ from gradcomp_jax import collectives as co
 from gradcomp_jax import memory as mem
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.compressors import Compressor
+from gradcomp_jax.core.changed import NoWrapper, of_state
+from gradcomp_jax.core.context import Context, context_of
+from gradcomp_jax.core.counters import count_on
+from gradcomp_jax.core.description import describe
+from gradcomp_jax.core.inbound import take_in
+from gradcomp_jax.core.layout import Layout, View
+from gradcomp_jax.core.layout_rules import layout_rules
+from gradcomp_jax.core.made_by import MadeBy, made_by
+from gradcomp_jax.core.masks import Mask
+from gradcomp_jax.core.outbound import all_finite, outbound
+from gradcomp_jax.core.policies import Policy
+from gradcomp_jax.core.refusals import (
+    refuse_around,
+    refuse_beyond_float32,
+    refuse_other_layout,
+    refuse_reduced,
+    refuse_shared,
+    refuse_unbound,
+)
+from gradcomp_jax.core.state import init_memory, init_server, ratio_of
+from gradcomp_jax.core.step_keys import StepKeys
+from gradcomp_jax.core.transport import Transported, transport
 from gradcomp_jax.per_device import PerDevice
-from gradcomp_jax.transforms.changed import NoWrapper, of_state
-from gradcomp_jax.transforms.context import Context, context_of
-from gradcomp_jax.transforms.counters import count_on
-from gradcomp_jax.transforms.description import describe
-from gradcomp_jax.transforms.inbound import take_in
-from gradcomp_jax.transforms.initial_state import init_memory, init_server
-from gradcomp_jax.transforms.layout import Layout, View
-from gradcomp_jax.transforms.layout_rules import layout_rules
-from gradcomp_jax.transforms.local import refuse_beyond_float32, refuse_reduced
-from gradcomp_jax.transforms.made_by import MadeBy, made_by
-from gradcomp_jax.transforms.masks import Mask
-from gradcomp_jax.transforms.memory_ratio import ratio_of
-from gradcomp_jax.transforms.outbound import all_finite, outbound
-from gradcomp_jax.transforms.policies import Policy
-from gradcomp_jax.transforms.refusals import refuse_around, refuse_other_layout, refuse_shared, refuse_unbound
-from gradcomp_jax.transforms.step_keys import StepKeys
-from gradcomp_jax.transforms.transport import Transported, transport
 
 
 @_registered.node

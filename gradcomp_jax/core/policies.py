@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from gradcomp_jax import _arguments, _checks, _markdown, kernels
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.compressors import Compressor
-from gradcomp_jax.transforms.matrix_view import Matrix, Sides, last_against_others, says, sides_of
-from gradcomp_jax.transforms.vectors import is_vector
+from gradcomp_jax.core.matrix_view import Matrix, Sides, is_vector, last_against_others, says, sides_of
 
 _LONGEST = 2**20  # most entries of a block
 

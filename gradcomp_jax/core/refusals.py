@@ -1,18 +1,20 @@
 """Refuses what an exchange cannot do, with the remedy."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from gradcomp_jax import _compat, _specs, kernels
+from gradcomp_jax import _compat, _origins, _specs, kernels
 from gradcomp_jax import collectives as co
-from gradcomp_jax._typing import AxisName
+from gradcomp_jax._typing import AxisName, PyTree
+from gradcomp_jax.core.context import context_of
+from gradcomp_jax.core.layout import Group, Layout, Segment
+from gradcomp_jax.core.layout_rules import LayoutRules
+from gradcomp_jax.core.policies import path_name
 from gradcomp_jax.memory import narrow
 from gradcomp_jax.per_device import is_per_device, nodes_of
-from gradcomp_jax.transforms.context import context_of
-from gradcomp_jax.transforms.layout import Group, Layout, Segment
-from gradcomp_jax.transforms.layout_rules import LayoutRules
 
 
 def refuse_unbound(axis_name: AxisName | None) -> None:
@@ -126,4 +128,82 @@ def refuse_around(rules: LayoutRules, layout: Layout, extra: Mapping[str, Any], 
         raise ValueError(
             "a reduce-scatter is for parameters that lie along the exchange's own axis; for those along the inner one give"
             " gradcomp_jax.hierarchical their param_specs"
+        )
+
+
+def refuse_beyond_float32(tree: PyTree, but: Iterable[int] = ()) -> None:
+    """Refuses leaves that a cast to float32 would change: complex numbers, and floats of more digits and range.
+
+    Args:
+        tree: gradients, or parameters that are compared.
+        but: numbers of leaves that pass through as they are.
+
+    Raises:
+        TypeError: naming the first such leaf.
+    """
+    passing = set(but)
+    for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(tree)):
+        dtype = jnp.result_type(leaf)
+        if i in passing or not jnp.issubdtype(dtype, jnp.inexact):
+            continue
+        if jnp.issubdtype(dtype, jnp.complexfloating):
+            raise TypeError(
+                f"the gradient {path_name(path)!r} is {dtype}, and only real ones are taken here: put"
+                " optax.contrib.split_real_and_imaginary around the whole chain"
+            )
+        if dtype.itemsize > 4:
+            raise TypeError(
+                f"the leaf {path_name(path)!r} is {dtype}, and what crosses and what is kept is float32: cast gradients first,"
+                ' by jax.tree.map(lambda g: g.astype("float32"), gradient) or, as a link before this one,'
+                ' optax.stateless(lambda g, _: jax.tree.map(lambda x: x.astype("float32"), g)), and parameters where'
+                " replicas are compared; or keep the leaf out with optax.multi_transform and gradcomp_jax.set_to_zero()"
+            )
+
+
+def refuse_reduced(updates: PyTree, axis_name: AxisName | None, averaged: Iterable[int] = ()) -> None:
+    """Refuses a gradient that does not vary over the axis: it was summed already, and nothing is left to compress.
+
+    Where JAX does not track that, a gradient is refused if the traced equations show that it comes from a collective
+    (``gradcomp_jax._origins``). Leaves whose numbers are in ``averaged`` are means on purpose.
+
+    Raises:
+        ValueError: naming the first such leaf.
+    """
+    expected = set(averaged)
+    # An empty array has nothing to reduce, and a select of empty arrays is a constant; integers have no gradient.
+    named = [
+        (path, leaf)
+        for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(updates))
+        if i not in expected and jnp.size(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+    ]
+    if not _compat.tracks_varying(axis_name):
+        _refuse_summed(named, axis_name)
+        return
+    for path, leaf in named:
+        if not _compat.is_varying(leaf, axis_name):
+            raise ValueError(
+                f"the gradient {path_name(path)!r} is already reduced over {axis_name!r}. After another exchange in the chain"
+                " it is the mean, and one exchange is enough: leave one out, or give each its own leaves with optax.masked."
+                " Without another: inside jax.shard_map, jax.grad with respect to replicated parameters inserts a dense"
+                " all-reduce of its own. Differentiate with gradcomp_jax.local_value_and_grad(loss,"
+                f" axis_name={axis_name!r}), or cast the parameters first with jax.lax.pcast(params, {axis_name!r},"
+                " to='varying'). optax.MultiSteps around an exchange reduces too: accumulate with gradcomp_jax.accumulate"
+            )
+
+
+def _refuse_summed(named: list[tuple[Any, Any]], axis_name: AxisName | None) -> None:
+    """Refuses gradients that a collective has reduced before, as far as equations show it."""
+    if axis_name is None or (_compat.axis_size(axis_name) or 1) == 1:
+        return
+    reduced = _origins.is_reduced([leaf for _, leaf in named], axis_name)
+    # A vector beside other tensors goes dense anyway, and may not be a gradient but a count or a statistic of all workers.
+    found = [
+        path for (path, x), is_so in zip(named, reduced, strict=True) if is_so and (all(reduced) or jnp.ndim(x) > 1)
+    ]
+    if found:
+        raise ValueError(
+            f"the gradient {path_name(found[0])!r} is already reduced over {axis_name!r}: a pmean, psum or all_gather before"
+            " the exchange has sent it densely, and nothing is left to compress. Leave that out: the exchange takes each"
+            " worker's own gradient and returns the mean. A function that reduces by itself, such as one that takes"
+            " pmap_axis_name, is given None for the name; after another exchange, one is enough"
         )

@@ -10,9 +10,9 @@ from gradcomp_jax import collectives as co
 from gradcomp_jax._typing import Array
 from gradcomp_jax.collectives import owners
 from gradcomp_jax.compressors import Compressor
-from gradcomp_jax.transforms.layout import Layout
-from gradcomp_jax.transforms.outbound import resolved
-from gradcomp_jax.transforms.transport import transport
+from gradcomp_jax.core.layout import Layout
+from gradcomp_jax.core.outbound import resolved
+from gradcomp_jax.core.transport import transport
 
 
 class _Blank(NamedTuple):

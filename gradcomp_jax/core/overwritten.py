@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from gradcomp_jax._typing import PyTree
-from gradcomp_jax.transforms.policies import path_name
+from gradcomp_jax.core.policies import path_name
 
 COLLECTION = "_overwrite_with_gradient"
 """The collection's name in Flax."""

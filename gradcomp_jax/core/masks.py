@@ -10,9 +10,8 @@ import numpy as np
 from gradcomp_jax import _arguments
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.compressors import Compressor
-from gradcomp_jax.transforms.matrix_view import Matrix, says, sides_of
-from gradcomp_jax.transforms.policies import path_name, smaller
-from gradcomp_jax.transforms.vectors import dimensions
+from gradcomp_jax.core.matrix_view import Matrix, dimensions, says, sides_of
+from gradcomp_jax.core.policies import path_name, smaller
 
 Mask = PyTree | Callable[[PyTree], PyTree]
 """A tree of booleans, the parameters' or a prefix of it, or a function of the parameters' shapes that returns one."""
@@ -23,7 +22,7 @@ def at_least(size: int, *, ndim: int = 2) -> Mask:
     """Makes a mask of the leaves with at least ``size`` entries and ``ndim`` dimensions.
 
     Stacked vectors, such as the scales of all layers in ``layers/norm/scale``, are vectors: see
-    :func:`gradcomp_jax.transforms.vectors.is_vector`, and :func:`stacked` for those with other names.
+    :func:`gradcomp_jax.core.policies.is_vector`, and :func:`stacked` for those with other names.
 
     Args:
         size: entries.
