@@ -14,9 +14,9 @@ from gradcomp_jax.collectives.fused import pmax as pmax
 from gradcomp_jax.collectives.fused import psum as psum
 from gradcomp_jax.collectives.inbound_message import InboundMessage as InboundMessage
 from gradcomp_jax.collectives.inbound_message import Span as Span
-from gradcomp_jax.collectives.inbound_message import anew as anew
-from gradcomp_jax.collectives.order import are_there as are_there
-from gradcomp_jax.collectives.order import wait as wait
+from gradcomp_jax.collectives.inbound_message import fresh as fresh
 from gradcomp_jax.collectives.recursive_doubling import RecursiveDoubling as RecursiveDoubling
 from gradcomp_jax.collectives.reduce_scatter import ReduceScatter as ReduceScatter
+from gradcomp_jax.collectives.tpu import are_there as are_there
+from gradcomp_jax.collectives.tpu import wait as wait
 from gradcomp_jax.collectives.two_phase import TwoPhase as TwoPhase

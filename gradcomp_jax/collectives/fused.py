@@ -7,7 +7,7 @@ from jax import lax
 
 from gradcomp_jax import _compat, kernels
 from gradcomp_jax._typing import Array, AxisName
-from gradcomp_jax.collectives import gathering, lanes, parts
+from gradcomp_jax.collectives import tpu
 
 LARGE = 2**16
 """A tensor of at least so many entries crosses by itself, where the compiler makes one operation of all."""
@@ -51,14 +51,14 @@ def all_to_all(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Arra
         return list(arrays)
 
     def plain(*flat: Array) -> list[Array]:
-        return _fuse(flat, 1, lambda buffer: lanes.all_to_all(buffer, axis_name))
+        return _fuse(flat, 1, lambda buffer: tpu.all_to_all(buffer, axis_name))
 
     def for_tpu(*flat: Array) -> list[Array]:
-        return lanes.all_to_all_in_lanes(flat, axis_name)
+        return tpu.all_to_all_in_lanes(flat, axis_name)
 
     def cross(flat: Sequence[Array]) -> Sequence[Array]:
         # Only the branch of the target platform stays in the program.
-        return lax.platform_dependent(*flat, tpu=for_tpu, default=plain) if lanes.pay(flat) else plain(*flat)
+        return lax.platform_dependent(*flat, tpu=for_tpu, default=plain) if tpu.pays_in_lanes(flat) else plain(*flat)
 
     return _as_words(arrays, 1, cross)
 
@@ -67,10 +67,10 @@ def all_gather(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Arra
     """Stacks every worker's arrays on a new leading dimension, replicated."""
     if axis_name is None:
         return [a[None] for a in arrays]
-    return _as_words(arrays, 0, lambda flat: _fuse(flat, 0, lambda buffer: gathering.all_gather(buffer, axis_name)))
+    return _as_words(arrays, 0, lambda flat: _fuse(flat, 0, lambda buffer: tpu.all_gather(buffer, axis_name)))
 
 
-def psum(arrays: Sequence[Array], axis_name: AxisName | None, shapes: Sequence[parts.Shapes] = ()) -> list[Array]:
+def psum(arrays: Sequence[Array], axis_name: AxisName | None, shapes: Sequence[tpu.Shapes] = ()) -> list[Array]:
     """Adds every worker's arrays, in their own dtype.
 
     Accelerators' compilers combine the sums of large tensors, so these need not be copied into one buffer and out of it, nor
@@ -84,11 +84,11 @@ def psum(arrays: Sequence[Array], axis_name: AxisName | None, shapes: Sequence[p
 
     def apart(*arrays: Array) -> list[Array]:
         each = [*shapes, *[()] * (len(arrays) - len(shapes))]
-        tensors = [parts.cut(a, of) for a, of in zip(arrays, each, strict=True)]
+        tensors = [tpu.cut(a, of) for a, of in zip(arrays, each, strict=True)]
         every = [t for of in tensors for t in of]
         small = iter(joined(*(p for p in every if p.size < LARGE)))
         sums = iter([next(small) if p.size < LARGE else lax.psum(p, axis_name) for p in every])
-        return [parts.joined([next(sums) for _ in of], a.shape) for a, of in zip(arrays, tensors, strict=True)]
+        return [tpu.joined([next(sums) for _ in of], a.shape) for a, of in zip(arrays, tensors, strict=True)]
 
     if all(a.size < LARGE for a in arrays):
         return joined(*arrays)
@@ -116,7 +116,7 @@ def reduce_scatter(arrays: Sequence[Array], axis_name: AxisName) -> list[Array]:
     """Adds every worker's arrays ``[N, ...]``, of which worker j gets slice j of the sum."""
 
     def cross(buffer: Array) -> Array:
-        return gathering.reduce_scatter(buffer, axis_name)
+        return tpu.reduce_scatter(buffer, axis_name)
 
     # The leading dimension is dropped, because it would have one entry.
     return [a[0] for a in _fuse(arrays, 1, lambda buffer: cross(buffer)[None])]

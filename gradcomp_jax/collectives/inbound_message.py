@@ -1,6 +1,7 @@
 """Inbound messages: the mean of all workers' messages, decoded as it is needed."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -47,16 +48,16 @@ class InboundMessage:
     splits: bool = False
     residual: Array | None = None
 
-    def mean(self, span: Span, laid: Laid, after: Any) -> Array:
+    def mean(self, span: Span, laid: Laid, again: Callable[[Any], Any]) -> Array:
         """Returns rows of the mean, float32 ``[b - a, block]``; with a :data:`Laid`, the vector dealt out over them.
 
-        Each use with another ``after`` decodes the mean again: an array that several passes share would be held.
+        ``again`` takes the payload where each use should decode it again and not share an array.
         """
         payload = rows_of(self.payload, span, axis=1 if self.stacked else 0)
         if self.code is None:
             mean = _lay(payload, laid)
         else:
-            payload = payload if self.added else anew(self.code, payload, laid, after)
+            payload = payload if self.added else fresh(self.code, payload, laid, again)
             decode = _reduce if self.stacked else _decode
             mean = decode(self.code, payload, RowInfo(side=self._side(span)), laid)
         return mean if self.divisor == 1 else mean / self.divisor
@@ -91,19 +92,9 @@ def rows_of(tree: Any, span: Span, axis: int = 0) -> Any:
     return jax.tree.map(lambda a: lax.slice_in_dim(a, *span, axis=axis), tree)
 
 
-def anew(code: Compressor, payload: Any, laid: Laid, after: Any) -> Any:
-    """Returns a payload such that each use decodes it again if it was dealt out: an array that passes share would be held.
-
-    On TPU decoding changes the layout, which costs more than holding the array: there all uses share it.
-    """
-    if not (laid and code.decodes_anew):
-        return payload
-
-    def held(payload: Any, *after: Any) -> Any:
-        return lax.optimization_barrier((payload, after))[0]
-
-    every = jax.tree.leaves(after)
-    return lax.platform_dependent(payload, *every, tpu=lambda payload, *every: held(payload, *every[:1]), default=held)
+def fresh(code: Compressor, payload: Any, laid: Laid, again: Callable[[Any], Any]) -> Any:
+    """Returns ``again(payload)`` where it was dealt out and the code would rather decode it anew; otherwise the payload."""
+    return again(payload) if laid and code.decodes_anew else payload
 
 
 def _lay(rows: Array, laid: Laid) -> Array:

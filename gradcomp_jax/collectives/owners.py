@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from gradcomp_jax._typing import Array
-from gradcomp_jax.collectives import parts
+from gradcomp_jax.collectives import tpu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Owners:
     rows: int
     workers: int
     in_turn: bool
-    shapes: parts.Shapes = ()
+    shapes: tpu.Shapes = ()
 
     @property
     def each(self) -> int:
@@ -39,11 +39,11 @@ class Owners:
 
     def by_owner(self, tree: Any) -> Any:
         """Returns rows ``[rows, ...]`` as ``[N, each, ...]``: slice i is what worker i owns."""
-        return jax.tree.map(lambda a: parts.by_owner(a, self.workers, self.each, self.in_turn, self.shapes), tree)
+        return jax.tree.map(lambda a: tpu.by_owner(a, self.workers, self.each, self.in_turn, self.shapes), tree)
 
     def by_row(self, tree: Any) -> Any:
         """Inverts :meth:`by_owner`, but for the padding."""
-        return jax.tree.map(lambda a: parts.by_row(a, self.in_turn, self.shapes), tree)
+        return jax.tree.map(lambda a: tpu.by_row(a, self.in_turn, self.shapes), tree)
 
     def mine(self, tree: Any, index: Array) -> Any:
         """Returns the rows that worker ``index`` owns, of all rows."""

@@ -21,7 +21,7 @@ from gradcomp_jax.core.layout import Layout, View
 from gradcomp_jax.core.layout_rules import layout_rules
 from gradcomp_jax.core.made_by import MadeBy, made_by
 from gradcomp_jax.core.masks import Mask
-from gradcomp_jax.core.outbound import all_finite, outbound
+from gradcomp_jax.core.outbound import Piece, all_finite, outbound
 from gradcomp_jax.core.policies import Policy
 from gradcomp_jax.core.refusals import (
     refuse_around,
@@ -176,20 +176,26 @@ def exchange(
             bad = ~all_finite(messages, also, workers)
             crossed.append(transport(messages, bad, workers, before.received if before else None))
         ok = _together(jnp.stack([t.ok for t in crossed]).all(), context)
-        new = _in_lists(state)
         sent: dict[int, Array] = {}
+        kept: dict[tuple[int, int], Piece] = {}
+        servers = list(state.server)
         wanted = context.wanted(updates)
         for done in crossed:
             for message, came in zip(done.messages, done.inbound, strict=True):
-                sent |= take_in(message, came, leaves, wanted, new, ok, workers)
+                n = message.number
+                updated, pieces, servers[n] = take_in(message, came, leaves, wanted, servers[n], ok, workers)
+                sent |= updated
+                kept |= {(n, piece.number): piece for piece in pieces}
         result = [_result(i, leaf, wanted[i].dtype, sent, layout, ok, axis_name) for i, leaf in enumerate(leaves)]
+        new = [[kept[n, j] for j in range(len(segments))] for n, (_, segments) in enumerate(layout.groups)]
+        memory = tuple(tuple(piece.memory for piece in pieces) for pieces in new)
         return jax.tree.unflatten(treedef, result), state._replace(
             step=count_on(state.step),
             skipped=jnp.where(ok, state.skipped, count_on(state.skipped)),
-            memory=tuple(map(tuple, new.memory)),
-            compressor=tuple(map(tuple, new.compressor)),
-            server=tuple(new.server),
-            memory_ratio=ratio_of(layout, new.memory, leaves, state.memory_ratio, ok),
+            memory=memory,
+            compressor=tuple(tuple(piece.code for piece in pieces) for pieces in new),
+            server=tuple(servers),
+            memory_ratio=ratio_of(layout, memory, leaves, state.memory_ratio, ok),
         )
 
     return of_state(ExchangeState, init, update, maker)
@@ -199,12 +205,6 @@ def _together(ok: Array, context: Context) -> Array:
     """Returns whether all devices of a worker accept the step; each has seen only its part of the tensors."""
     inner = context.inner_axis_name
     return ok if inner is None else _compat.invarying(jax.lax.pmin(ok.astype(jnp.int32), inner) > 0, inner)
-
-
-def _in_lists(state: ExchangeState) -> Any:
-    """Returns a state with lists of groups and segments, which can be replaced one by one."""
-    memory, compressor = ([list(of) for of in every] for every in (state.memory, state.compressor))
-    return state._replace(memory=memory, compressor=compressor, server=list(state.server))
 
 
 def _result(

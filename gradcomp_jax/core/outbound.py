@@ -1,6 +1,7 @@
 """Makes outbound messages: gradient and memory make a target, the target is encoded, and payloads are joined."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,33 +23,50 @@ from gradcomp_jax.per_device import is_per_device
 
 
 @dataclasses.dataclass(frozen=True)
+class Piece:
+    """Holds one segment on its way out.
+
+    Attributes:
+        number: its number among those of its group.
+        segment: its leaves.
+        start: its first row among all rows of the group.
+        memory: what this worker keeps of it.
+        code: the compressor's state.
+        info: what its rows are encoded with, this worker's statistic among it.
+        agreed: the side information of all workers; ``None`` without one.
+        payload: its encoded rows, leaves ``[rows, ...]``.
+        next_code: the compressor's state after encoding.
+    """
+
+    number: int
+    segment: Segment
+    start: int
+    memory: Any
+    code: Any
+    info: RowInfo
+    agreed: Array | None = None
+    payload: Any = None
+    next_code: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
 class OutboundMessage:
-    """Holds what one group sends of one bucket: the rows of its segments there, one segment after the other.
+    """Holds what one group sends of one bucket: the rows of its pieces, one after the other.
 
     Attributes:
         group: compressor, memory, collective and view.
         number: the group's number in the layout.
-        members: the segments' numbers among those of the group.
-        segments: the segments.
-        starts: the number of each segment's first row among all rows of the group.
-        payloads: the payload of each segment, leaves ``[rows, ...]``.
-        infos: the info of each segment, as this worker encoded it.
-        states: the compressor's states after encoding.
+        pieces: what is joined in the message.
         collective: resolved, not ``auto``.
         remainder: what becomes of what the downlink loses; ``None`` where nothing is lost.
-        payload: all segments' rows.
+        payload: all pieces' rows.
         info: the info of those rows, with a key for the downlink and the side information of all workers.
         residual: residual of the rows that this worker owns; ``None`` where owners keep nothing.
     """
 
     group: Group
     number: int
-    members: Sequence[int]
-    segments: Sequence[Segment]
-    starts: Sequence[int]
-    payloads: list[Any]
-    infos: list[RowInfo]
-    states: list[Any]
+    pieces: Sequence[Piece]
     collective: co.Collective
     remainder: co.Remainder | None
     payload: Any
@@ -63,7 +81,7 @@ class OutboundMessage:
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """Returns the shapes of the segments' leaves."""
-        return [s.shape for s in self.segments]
+        return [p.segment.shape for p in self.pieces]
 
     def steps(self, workers: co.Workers) -> co.Steps:
         """Takes the message across the axis."""
@@ -82,108 +100,96 @@ def outbound(
 ) -> list[OutboundMessage]:
     """Encodes one bucket of a layout: a message for each group that has segments in it.
 
-    ``bucket`` has for each group the numbers of its segments, and ``before`` the messages of the previous bucket. A compiler
-    that makes one kernel of several buckets' passes (XLA:TPU) would make all of them wait for the last gradient. So each
-    entry waits for the payloads before it, which costs no pass.
+    ``bucket`` has for each group the numbers of its segments, and ``before`` the messages of the previous bucket.
     """
-    numbers = [n for n, members in enumerate(bucket) if members]
-    groups = [(layout.groups[n][0], [layout.groups[n][1][j] for j in bucket[n]]) for n in numbers]
-    memories = [[state.memory[n][j] for j in bucket[n]] for n in numbers]
-    states = [[state.compressor[n][j] for j in bucket[n]] for n in numbers]
-    there = co.are_there(jax.tree.leaves([m.payloads for m in before]))
-
-    def target(group: Group, segment: Segment, kept: Any, after: Any) -> Array:
-        found = compensated(group, segment, leaves, kept, after)[0]
-        return found if there is None else jnp.where(there, found, 0.0)
-
-    counts = [[RowInfo(group.counts(s)) for s in segments] for group, segments in groups]
-    statistics = [
-        [
-            group.compressor.statistic(group.encoded_rows(segment, target(group, segment, kept, ())), info, code_state)
-            for segment, kept, info, code_state in zip(segments, *of_group, strict=True)
-        ]
-        for (group, segments), *of_group in zip(groups, memories, counts, states, strict=True)
+    groups = [
+        (n, layout.groups[n][0], _pieces(layout, n, members, state)) for n, members in enumerate(bucket) if members
     ]
-    sides = side_information(groups, statistics, keys, workers)
-    collectives = resolved(groups, workers)
-    result = []
-    for g, (n, (group, segments)) in enumerate(zip(numbers, groups, strict=True)):
-        payloads, infos, after = [], [], []
-        own = keys.of_leaves(keys.own, [s.leaves[0] for s in segments])
-        for j, segment in enumerate(segments):
-            info = counts[g][j]._replace(
-                key=own[j],
-                statistic=statistics[g][j],
-                side=group.compressor.side_of(sides[g][j], workers.index),
-            )
-            rows = target(group, segment, memories[g][j], (statistics[g][j], sides[g][j]))
-            payload, code_state = group.encode(segment, rows, states[g][j], info)
-            refuse_other_rows(group, segment, payload)
-            payloads.append(payload)
-            infos.append(info)
-            after.append(code_state)
-        starts = layout.starts(n)
-        collective, remainder = collectives[g]
-        places, residual = _owned(group, segments, [starts[j] for j in bucket[n]], remainder, state.server[n], workers)
+    turn = passes.Bucket([p.payload for m in before for p in m.pieces])
 
-        def join(
-            arrays: Sequence[Array], group: Group = group, segments: Any = segments, places: Any = places
-        ) -> Array:
-            return group.joined(segments, arrays) if places is None else owners.spread(arrays, places)
+    def target(group: Group, piece: Piece) -> Array:
+        return turn.in_turn(compensated(group, piece.segment, leaves, piece.memory)[0])
 
-        side = None
-        if sides[g][0] is not None:
-            # The one statistic of a whole tensor is repeated for each of its rows.
-            rows_of = zip(segments, sides[g], strict=True)
-            side = join([jnp.broadcast_to(a, (group.rows(s), *a.shape[1:])) for s, a in rows_of if a is not None])
+    for _, group, pieces in groups:
+        for i, piece in enumerate(pieces):
+            rows = group.encoded_rows(piece.segment, target(group, piece))
+            statistic = group.compressor.statistic(rows, piece.info, piece.code)
+            pieces[i] = dataclasses.replace(piece, info=piece.info._replace(statistic=statistic))
+    agree([(group, pieces) for _, group, pieces in groups], keys, workers)
+    collectives = resolved([(group, [p.segment for p in pieces]) for _, group, pieces in groups], workers)
+    messages = []
+    for (n, group, pieces), (collective, remainder) in zip(groups, collectives, strict=True):
+        own = keys.of_leaves(keys.own, [p.segment.leaves[0] for p in pieces])
+        for i, piece in enumerate(pieces):
+            side = group.compressor.side_of(piece.agreed, workers.index)
+            info = piece.info._replace(key=own[i], side=side)
+            with passes.after(piece.info.statistic, piece.agreed):
+                rows = target(group, piece)
+            payload, next_code = group.encode(piece.segment, rows, piece.code, info)
+            refuse_other_rows(group, piece.segment, payload)
+            pieces[i] = dataclasses.replace(piece, info=info, payload=payload, next_code=next_code)
         key = keys.of_downlink(number * len(layout.groups) + n)
-        result.append(
-            OutboundMessage(
-                group,
-                n,
-                bucket[n],
-                segments,
-                [starts[j] for j in bucket[n]],
-                payloads,
-                infos,
-                after,
-                collective,
-                remainder,
-                payload=jax.tree.map(lambda *a: join(a), *payloads),
-                info=RowInfo(join([c.need("count") for c in counts[g]]), key, side=side),
-                residual=residual,
-            )
-        )
-    return result
+        messages.append(_joined(group, n, pieces, collective, remainder, state.server[n], key, workers))
+    return messages
 
 
-def compensated(
-    group: Group, segment: Segment, leaves: Sequence[Array], kept: Any, after: Any
-) -> tuple[Array, Any, Any]:
+def _pieces(layout: Layout, n: int, members: Sequence[int], state: Any) -> list[Piece]:
+    """Returns the pieces of one group in a bucket, before anything is known of them but their rows."""
+    group, segments = layout.groups[n]
+    starts = layout.starts(n)
+    return [
+        Piece(j, segments[j], starts[j], state.memory[n][j], state.compressor[n][j], RowInfo(group.counts(segments[j])))
+        for j in members
+    ]
+
+
+def _joined(
+    group: Group,
+    n: int,
+    pieces: Sequence[Piece],
+    collective: co.Collective,
+    remainder: co.Remainder | None,
+    server: Any,
+    key: Array,
+    workers: co.Workers,
+) -> OutboundMessage:
+    """Joins encoded pieces to one message; where owners have a residual, in the order of the owners."""
+    segments = [p.segment for p in pieces]
+    places, residual = _owned(group, segments, [p.start for p in pieces], remainder, server, workers)
+
+    def join(arrays: Sequence[Array]) -> Array:
+        return group.joined(segments, arrays) if places is None else owners.spread(arrays, places)
+
+    side = None
+    if pieces[0].agreed is not None:
+        # The one statistic of a whole tensor is repeated for each of its rows.
+        each = [(group.rows(p.segment), p.agreed) for p in pieces if p.agreed is not None]
+        side = join([jnp.broadcast_to(agreed, (rows, *agreed.shape[1:])) for rows, agreed in each])
+    payload = jax.tree.map(lambda *a: join(a), *[p.payload for p in pieces])
+    info = RowInfo(join([p.info.need("count") for p in pieces]), key, side=side)
+    return OutboundMessage(group, n, pieces, collective, remainder, payload, info, residual)
+
+
+def compensated(group: Group, segment: Segment, leaves: Sequence[Array], kept: Any) -> tuple[Array, Any, Any]:
     """Returns the target of a segment, its memory with the gradient in it, and its memory as it was.
 
     Every call computes the target again: it is one fused multiply-add of gradient and memory. If several passes shared it,
-    it would be held as a dense copy, written and read again, which costs more than reading its sources. The barrier, which
-    contains what the pass has to wait for, keeps the compiler from seeing that two calls compute the same. Where rows are only
-    a reshape, the reshape comes first: a backend whose layout is not linear (TPU) then copies once, not once for each pass.
+    it would be held as a dense copy, written and read again, which costs more than reading its sources. Where rows are only a
+    reshape, the reshape comes first: a backend whose layout is not linear then copies once, not once for each pass.
     """
     block = group.compressor.block
     reshaped = group.view in ("rows", "dealt") and len(segment.leaves) == 1 and not segment.shards
     free = reshaped and not group.is_padded(segment)
     sources = {i: leaves[i].reshape(-1, block) if free else leaves[i] for i in segment.leaves}
     values = jax.tree.map(lambda p: p.value, kept, is_leaf=is_per_device)
-    sources, old = passes.sources(group, (sources, values), after)
+    sources, old = passes.held(group, (sources, values))
     return *group.memory.compensate(group.join(segment, sources), narrow.opened(old)), old
 
 
 def all_finite(messages: Sequence[OutboundMessage], also: Sequence[Array], workers: co.Workers) -> Array:
     """Returns whether all messages, and the arrays of ``also``, are finite and no sum can overflow: boolean scalar."""
     largest = largest_of(workers.count)
-    found = [
-        m.compressor.finite(payload, info.statistic, largest)
-        for m in messages
-        for payload, info in zip(m.payloads, m.infos, strict=True)
-    ]
+    found = [m.compressor.finite(piece.payload, piece.info.statistic, largest) for m in messages for piece in m.pieces]
     return jnp.stack([*found, *(kernels.all_finite(x) for x in also)] or [jnp.array(True)]).all()
 
 
@@ -238,33 +244,30 @@ def _owned(
     return owners.places(starts, rows, workers.count), narrow.opened(taken)
 
 
-def side_information(
-    groups: Sequence[tuple[Group, Sequence[Segment]]], statistics: list[list[Any]], keys: StepKeys, workers: co.Workers
-) -> list[list[Array | None]]:
-    """Returns what all workers know of each segment: the maximum or the mean of their statistics, or seeds.
+def agree(groups: Sequence[tuple[Group, list[Piece]]], keys: StepKeys, workers: co.Workers) -> None:
+    """Puts into the pieces what all workers know of each: the maximum or the mean of their statistics, or seeds.
 
     Statistics of one kind cross in one all-reduce; seeds do not cross.
     """
 
     def of_kind(kind: str) -> list[Array]:
-        agreeing = [statistics[g] for g, (group, _) in enumerate(groups) if group.compressor.side_information == kind]
-        return [a for of_group in agreeing for a in of_group]
+        agreeing = [pieces for group, pieces in groups if group.compressor.side_information == kind]
+        return [p.info.statistic for pieces in agreeing for p in pieces if p.info.statistic is not None]
 
     largest = iter(co.pmax(of_kind("max"), workers.axis_name))
     total = iter(co.psum(of_kind("mean"), workers.axis_name))
-    result: list[list[Array | None]] = []
-    for group, segments in groups:
-        kind = group.compressor.side_information
+    for group, pieces in groups:
+        kind, segments = group.compressor.side_information, [p.segment for p in pieces]
         if kind is None:
-            result.append([None for _ in segments])
-        elif kind == "max":
-            result.append([next(largest) for _ in segments])
+            continue
+        if kind == "max":
+            agreed = [next(largest) for _ in segments]
         elif kind == "mean":
             # All tensors of a compressor go together: what follows (an orthogonalization) is slow on small arrays.
             mean = group.compressor.from_mean(jnp.concatenate([next(total) for _ in segments]) / workers.count)
-            ends = [sum(group.rows(s) for s in segments[: j + 1]) for j in range(len(segments))]
-            result.append([mean[end - group.rows(s) : end] for end, s in zip(ends, segments, strict=True)])
+            ends = list(itertools.accumulate(group.rows(s) for s in segments))
+            agreed = [mean[end - group.rows(s) : end] for end, s in zip(ends, segments, strict=True)]
         else:
             of_leaf = keys.of_leaves(keys.common, [s.leaves[0] for s in segments])
-            result.append([kernels.row_seeds(k, group.rows(s)) for k, s in zip(of_leaf, segments, strict=True)])
-    return result
+            agreed = [kernels.row_seeds(k, group.rows(s)) for k, s in zip(of_leaf, segments, strict=True)]
+        pieces[:] = [dataclasses.replace(p, agreed=a) for p, a in zip(pieces, agreed, strict=True)]

@@ -1,48 +1,164 @@
-"""Arrays that several passes over a tensor read, held in memory in the layout that suits the passes."""
+"""What compilers must be told: which pass comes when, what is held in memory, and what is computed again.
 
+An exchange reads each tensor in a few passes. None of them changes a number, and a compiler undoes them in five ways:
+
+- It shares. Two passes that make the same target, or decode the same payload, would read one array, written and read again,
+  which costs more than making it twice. :func:`held` and :func:`again` put a barrier before each pass. The compiler merges
+  equal barriers too, so each has other arrays beside what it holds: those that the pass waits for (:func:`after`), repeated.
+- It joins. One kernel of two buckets' passes waits for the last gradient: :class:`Bucket`.
+- It goes side by side. XLA:TPU handles tensors together, each with its own temporaries: :class:`InTurn`.
+- It copies. An array that is read after it is written anew is copied first: :func:`written_before`.
+- It changes layouts. XLA:TPU copies rows that are matrices for each pass: :func:`held` and :func:`laid_out` do it once.
+
+In the exchange a pass is a ``with`` block; the arrays it waits for are not passed down.
+"""
+
+import contextlib
+import contextvars
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
+from gradcomp_jax import collectives as co
 from gradcomp_jax import kernels
 from gradcomp_jax._typing import Array
 from gradcomp_jax.core.layout import Group
 
+wait = co.wait
 
-def sources(group: Group, read: Any, after: Any) -> Any:
-    """Returns what a target is made of, held for the pass that makes it, once ``after`` is there.
+
+class _Pass:
+    """Holds what the pass that is traced now waits for, and how often it has decoded."""
+
+    def __init__(self, waits_for: list[Array]) -> None:
+        self.waits_for = waits_for
+        self.decoded = 0
+
+
+_now: contextvars.ContextVar[_Pass | None] = contextvars.ContextVar("pass", default=None)
+
+
+@contextlib.contextmanager
+def after(*arrays: Any) -> Iterator[None]:
+    """Begins a pass that waits for the leaves of some trees, and for those of the pass around it."""
+    around = _now.get()
+    begun = _now.set(_Pass([*(around.waits_for if around else ()), *jax.tree.leaves(arrays)]))
+    try:
+        yield
+    finally:
+        _now.reset(begun)
+
+
+def held(group: Group, read: Any) -> Any:
+    """Returns what a target is made of, held for the pass that makes it.
 
     Rows of one entry without a memory are read in one pass, over any shape that the compiler chooses.
     """
+    now = _now.get()
+    waits_for = now.waits_for if now else []
     if group.compressor.block == 1 and not group.memory.keeps:
-        return kernels.held_on_cpu((read, after))[0]
+        return kernels.held_on_cpu((read, waits_for))[0]
     if group.compressor.row_shape is None:
-        return lax.optimization_barrier((read, after))[0]
+        return lax.optimization_barrier((read, waits_for))[0]
 
-    def as_they_are(read: Any, after: Any) -> Any:
-        return lax.optimization_barrier((read, after))[0]
+    def as_they_are(read: Any, waits_for: Any) -> Any:
+        return lax.optimization_barrier((read, waits_for))[0]
 
-    def as_matrices(read: Any, after: Any) -> Any:
-        return _as_matrices(group, read, after)
+    def as_matrices(read: Any, waits_for: Any) -> Any:
+        return _as_matrices(group, read, waits_for)
 
-    return lax.platform_dependent(read, after, tpu=as_matrices, default=as_they_are)
+    return lax.platform_dependent(read, waits_for, tpu=as_matrices, default=as_they_are)
 
 
-def memory(group: Group, new: Any) -> Any:
+def again(payload: Any) -> Any:
+    """Returns a payload that each use decodes again: an array that passes share would be held.
+
+    On TPU decoding changes the layout, which costs more than holding the array: there all uses share it.
+    """
+    now = _now.get()
+    if now is None:
+        return payload
+    now.decoded += 1
+
+    def held(payload: Any, *waits_for: Any) -> Any:
+        return lax.optimization_barrier((payload, waits_for))[0]
+
+    def for_tpu(payload: Any, *waits_for: Any) -> Any:
+        return held(payload, *waits_for[:1])
+
+    return lax.platform_dependent(payload, *now.waits_for * now.decoded, tpu=for_tpu, default=held)
+
+
+def laid_out(group: Group, new: Any) -> Any:
     """Returns a new memory; where rows are matrices, TPU computes it in their shape."""
     if group.compressor.row_shape is None:
         return new
     return lax.platform_dependent(new, tpu=lambda new: _as_matrices(group, new, ()), default=lambda new: new)
 
 
-def _as_matrices(group: Group, tree: Any, after: Any) -> Any:
+def _as_matrices(group: Group, tree: Any, waits_for: Any) -> Any:
     """Returns arrays of rows, held as matrices: TPU copies between the two layouts, here once and not for each pass."""
     shape = group.compressor.row_shape or ()
 
     def laid(a: Array) -> Array:
         return a.reshape(-1, *shape) if a.ndim == 2 and a.shape[1] == math.prod(shape) else a
 
-    held = lax.optimization_barrier((jax.tree.map(laid, tree), after))[0]
+    held = lax.optimization_barrier((jax.tree.map(laid, tree), waits_for))[0]
     return jax.tree.map(lambda a, b: a.reshape(b.shape), held, tree)
+
+
+class Bucket:
+    """Makes a bucket's targets wait for the payloads of the bucket before, entry by entry, which costs no pass."""
+
+    def __init__(self, payloads_before: Sequence[Any]) -> None:
+        """Takes the payloads of the bucket before, none for the first."""
+        self._there = co.are_there(jax.tree.leaves(payloads_before))
+
+    def in_turn(self, target: Array) -> Array:
+        """Returns the target, complete only once the payloads before are there."""
+        return target if self._there is None else jnp.where(self._there, target, 0.0)
+
+
+class InTurn:
+    """Takes tensors one after the other on TPU: updates after updates, memories after memories.
+
+    Attributes:
+        update: whether the exchange took place, known once the updates before are there.
+        memory: the same, known once the memories before are there.
+    """
+
+    def __init__(self, ok: Array) -> None:
+        """Begins with the verdict, a boolean scalar."""
+        self.update = self.memory = ok
+
+    def made_update(self, update: Array) -> None:
+        """Lets the next tensor's update follow this one."""
+        self.update = kernels.follows_on_tpu(self.update, update)
+
+    def made_memory(self, memory: Any) -> None:
+        """Lets the next tensor's memory follow this one."""
+        self.memory = kernels.follows_on_tpu(self.memory, jax.tree.leaves(memory)[0])
+
+
+def written_before(ok: Array, written: Array) -> Array:
+    """Returns ``ok``, known on CPU only once an array is written; the other backends write all arrays in one pass."""
+    return ok & lax.platform_dependent(written.reshape(-1)[0], cpu=_known, default=_always)
+
+
+def _known(first: Array) -> Array:
+    """Returns true for every number: a dependence that the compiler cannot fold away, because a NaN differs from itself.
+
+    Integers are symmetric here and never have their dtype's least value, which the compiler does not know.
+    """
+    if jnp.issubdtype(first.dtype, jnp.integer):
+        return first != jnp.iinfo(first.dtype).min
+    return first == first
+
+
+def _always(first: Array) -> Array:
+    """Returns true, with the same varying axes as :func:`_known`."""
+    return (first == first) | True

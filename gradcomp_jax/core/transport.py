@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from gradcomp_jax import collectives as co
 from gradcomp_jax._typing import Array
 from gradcomp_jax.collectives import fused
+from gradcomp_jax.core import passes
 from gradcomp_jax.core.outbound import OutboundMessage
 
 
@@ -52,11 +53,11 @@ def transport(
         partners = meeting[0].send.partners
         _go_on(meeting, functools.partial(fused.permute, to=partners, axis_name=axis_name))
     to_owners = _go_on(
-        _waiting(in_flight, "all_to_all"), lambda arrays: fused.all_to_all(co.wait(arrays, after.owners), axis_name)
+        _waiting(in_flight, "all_to_all"), lambda arrays: fused.all_to_all(passes.wait(arrays, after.owners), axis_name)
     )
     gathered, added = _waiting(in_flight, "all_gather"), _waiting(in_flight, "psum")
     bad = jnp.stack([bad, *(c.send.bad for c in gathered if c.send.bad is not None)]).any()
-    to_gather, to_add = (co.wait(_arrays(of), after.everyone) for of in (gathered, added))
+    to_gather, to_add = (passes.wait(_arrays(of), after.everyone) for of in (gathered, added))
     shapes = [c.send.shapes for c in added for _ in jax.tree.leaves(c.send.payload)]
     if to_gather:
         carrier = min(to_gather, key=lambda a: a.dtype.itemsize).dtype

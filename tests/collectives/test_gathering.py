@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 import gradcomp_jax as gc
-from gradcomp_jax.collectives import gathering
+from gradcomp_jax.collectives import tpu
 
 P = PartitionSpec
 N = 8
@@ -26,8 +26,8 @@ def sent_by(kind: AxisType, check_vma: bool, gather) -> tuple[int, np.ndarray]:
 )
 @pytest.mark.parametrize("first", [2, 4])
 def test_two_steps_gather_the_same_for_as_many_bytes(kind: AxisType, check_vma: bool, first: int) -> None:
-    steps = sent_by(kind, check_vma, lambda x: gathering.in_two_steps(x, "workers", first))
-    one = sent_by(kind, check_vma, lambda x: gathering.all_gather(x, "workers"))
+    steps = sent_by(kind, check_vma, lambda x: tpu.in_two_steps(x, "workers", first))
+    one = sent_by(kind, check_vma, lambda x: tpu.all_gather(x, "workers"))
     assert steps[0] == one[0] == (N - 1) * 10 * 2
     np.testing.assert_array_equal(steps[1], one[1])
     np.testing.assert_array_equal(one[1], np.arange(N * 10).reshape(N, 10))
@@ -36,9 +36,7 @@ def test_two_steps_gather_the_same_for_as_many_bytes(kind: AxisType, check_vma: 
 def lowered_rows(platform: str, workers: int, entries: int) -> list[tuple[int, int]]:
     """Of a program lowered for a platform, without its devices or compiler: each all-gather's (group, operand bytes)."""
     mesh = AbstractMesh((workers,), ("workers",), axis_types=(AxisType.Auto,))
-    mapped = jax.shard_map(
-        lambda x: gathering.all_gather(x, "workers"), mesh=mesh, in_specs=P("workers"), out_specs=P()
-    )
+    mapped = jax.shard_map(lambda x: tpu.all_gather(x, "workers"), mesh=mesh, in_specs=P("workers"), out_specs=P())
     shape = jax.ShapeDtypeStruct((workers * entries,), jnp.uint8)
     text = jax.jit(mapped).trace(shape).lower(lowering_platforms=(platform,)).as_text(dialect="hlo")
     report = gc.wire_bytes(text)
@@ -70,5 +68,5 @@ def test_what_is_lowered_for_tpu_and_for_others(workers: int, entries: int, on_t
 def test_many_simulated_workers_gather_under_vmap() -> None:
     """``vmap`` knows no groups of devices: 64 workers in a notebook take one step."""
     x = np.arange(64 * 10, dtype=np.uint8).reshape(64, 10)
-    gather = jax.vmap(lambda x: gathering.all_gather(x, "workers"), axis_name="workers", out_axes=None)
+    gather = jax.vmap(lambda x: tpu.all_gather(x, "workers"), axis_name="workers", out_axes=None)
     np.testing.assert_array_equal(jax.jit(gather)(x), x)

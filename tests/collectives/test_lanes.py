@@ -7,10 +7,10 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from gradcomp_jax.collectives import fused, lanes
+from gradcomp_jax.collectives import fused, tpu
 
 N = 4
-LENGTHS = (lanes.LONG + 5, 7, lanes.LONG, 300)
+LENGTHS = (tpu.LONG + 5, 7, tpu.LONG, 300)
 
 
 def rows(dtype: str) -> list[np.ndarray]:
@@ -21,12 +21,12 @@ def rows(dtype: str) -> list[np.ndarray]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "parts"), [("uint8", 1), ("uint16", 1), ("uint8", 3)])
 def test_what_crosses_in_lanes_is_what_crosses(monkeypatch, dtype: str, parts: int) -> None:
-    filled = sum(-(-n // lanes.LANES) * lanes.LANES for n in LENGTHS)
-    monkeypatch.setattr(lanes, "MOST_BYTES", N * (filled + lanes.LANES) * np.dtype(dtype).itemsize // parts)
+    filled = sum(-(-n // tpu.LANES) * tpu.LANES for n in LENGTHS)
+    monkeypatch.setattr(tpu, "MOST_BYTES", N * (filled + tpu.LANES) * np.dtype(dtype).itemsize // parts)
     mesh = jax.make_mesh((N,), ("data",), devices=jax.devices()[:N], axis_types=(AxisType.Auto,))
 
     def both(*arrays: jax.Array) -> tuple[list, list]:
-        return lanes.all_to_all_in_lanes(arrays, "data"), fused.all_to_all(arrays, "data")
+        return tpu.all_to_all_in_lanes(arrays, "data"), fused.all_to_all(arrays, "data")
 
     given = rows(dtype)
     mapped = jax.shard_map(both, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
@@ -40,19 +40,19 @@ def test_what_crosses_in_lanes_is_what_crosses(monkeypatch, dtype: str, parts: i
 
 def test_a_buffer_that_tpu_could_not_compile_is_in_lanes_whatever_its_rows() -> None:
     row = jax.ShapeDtypeStruct((2**13, 2**16), jnp.uint8)
-    assert not lanes.pay([row, row]) and lanes.pay([row] * 3)
+    assert not tpu.pays_in_lanes([row, row]) and tpu.pays_in_lanes([row] * 3)
 
 
 @pytest.mark.parametrize(
     ("lengths", "dtype", "expected"),
     [
-        ((lanes.LONG,), jnp.uint8, True),
-        ((lanes.LONG - 1,), jnp.uint8, False),
-        ((lanes.LONG,), jnp.uint16, False),
-        ((lanes.LONG_ALONE - 1,), jnp.uint16, False),
-        ((lanes.LONG_ALONE,), jnp.uint16, True),
-        ((lanes.LONG, 1), jnp.uint16, True),
-        ((lanes.LONG - 1,) * 3, jnp.uint8, False),
+        ((tpu.LONG,), jnp.uint8, True),
+        ((tpu.LONG - 1,), jnp.uint8, False),
+        ((tpu.LONG,), jnp.uint16, False),
+        ((tpu.LONG_ALONE - 1,), jnp.uint16, False),
+        ((tpu.LONG_ALONE,), jnp.uint16, True),
+        ((tpu.LONG, 1), jnp.uint16, True),
+        ((tpu.LONG - 1,) * 3, jnp.uint8, False),
     ],
 )
 def test_only_long_rows_are_in_lanes_and_only_on_tpu(lengths: tuple[int, ...], dtype, expected: bool) -> None:
@@ -64,4 +64,4 @@ def test_only_long_rows_are_in_lanes_and_only_on_tpu(lengths: tuple[int, ...], d
     for platform in ("cpu", "cuda", "tpu"):
         text = jax.jit(mapped).trace(*shapes).lower(lowering_platforms=(platform,)).as_text()
         assert text.count('"stablehlo.all_to_all"') == 1
-        assert (f"x{lanes.LANES}xui" in text) == (expected and platform == "tpu")
+        assert (f"x{tpu.LANES}xui" in text) == (expected and platform == "tpu")

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import gradcomp_jax as gc
-from gradcomp_jax.collectives import fused, parts
+from gradcomp_jax.collectives import fused, tpu
 
 SHAPES = {"odd": (7, 5), "even": (12,), "one": (1,), "none": (3, 0), "matrix": (6, 3), "scalar": ()}
 
@@ -49,6 +49,6 @@ def test_every_row_has_one_owner(monkeypatch, workers: int) -> None:
     shapes = list(SHAPES.values())
     rows = sum(int(np.prod(s)) for s in shapes)
     array = np.arange(1, rows + 1)[:, None]
-    owned = jax.jit(lambda a: parts.by_owner(a, workers, -(-rows // workers), False, shapes))(array)
+    owned = jax.jit(lambda a: tpu.by_owner(a, workers, -(-rows // workers), False, shapes))(array)
     assert sorted(np.ravel(owned[np.asarray(owned) > 0])) == list(range(1, rows + 1))
-    np.testing.assert_array_equal(jax.jit(lambda a: parts.by_row(a, False, shapes))(owned)[:rows], array)
+    np.testing.assert_array_equal(jax.jit(lambda a: tpu.by_row(a, False, shapes))(owned)[:rows], array)

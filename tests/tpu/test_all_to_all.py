@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import gradcomp_jax as gc
 from benchmarks import tpu_programs as tpu
 from gradcomp_jax.collectives import fused
-from gradcomp_jax.collectives.lanes import LANES, LONG, LONG_ALONE
+from gradcomp_jax.collectives.tpu import LANES, LONG, LONG_ALONE
 
 from .programs import needs_compiler
 

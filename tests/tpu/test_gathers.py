@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import gradcomp_jax as gc
 from benchmarks import tpu_programs as tpu
 from gradcomp_jax import _compat
-from gradcomp_jax.collectives.gathering import LANES, all_gather
+from gradcomp_jax.collectives.tpu import LANES, all_gather
 from tests.compiled_programs import check_gathered_parameters
 
 from .programs import ONE_SLICE, SLICED, needs_compiler

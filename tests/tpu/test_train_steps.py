@@ -12,8 +12,7 @@ import gradcomp_jax as gc
 from benchmarks import tpu_programs as tpu
 from benchmarks.compiled import model, programs
 from benchmarks.compiled.programs import DATA, INNER, OUTER
-from gradcomp_jax.collectives import gathering
-from gradcomp_jax.collectives.gathering import LANES
+from gradcomp_jax.collectives.tpu import LANES, ROWS
 from tests.compiled_programs import DENSE, LOSS, LOW_RANK, WIDE, count, floats, operands, smallest_matrix
 
 from .programs import ONE_SLICE, SLICED, methods, needs_compiler
@@ -103,7 +102,7 @@ def test_within_a_slice_a_reduce_scatter_stays_one(method: str, topology: str) -
     """Of all gradients, filled up to tiles; an all-reduce in its place would send twice the bytes."""
     made = operands(train_step(method, topology, hierarchical=True).made, (INNER,))
     chips = tpu.TOPOLOGIES[topology].inner_size
-    tiles = chips * 4 * gathering.LANES * gathering.ROWS
+    tiles = chips * 4 * LANES * ROWS
     assert model.gradient_bytes() <= made["reduce-scatter", "f32"] < model.gradient_bytes() + tiles
     assert made.get(("all-reduce", "f32"), 0) <= TILE
 
