@@ -135,8 +135,8 @@ def delayed_average(
             means, inner = exchange.update(sums, inner, params, **extra)
             return (jax.tree.map(jnp.subtract, means, sums) if compensate else means), inner
 
-        lands = (state.step >= delay) & each_nth(state.step - delay, every) if every > 1 else True
-        correction, inner = when(lands, land, (None, state.method), sums, state.method)
+        arrives = (state.step >= delay) & each_nth(state.step - delay, every) if every > 1 else True
+        correction, inner = when(arrives, land, (None, state.method), sums, state.method)
         total = jax.tree.map(jnp.add, own, correction) if compensate else correction
         step = count_on(state.step, cycle=every * slots)
         new = DelayedState(step, nonfinite.count(state.dropped, ok), flying, inner, delay, every)

@@ -147,11 +147,11 @@ def outer_average(
         outers, methods, flying = list(state.outer), list(state.method), list(state.flying)
         weighed = extra.get("weight") is not None
 
-        def come(own: PyTree, centre: PyTree, here: PyTree) -> PyTree:
+        def outer_gradient(own: PyTree, centre: PyTree, here: PyTree) -> PyTree:
             return jax.tree.map(lambda c, p, u: c - (p.astype(jnp.float32) + u), centre, here, own)
 
-        def outer_step(come: PyTree, centre: PyTree, outer_state: Any, inner: Any) -> tuple:
-            mean, after = exchange.update(come, inner, None, **extra)
+        def apply_outer(gradient: PyTree, centre: PyTree, outer_state: Any, inner: Any) -> tuple:
+            mean, after = exchange.update(gradient, inner, None, **extra)
             step, moved = outer.update(mean, outer_state, centre)
             there = jax.tree.map(jnp.add, centre, step)
             if not weighed:
@@ -159,25 +159,25 @@ def outer_average(
             return *keep_if(took_place(inner, after), (there, moved), (centre, outer_state)), after
 
         def together(own: PyTree, centre: PyTree, outer_state: Any, inner: Any, here: PyTree) -> tuple:
-            centre, outer_state, after = outer_step(come(own, centre, here), centre, outer_state, inner)
-            moved = goes_on(own, centre, here)
+            centre, outer_state, after = apply_outer(outer_gradient(own, centre, here), centre, outer_state, inner)
+            moved = to_centre(own, centre, here)
             moved = keep_if(took_place(inner, after), moved, (own,)) if weighed else moved
             return *moved, centre, outer_state, after
 
-        def goes_on(own: PyTree, centre: PyTree, here: PyTree) -> tuple[PyTree]:
+        def to_centre(own: PyTree, centre: PyTree, here: PyTree) -> tuple[PyTree]:
             def to(c: Array, p: Array, u: Array) -> Array:
-                way = c - p.astype(jnp.float32)
-                return way if mix == 0 else mix * u + (1 - mix) * way
+                towards = c - p.astype(jnp.float32)
+                return towards if mix == 0 else mix * u + (1 - mix) * towards
 
             return (jax.tree.map(to, centre, here, own),)
 
-        def departs(_: PyTree, own: PyTree, centre: PyTree, here: PyTree) -> tuple[PyTree]:
-            return (jax.tree.map(lambda d: PerDevice(d[None], 1), come(own, centre, here)),)
+        def depart(_: PyTree, own: PyTree, centre: PyTree, here: PyTree) -> tuple[PyTree]:
+            return (jax.tree.map(lambda d: PerDevice(d[None], 1), outer_gradient(own, centre, here)),)
 
-        def lands(flying: PyTree, centre: PyTree, outer_state: Any, inner: Any) -> tuple:
-            come = jax.tree.map(lambda mark: mark.value[0], flying, is_leaf=is_per_device)
+        def land(flying: PyTree, centre: PyTree, outer_state: Any, inner: Any) -> tuple:
+            gradient = jax.tree.map(lambda mark: mark.value[0], flying, is_leaf=is_per_device)
             # Zeros replace what has arrived. So a compiler sees that the exchange reads what the loop changes, and stays in it.
-            return jax.tree.map(jnp.zeros_like, flying), *outer_step(come, centre, outer_state, inner)
+            return jax.tree.map(jnp.zeros_like, flying), *apply_outer(gradient, centre, outer_state, inner)
 
         divided = members_of(parts, params)
         for j, members in enumerate(divided):
@@ -188,10 +188,10 @@ def outer_average(
                 # The exchange reads nothing of this step's update.
                 arrived = each_nth(state.step, every, offset - delay) & (state.step >= every - 1 - offset + delay)
                 sent = (flying[j], centre, outers[j], methods[j])
-                flying[j], centre, outers[j], methods[j] = advance(arrived, lands, sent)
+                flying[j], centre, outers[j], methods[j] = advance(arrived, land, sent)
                 arrived = arrived & took_place(sent[-1], methods[j]) if weighed else arrived
-                (moved,) = advance(arrived, goes_on, (moved,), centre, here)
-                (flying[j],) = advance(now, departs, (flying[j],), moved, centre, here)
+                (moved,) = advance(arrived, to_centre, (moved,), centre, here)
+                (flying[j],) = advance(now, depart, (flying[j],), moved, centre, here)
             else:
                 carried = (moved, centre, outers[j], methods[j])
                 moved, centre, outers[j], methods[j] = advance(now, together, carried, here)
