@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument(
         "--one-device",
         action="store_true",
-        help="the workers of a run share the first device that JAX finds, such as a GPU, in the place of CPU devices;"
+        help="the workers of a run share the first device that JAX finds, such as a GPU, instead of CPU devices;"
         " on a CPU some tasks are faster so too, others slower",
     )
     parser.add_argument(

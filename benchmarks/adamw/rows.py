@@ -1,4 +1,4 @@
-"""What goes between the workers' gradients and AdamW's step, or in the place of both."""
+"""What goes between the workers' gradients and AdamW's step, or instead of both."""
 
 import dataclasses
 from collections.abc import Callable

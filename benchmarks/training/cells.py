@@ -73,7 +73,7 @@ class Cell:
         workers: that share the task's batch.
         seed: of the run.
         learning_rate: of the run.
-        tuning: whether it is judged by the validation part, in the place of the test part, and shorter.
+        tuning: whether it is judged by the validation part, instead of the test part, and shorter.
         short: of a tuning run: its epochs are the task's over this.
     """
 

@@ -96,7 +96,7 @@ def compose(
 ) -> Composed:
     """Puts the runs of a task, those with its own optimizer and epochs, and the seconds of a step together.
 
-    With ``epochs`` the rows are taken that were run for so many in the place of the task's.
+    With ``epochs`` the rows are taken that were run for so many instead of the task's.
 
     Raises:
         ValueError: if there is no dense run of as many workers, or nothing beside it.

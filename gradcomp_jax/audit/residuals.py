@@ -100,7 +100,7 @@ class _Follower:
         if opcode == "while":
             (body,) = self._called(instruction, "body")
             after = self.run(body, {0: operands[0]})
-            # What a loop carries in the place of a state is the state in every iteration.
+            # What a loop carries instead of a state is the state in every iteration.
             for i, origins in operands[0].items():
                 self.found |= after.get(i, frozenset()) if _STATE in origins else frozenset()
             return _either(operands[0], after)

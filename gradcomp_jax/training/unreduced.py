@@ -140,5 +140,5 @@ def _spec(path: Any, leaf: Any, axis_name: AxisName) -> Any:
         f"the gradient{f' of {path_name(path)!r}' if path else ''} is added up over {axis_name!r} already, by a dense"
         " all-reduce: take gradients from gradcomp_jax.local_value_and_grad(loss, axis_name=..., mesh=mesh), or, on a mesh of"
         f" Explicit type, with respect to jax.reshard(params, jax.P(reduced={{{axis_name!r}}})). What adds gradients up over"
-        " batches goes inside gradcomp_jax.unreduced: gradcomp_jax.accumulate in the place of optax.MultiSteps"
+        " batches goes inside gradcomp_jax.unreduced: gradcomp_jax.accumulate instead of optax.MultiSteps"
     )
