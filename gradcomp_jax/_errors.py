@@ -64,3 +64,8 @@ def users_code(name: str, file: str | None) -> Iterator[None]:
         where = f" ({os.path.basename(file)}, line {lines[-1]})" if file and lines else ""
         text = str(error).strip().partition("\n")[0]
         raise SettingError(f"{name}: {type(error).__name__}: {text}{where}") from error
+
+
+def listed(sentence: str, *cases: str) -> str:
+    """Returns an error of a sentence, and what to do in each of some cases, on a line each: (a), (b), (c)."""
+    return sentence + ":" + "".join(f"\n  ({chr(ord('a') + i)}) {case}" for i, case in enumerate(cases))

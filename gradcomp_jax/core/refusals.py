@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from gradcomp_jax import _compat, _origins, _specs, kernels
 from gradcomp_jax import collectives as co
+from gradcomp_jax._errors import listed
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.core.context import context_of
 from gradcomp_jax.core.layout import Group, Layout, Segment
@@ -42,12 +43,16 @@ def refuse_other_layout(layout: Layout, memories: tuple) -> None:
     every = zip((m for of in memories for m in of), (rows for of in expected for rows in of), strict=fits)
     if not fits or any(leaf.shape[0] != rows for memory, rows in every for leaf in jax.tree.leaves(memory)):
         raise ValueError(
-            "the exchange's state is of other tensors than the gradient: initialise it with parameters of the same shapes."
-            " If a mask or labels have changed since, as in freezing midway, make a state of the new chain with"
-            " gradcomp_jax.replace_method, or leave the chain as it was and freeze after the exchange. Of optax.lookahead's"
-            " parameters only params.fast have gradients: leave it out of a train step. Parameters that lie along the"
-            " exchange's own axis (FSDP) need collective=gradcomp_jax.collectives.ReduceScatter(param_specs), those along the"
-            " inner axis of a hierarchy param_specs= of gradcomp_jax.hierarchical"
+            listed(
+                "the exchange's state is of other tensors than the gradient",
+                "initialise it with parameters of the same shapes",
+                "if a mask or labels have changed since, as in freezing midway, make a state of the new chain with"
+                " gradcomp_jax.replace_method, or leave the chain as it was and freeze after the exchange",
+                "parameters that lie along the exchange's own axis (FSDP) need"
+                " collective=gradcomp_jax.collectives.ReduceScatter(param_specs)",
+                "parameters that lie along the inner axis of a hierarchy need param_specs= of gradcomp_jax.hierarchical",
+                "of optax.lookahead's parameters only params.fast have gradients: leave it out of a train step",
+            )
         )
     for (group, _), of in zip(layout.groups, memories, strict=True):
         wanted = kernels.narrow_dtype(group.memory.dtype, group.compressor.block)
@@ -182,12 +187,15 @@ def refuse_reduced(updates: PyTree, axis_name: AxisName | None, averaged: Iterab
     for path, leaf in named:
         if not _compat.is_varying(leaf, axis_name):
             raise ValueError(
-                f"the gradient {path_name(path)!r} is already reduced over {axis_name!r}. After another exchange in the chain"
-                " it is the mean, and one exchange is enough: leave one out, or give each its own leaves with optax.masked."
-                " Without another: inside jax.shard_map, jax.grad with respect to replicated parameters inserts a dense"
-                " all-reduce of its own. Differentiate with gradcomp_jax.local_value_and_grad(loss,"
-                f" axis_name={axis_name!r}), or cast the parameters first with jax.lax.pcast(params, {axis_name!r},"
-                " to='varying'). optax.MultiSteps around an exchange reduces too: accumulate with gradcomp_jax.accumulate"
+                listed(
+                    f"the gradient {path_name(path)!r} is already reduced over {axis_name!r}",
+                    "inside jax.shard_map, jax.grad with respect to replicated parameters inserts a dense all-reduce of its"
+                    f" own: differentiate with gradcomp_jax.local_value_and_grad(loss, axis_name={axis_name!r}), or cast the"
+                    f" parameters first with jax.lax.pcast(params, {axis_name!r}, to='varying')",
+                    "after another exchange in the chain it is the mean, and one exchange is enough: leave one out, or give"
+                    " each its own leaves with optax.masked",
+                    "optax.MultiSteps around an exchange reduces too: accumulate with gradcomp_jax.accumulate",
+                )
             )
 
 
@@ -202,8 +210,11 @@ def _refuse_summed(named: list[tuple[Any, Any]], axis_name: AxisName | None) -> 
     ]
     if found:
         raise ValueError(
-            f"the gradient {path_name(found[0])!r} is already reduced over {axis_name!r}: a pmean, psum or all_gather before"
-            " the exchange has sent it densely, and nothing is left to compress. Leave that out: the exchange takes each"
-            " worker's own gradient and returns the mean. A function that reduces by itself, such as one that takes"
-            " pmap_axis_name, is given None for the name; after another exchange, one is enough"
+            listed(
+                f"the gradient {path_name(found[0])!r} is already reduced over {axis_name!r}, and nothing is left to compress",
+                "a pmean, psum or all_gather before the exchange has sent it densely: leave that out, because the exchange"
+                " takes each worker's own gradient and returns the mean",
+                "a function that reduces by itself, such as one that takes pmap_axis_name, is given None for the name",
+                "after another exchange, one is enough",
+            )
         )

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh
 
 from gradcomp_jax import _compat, _specs, per_device
+from gradcomp_jax._errors import listed
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.core import ExchangeState
 from gradcomp_jax.core.policies import path_name
@@ -213,11 +214,15 @@ def refuse_updates(updates: PyTree, params: PyTree, axis_name: AxisName) -> None
             )
         if tracked and (names := _differing(update, param, axis_name)):
             raise ValueError(
-                f"the update of {path_name(path)!r} differs by worker over {names}, because no exchange averages its"
-                " gradient: put an exchange such as gradcomp_jax.dgc(axis_name=...) into the optax chain, outside"
-                " optax.masked or with that leaf in its mask; or freeze the leaf with gradcomp_jax.set_to_zero() (zeros of"
-                " optax.set_to_zero() count as each worker's own). What reads the gradient around an exchange, such as"
-                " optax.contrib.sam or mechanize, goes after it: optax.chain(exchange, sam(...))"
+                listed(
+                    f"the update of {path_name(path)!r} differs by worker over {names}, because no exchange averages its"
+                    " gradient",
+                    "put an exchange such as gradcomp_jax.dgc(axis_name=...) into the optax chain, outside optax.masked or with"
+                    " that leaf in its mask",
+                    "freeze the leaf with gradcomp_jax.set_to_zero(): zeros of optax.set_to_zero() count as each worker's own",
+                    "what reads the gradient around an exchange, such as optax.contrib.sam or mechanize, goes after it:"
+                    " optax.chain(exchange, sam(...))",
+                )
             )
 
 
