@@ -125,7 +125,7 @@ _SELECTIONS = {
             method="topk_two_bits",
             options="" if density == 0.01 else f"density {density:g}",
         )
-        for density in (0.01, 0.02, 0.005, 0.0025)
+        for density in (0.01, 0.02, 0.007, 0.005, 0.0025, 0.002)
     },
     **{
         f"top-k {up:g} up, {down:g} down, 2 bits, b1=0": before_adamw(
