@@ -20,7 +20,7 @@ os.environ.setdefault(
 )
 
 from benchmarks import pages
-from benchmarks.adamw import decision, plot, runs, table, wire
+from benchmarks.adamw import decision, goals, plot, runs, table, wire
 from benchmarks.adamw.rows import ROWS
 from benchmarks.adamw.task import MODELS, TASKS
 from gradcomp_jax.methods import METHODS
@@ -68,16 +68,17 @@ def main() -> None:
     found = runs.results(folder)
     tuned = [name for name, row in ROWS.items() if runs.best_rate(name, row, found) is not None]
     sizes, bfloat16 = wire.sizes(task, tuned, options.out / f"{options.task}-bytes.json"), wire.bfloat16(task)
+    fewer = {name: bfloat16["sent"] / size["sent"] for name, size in sizes.items()}
     command = f"`python benchmarks/before_adamw.py {options.task} --write PAGE`"
     said = {
         options.task: f"{table.table(found, sizes, bfloat16)}\n\n*{table.measured(found)} {command}*",
+        f"{options.task}-goals": goals.goals(found, fewer),
         f"{options.task}-tuning": table.tuning(found),
     }
     print("\n\n".join(said.values()))
     if options.write:
         for name, text in said.items():
             pages.write_between(options.write, name, text)
-        fewer = {name: bfloat16["sent"] / size["sent"] for name, size in sizes.items()}
         for page in DECISION_PAGES if options.task == "65k-1" else ():
             pages.write_between(page, "decision-table", decision.table(found, fewer, page))
         for page in METHOD_PAGES.glob("*.md") if options.task == "65k-1" else ():

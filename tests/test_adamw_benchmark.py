@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.adamw import decision, plot, runs, table, task, train
+from benchmarks.adamw import decision, goals, plot, runs, table, task, train
 from benchmarks.adamw.rows import ROWS
 from benchmarks.adamw.task import Decoder, Task
 from benchmarks.adamw.train import Run
@@ -93,6 +93,21 @@ def test_the_table_of_what_to_take_has_the_figures_of_its_pages() -> None:
     for page in ("README.md", "docs/methods/index.md"):
         rows = (decision.ROOT / page).read_text().split("<!-- decision-table -->")[1].split("<!--")[0].split("](")
         assert len(rows) > 4 and all((decision.ROOT / page).parent.joinpath(r.split(")")[0]).exists() for r in rows[1:])
+
+
+def test_a_goal_is_met_by_a_small_gap_of_enough_seeds() -> None:
+    fewer = {DENSE: 0.5, SPARSE: 60.0}
+    verdicts = {}
+    for gap in (0.001, 0.004, 0.03):
+        rows = [row for row in goals.goals(found({DENSE: 0.0, SPARSE: gap}), fewer).splitlines() if SPARSE in row]
+        verdicts[gap] = [row.split("|")[-2].strip() for row in rows]
+    # At least 10 times fewer without a gap, 50 times within 0.2%, 40 times within 1.5% of fewer steps.
+    assert verdicts == {
+        0.001: ["missed", "met", "met"],
+        0.004: ["missed", "missed", "met"],
+        0.03: ["missed: p", "missed: p", "missed: p"],
+    }
+    assert "not run" in goals.goals(found({DENSE: 0.0}), fewer)
 
 
 def test_dense_steps_are_where_dense_has_the_same_loss() -> None:

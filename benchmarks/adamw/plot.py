@@ -23,13 +23,17 @@ def frontier(found: Results, fewer: Mapping[str, float], steps: int) -> list[str
         fewer: how many times fewer bytes than bfloat16, by method.
         steps: of the runs that count.
     """
+    mean = {name: statistics.fmean(values) for name in fewer if (values := gaps(name, steps, found))}
     best, kept = float("inf"), []
-    for name in sorted(fewer, key=lambda n: -fewer[n]):
-        values = gaps(name, steps, found)
-        if values and statistics.fmean(values) < best:
-            best = statistics.fmean(values)
+    for name in sorted(mean, key=lambda n: (-fewer[n], mean[n])):
+        if mean[name] < best:
+            best = mean[name]
             kept.append(name)
     return kept[::-1]
+
+
+HIGHEST = 8.0
+"""Gaps in percent that the picture shows at most, so that small ones can be told apart."""
 
 
 def gap_by_bytes(found: Results, fewer: Mapping[str, float], lengths: Sequence[int], title: str) -> bytes:
@@ -45,9 +49,7 @@ def gap_by_bytes(found: Results, fewer: Mapping[str, float], lengths: Sequence[i
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     largest = 0.0
-    # Names of the longest runs below their points, of the others above and to the left.
-    places = [{"xytext": (0, -14), "ha": "center"}, *[{"xytext": (-7, 4), "ha": "right"}] * (len(lengths) - 1)]
-    for steps, colour, place in zip(lengths, COLOURS, places, strict=False):
+    for number, (steps, colour) in enumerate(zip(lengths, COLOURS, strict=False)):
         best = frontier(found, fewer, steps)
         for name, ratio in fewer.items():
             values = [100 * gap for gap in gaps(name, steps, found)]
@@ -62,13 +64,18 @@ def gap_by_bytes(found: Results, fewer: Mapping[str, float], lengths: Sequence[i
         points = [(fewer[n], 100 * statistics.fmean(gaps(n, steps, found)), n) for n in best if n != BASELINE]
         line = ([x for x, _, _ in points], [y for _, y, _ in points])
         axes.plot(*line, color=colour, lw=1.2, label=f"after {steps:,} steps")
-        for x, y, name in points:
+        for i, (x, y, name) in enumerate(points):
+            # Names of the longest runs stand below their points, at two heights; those of the others above and to the left.
+            place = (
+                {"xytext": (-7, 4), "ha": "right"} if number else {"xytext": (0, -14 - 11 * (i % 2)), "ha": "center"}
+            )
             axes.annotate(name, (x, y), textcoords="offset points", fontsize=8, color=colour, **place)
         largest = max([largest, *line[1]])
     axes.axhline(0, color="0.4", lw=0.8)
     axes.set(xscale="log", xlabel="times fewer bytes than dense bfloat16", ylabel="loss above dense AdamW's (%)")
     # What is far above the frontier is in the table.
-    axes.set_ylim(min(axes.get_ylim()[0], -0.5), 1.25 * max(largest, 1.0))
+    top = 1.25 * min(max(largest, 1.0), HIGHEST)
+    axes.set_ylim(min(axes.get_ylim()[0], -0.12 * top), top)
     axes.set_xlim(1.5, 1.6 * max(fewer.values()))
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}x"))

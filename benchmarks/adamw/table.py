@@ -117,11 +117,12 @@ def measured(found: Results) -> str:
 def _gap(name: str, steps: int, found: Results) -> str:
     if name == BASELINE:
         values = list(losses(name, steps, found).values())
-        return "-" if not values else _with_spread(values, "{:.3f}")
+        return "-" if not values else with_spread(values, "{:.3f}")
     values = [100 * gap for gap in gaps(name, steps, found)]
-    return "-" if not values else _with_spread(values, "{:+.2f}") + "%"
+    return "-" if not values else with_spread(values, "{:+.2f}") + "%"
 
 
-def _with_spread(values: Sequence[float], form: str) -> str:
+def with_spread(values: Sequence[float], form: str) -> str:
+    """Returns the mean of some values, and their standard deviation where there are several."""
     text = form.format(statistics.fmean(values))
     return text if len(values) < 2 else f"{text} ± {statistics.stdev(values):.2f}"

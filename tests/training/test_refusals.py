@@ -225,7 +225,9 @@ def test_before_an_exchange_of_sharded_parameters(name: str) -> None:
 def test_sharded_parameters_without_their_specs(check_vma: bool) -> None:
     specs = jax.tree.map(lambda p: P("data") if p.ndim and p.shape[0] % N == 0 else P(), params())
     assert P("data") in jax.tree.leaves(specs, is_leaf=lambda s: isinstance(s, P))
-    with pytest.raises(ValueError, match=r"(?s)ReduceScatter\(param_specs\).*param_specs= of gradcomp_jax.hierarchical"):
+    with pytest.raises(
+        ValueError, match=r"(?s)ReduceScatter\(param_specs\).*param_specs= of gradcomp_jax.hierarchical"
+    ):
         take_a_step(chain(), param_specs=specs, check_vma=check_vma)
 
 
