@@ -10,7 +10,7 @@ from gradcomp_jax._errors import UnknownNameError, known_name
 from gradcomp_jax.cli import help_pages
 from gradcomp_jax.cli.ranges import unparsed, with_ranges
 
-_COMMANDS = ("compare", "train", "methods", "plan", "data")
+_COMMANDS = ("compare", "train", "methods", "plan")
 """Modules of this folder; ``NAME_command`` in each is the command."""
 
 

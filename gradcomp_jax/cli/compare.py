@@ -25,8 +25,7 @@ def compare_command(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Names with commas between (gradcomp methods lists them); also 'all', 'ablations', 'collectives',"
-            " 'memories' and 'replicas'.",
+            help="Names with commas between (gradcomp methods lists them); also 'all' and 'replicas'.",
             show_default=f"the task's own; {','.join(_USUAL.methods)} of {TASK}",
         ),
     ] = None,
