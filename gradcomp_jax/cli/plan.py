@@ -13,7 +13,7 @@ from rich.console import Console
 from gradcomp_jax._checks import Range
 from gradcomp_jax._errors import SettingError, known_name, look_up, users_code
 from gradcomp_jax._files import read_json, write_whole
-from gradcomp_jax.cli import plan_report, ranges, units
+from gradcomp_jax.cli import plan_figures, plan_report, ranges, units
 from gradcomp_jax.cli.own_code import imported
 from gradcomp_jax.cli.tables import print_table, tell
 from gradcomp_jax.cli.user_errors import user_errors
@@ -263,7 +263,7 @@ def _write(found: Outlook, out: pathlib.Path, what: str) -> list[pathlib.Path]:
     picture, figures = out / "plan.png", out / "plan.json"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        write_whole(figures, json.dumps(found.to_dict(), indent=1) + "\n", follow=False)
+        write_whole(figures, json.dumps(plan_figures.to_dict(found), indent=1) + "\n", follow=False)
         if not found.has_curves:
             return [figures]
         write_whole(picture, picture_of(found, what), follow=False)

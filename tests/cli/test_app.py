@@ -11,11 +11,12 @@ import pytest
 
 from gradcomp_jax._errors import SettingError
 from gradcomp_jax.cli import runs
+from gradcomp_jax.cli.method_table import markdown_table
 from gradcomp_jax.cli.options import Training
 from gradcomp_jax.experiments.recipes import ALL, RECIPES, REPLICAS
 from gradcomp_jax.experiments.settings import split_batch
 from gradcomp_jax.experiments.tasks import TASKS
-from gradcomp_jax.methods import METHODS, markdown_table
+from gradcomp_jax.methods import METHODS
 from gradcomp_jax.methods.registry import command_name
 
 TINY = ("--workers", "2", "--epochs", "2", "--batch", "64")
