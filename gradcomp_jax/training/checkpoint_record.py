@@ -10,9 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 
-from gradcomp_jax import _arguments, _checks
+from gradcomp_jax import _arguments, _checks, _everyone
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.core import ExchangeState
 from gradcomp_jax.core.made_by import MadeBy, made_by
@@ -151,8 +150,7 @@ def refuse_damaged(tree: PyTree, record: Mapping[str, Any] | None) -> None:
         return
     named = _named(tree)
     damaged = next((i for i, (name, leaf) in enumerate(named) if not _is_whole(leaf, record["arrays"][name])), -1)
-    if jax.process_count() > 1:
-        damaged = int(np.max(multihost_utils.process_allgather(np.int32(damaged))))
+    damaged = max(_everyone.of_all(damaged))
     if damaged >= 0:
         raise ValueError(f"its array {named[damaged][0]!r} differs from what was saved")
 
@@ -213,7 +211,7 @@ def _arrays(state: PyTree) -> dict[str, Any]:
         digests[name] = {
             str(_number(place, counts, array.shape)): _crc(data) for place, data in _pieces(array, first=True)
         }
-    for every in _of_all_processes(digests):
+    for every in _everyone.of_all(digests):
         for name, some in every.items():
             digests[name] |= some
     for name, entry in found.items():
@@ -277,15 +275,3 @@ def data_of(leaf: Any) -> Any:
     if is_typed_key(leaf):
         return jax.random.key_data(leaf)
     return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
-
-
-def _of_all_processes(value: Any) -> list[Any]:
-    """Returns the JSON values of all processes."""
-    if jax.process_count() == 1:
-        return [value]
-    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    lengths = np.asarray(multihost_utils.process_allgather(np.int32(text.size))).reshape(-1)
-    padded = np.zeros(int(lengths.max()), np.uint8)
-    padded[: text.size] = text
-    rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(lengths), -1)
-    return [json.loads(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
