@@ -31,11 +31,11 @@ def compare_command(
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(
-            help="Runs of each method: seeds 0, 1, 2, ...",
+        ranges.number(
+            ranges.SEEDS,
+            "Runs of each method: seeds 0, 1, 2, ...",
             show_default=f"the task's own; {_USUAL.seeds} of {TASK}; 1 for a --from function without a seed",
         ),
-        ranges.SEEDS,
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds, a few epochs: a trial, not a result.")] = False,
 ) -> None:

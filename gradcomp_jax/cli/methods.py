@@ -5,18 +5,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from gradcomp_jax._checks import Range
-from gradcomp_jax.cli import method_table
+from gradcomp_jax.cli import method_table, ranges
 from gradcomp_jax.cli.tables import print_table, tell
 from gradcomp_jax.cli.user_errors import user_errors
 from gradcomp_jax.experiments import recipes
 
-_WORKERS = Range(2, 65_536)
-"""One worker sends nothing."""
-
 
 def methods_command(
-    workers: Annotated[int, typer.Option(help="Workers that the bits are counted for."), _WORKERS] = 8,
+    workers: Annotated[int, ranges.number(ranges.SENDERS, "Workers that the bits are counted for.")] = 8,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print Markdown, as it stands in the README.")
     ] = False,

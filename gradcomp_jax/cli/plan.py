@@ -60,10 +60,10 @@ def plan_command(
         typer.Option(help=f"Nodes, links and devices by name: {', '.join(CLUSTERS)}; the options below change it."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Devices in all.", show_default="8, or the cluster's"), ranges.PLANNED
+        int | None, ranges.number(ranges.PLANNED, "Devices in all.", show_default="8, or the cluster's")
     ] = None,
     per_node: Annotated[
-        int | None, typer.Option(help="Devices of a node.", show_default="1, or the cluster's"), ranges.PLANNED
+        int | None, ranges.number(ranges.PLANNED, "Devices of a node.", show_default="1, or the cluster's")
     ] = None,
     link: Annotated[
         str | None,
@@ -82,10 +82,11 @@ def plan_command(
     topology: Annotated[str, typer.Option(help="Of the nodes: switch or ring.")] = "switch",
     overlap: Annotated[
         float | None,
-        typer.Option(
-            help="Share of the step time in which an exchange may run beside it.", show_default="both 0 and 2/3"
+        ranges.number(
+            Range(0, 1, whole=False),
+            "Share of the step time in which an exchange may run beside it.",
+            show_default="both 0 and 2/3",
         ),
-        Range(0, 1, whole=False),
     ] = None,
     memory_rate: Annotated[
         str | None,
