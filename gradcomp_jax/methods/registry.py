@@ -41,6 +41,8 @@ class Method:
             rounding of a cast to bfloat16.
         adam_b1: the decay of the first moment of an Adam after it; ``None`` where it is that of dense gradients.
         options: options that the method must be given, or is best shown with.
+        may_change: its options with which the stored state means the same whatever their values: how much is sent, how fast it
+            learns, and random numbers. A checkpoint is restored with others of these, and with a warning.
         caution: a sentence from the page of a method that does not train like SGD with the same settings; empty for the others.
             Any output that ranks methods by speed has to show it.
     """
@@ -54,6 +56,7 @@ class Method:
     biased: bool = True
     adam_b1: float | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    may_change: frozenset[str] = frozenset()
     caution: str = ""
 
     @property
@@ -70,6 +73,10 @@ class Method:
 GATHERS = ("two_phase", "all_gather")
 SELECTS = (*GATHERS, "recursive_doubling")
 
+SENT = ("density", "downlink_density", "bits", "dtype", "pack_positions", "collective", "remainder")
+DRAWN = ("key", "seed", "generator")
+"""Options of how much is sent, and of random numbers, which may change in every method."""
+
 METHODS: dict[str, Method] = {}
 """Maps names to methods, in the order of their table."""
 
@@ -84,19 +91,21 @@ def register(
     biased: bool = True,
     adam_b1: float | None = None,
     name: str | None = None,
+    may_change: tuple[str, ...] = (),
     caution: str = "",
     **options: Any,
 ) -> Callable[[Make], Make]:
     """Makes a decorator that registers a function as a method, under its own name or another one.
 
-    The arguments are those of :class:`Method`; ``options`` are the defaults that the function is given. The states of its
+    The arguments are those of :class:`Method`, ``may_change`` beside :data:`SENT` and :data:`DRAWN`; ``options`` are the
+    defaults that the function is given. The states of its
     exchanges name the method that made them.
     """
 
     def registered(function: Make) -> Make:
-        make = _signed(function)
+        make, known = _signed(function), frozenset((*SENT, *DRAWN, *may_change))
         METHODS[name or make.__name__] = Method(
-            make, kept, momentum, collectives, paper, update, biased, adam_b1, options, caution
+            make, kept, momentum, collectives, paper, update, biased, adam_b1, options, known, caution
         )
         return make
 

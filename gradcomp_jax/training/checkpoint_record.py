@@ -17,6 +17,7 @@ from gradcomp_jax.core import ExchangeState
 from gradcomp_jax.core.made_by import MadeBy, made_by
 from gradcomp_jax.core.policies import path_name
 from gradcomp_jax.core.step_keys import is_typed_key
+from gradcomp_jax.methods.registry import DRAWN, METHODS, SENT
 from gradcomp_jax.per_device import nodes_within
 from gradcomp_jax.replicas import MARKED
 from gradcomp_jax.training.carried import owners_of
@@ -31,12 +32,8 @@ FILE = "_CHECKPOINT_METADATA"
 
 _KEY = "gradcomp_jax"
 
-_OF_THE_CODE = ("density", "downlink_density", "k", "k_downlink", "bits", "dtype", "pack_positions")
-_OF_THE_WIRE = ("collective", "remainder")
-_OF_THE_STEP = ("momentum", "decay", "weight_decay", "clip", "clip_norm", "learning_rate", "rate", "alpha", "beta")
-_OF_THE_RUN = ("warm_up", "warm_up_steps", "every", "key", "seed", "generator", "b1", "b2", "eps", "floor")
-_MAY_CHANGE = frozenset((*_OF_THE_CODE, *_OF_THE_WIRE, *_OF_THE_STEP, *_OF_THE_RUN))
-"""Options of how much is sent, how fast, or with which random numbers: they do not change the meaning of what is stored."""
+_OF_PARTS = frozenset((*SENT, *DRAWN, "k", "k_downlink", "clip", "momentum", "decay", "every"))
+"""Options of exchanges, their parts and wrappers with which stored state means the same; methods say theirs."""
 
 
 @_arguments.checked
@@ -123,7 +120,7 @@ def compare_makers(path: pathlib.Path, record: Mapping[str, Any] | None, like: P
             for option in dict.fromkeys([*options, *wanted_options])
             if _said(options, option) != _said(wanted_options, option)
         ]
-        strict = [option for option in differing if not _may_change(option)]
+        strict = [option for option in differing if not _may_change(name, option)]
         if name != wanted_name:
             strict, differing = [], []
         if name != wanted_name or strict:
@@ -159,9 +156,10 @@ _LATER = {"memory_dtype": "float32", "memory.dtype": "float32", "compressor.pack
 """Options that earlier versions did not have, with the value that means what those versions did."""
 
 
-def _may_change(option: str) -> bool:
+def _may_change(maker: str, option: str) -> bool:
     """Returns whether stored state means the same with another value of an option; with another memory dtype it does not."""
-    return option != "memory.dtype" and option.rpartition(".")[2] in _MAY_CHANGE
+    known = METHODS[maker].may_change if maker in METHODS else _OF_PARTS
+    return option != "memory.dtype" and option.rpartition(".")[2] in known
 
 
 def _said(options: Mapping[str, str], option: str) -> str | None:
