@@ -129,18 +129,11 @@ def outlook(
             f"methods must name one to compare with {' and '.join(BASELINES)}, got {', '.join(methods) or 'none'}"
         )
 
+    how: dict[str, Any] = {"prices": prices, "task": task, "optimizer": optimizer}
+    limits: dict[str, Any] = {"methods": methods, "calibration": calibration, "device_memory": device_memory}
+
     def ask(workload: Workload) -> Verdict:
-        return should_compress(
-            workload,
-            cluster,
-            methods=methods,
-            device=device,
-            calibration=calibration,
-            prices=prices,
-            task=task,
-            optimizer=optimizer,
-            device_memory=device_memory,
-        )
+        return should_compress(workload, cluster, device=device, **limits, **how)
 
     verdict = ask(workload)
     speed = device or (calibration.device if calibration else None)
@@ -150,7 +143,7 @@ def outlook(
         raise ValueError(f"there is no prediction of any method but {' and '.join(BASELINES)}: {reasons}")
     even = None
     if calibration is None:
-        even = break_evens(workload, cluster, others, device=speed, prices=prices, task=task, optimizer=optimizer)
+        even = break_evens(workload, cluster, others, device=speed, **how)
     beside = ask(dataclasses.replace(workload, overlap=OVERLAPPED)) if overlapped else None
     return Outlook(workload, cluster, verdict, even, speed, beside, task or workload.task, optimizer, device_memory)
 
