@@ -6,7 +6,7 @@
 
 Workers are simulated on this machine: what a method does to training, and the bytes that it sends, are as on any other, its
 seconds are not. Each run is a process that is saved after every epoch; the same command goes on where it was broken off, and
-a run that has a result is not run again. Data sets come by ``gradcomp data``.
+a run that has a result is not run again. Data sets come by ``benchmarks/data.py``.
 """
 
 import argparse

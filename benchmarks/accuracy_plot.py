@@ -7,6 +7,7 @@ No training: the figures are those of the table. Every method of the table is in
 
 import argparse
 import re
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +16,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.tasks.tasks import TASKS
 from gradcomp_jax.cli.colours import COLOURS
-from gradcomp_jax.experiments.tasks import TASKS
 
 ROW = re.compile(r"^\| ([\w-]+) \| ([\d.]+) ± ([\d.]+) \| ([\d,]+) \|", re.MULTILINE)
 BASELINES = ("dense", "dense-bf16")

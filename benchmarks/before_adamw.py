@@ -4,7 +4,7 @@
     python benchmarks/before_adamw.py 65k-1 --hours 2 --only 'top-k*' --steps 4000
 
 All workers share one device and one thread: start as many of the same command as there are cores; no run is done twice. A run
-that is broken off goes on where it was. Data come by ``gradcomp data enwik8``.
+that is broken off goes on where it was. Data come by ``benchmarks/data.py enwik8``.
 """
 
 import argparse

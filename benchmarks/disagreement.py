@@ -23,11 +23,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import gradcomp_jax as gc
+from benchmarks.tasks import datasets
+from benchmarks.tasks.tasks import NETWORKS, task
 from gradcomp_jax import _markdown
-from gradcomp_jax.experiments import datasets, models
+from gradcomp_jax.experiments import models
 from gradcomp_jax.experiments.machine import machine, versions
-from gradcomp_jax.experiments.tasks import NETWORKS, task
 
 AXIS = "data"
 PUT_BACK = gc.collectives.TwoPhase("put_back")

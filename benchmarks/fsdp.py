@@ -29,8 +29,8 @@ from jax.sharding import PartitionSpec as P  # noqa: E402
 
 import gradcomp_jax as gc  # noqa: E402
 from benchmarks.pages import write_between  # noqa: E402
+from benchmarks.tasks import datasets, images  # noqa: E402
 from gradcomp_jax import _markdown  # noqa: E402
-from gradcomp_jax.experiments import datasets, models  # noqa: E402
 from gradcomp_jax.experiments.machine import machine, versions  # noqa: E402
 from gradcomp_jax.experiments.problem import Problem, classification  # noqa: E402
 from gradcomp_jax.experiments.settings import Settings  # noqa: E402
@@ -151,7 +151,7 @@ def show_losses(options: argparse.Namespace) -> None:
     """What training comes to."""
     data = datasets.load(options.data)
     settings = Settings(epochs=options.epochs, batch_per_worker=8, learning_rate=1e-3, clip_norm=None, warm_up_epochs=0)
-    problem = classification(models.mlp(data.train_x.shape[1:], (512, 512)), data, settings)
+    problem = classification(images.mlp(data.train_x.shape[1:], (512, 512)), data, settings)
     params, batch, found = problem.init(0), next(iter(problem.batches(settings, 0, 0))), {}
     for names, way in ways(BLOCK).items():
         run = Run(params, problem.loss, batch, *way)

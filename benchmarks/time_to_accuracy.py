@@ -5,7 +5,7 @@
     python benchmarks/time_to_accuracy.py docs/results/runs/enwik8 --measure --write docs/results/time-to-accuracy.md
 
 Nothing is trained. --measure times one worker's step and a copy on this machine, which should do nothing else; the task's data
-must be there (gradcomp data).
+must be there (benchmarks/data.py).
 """
 
 import argparse
@@ -16,6 +16,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from benchmarks import tasks
 from benchmarks.sweep.links import parse_rate
 from benchmarks.training import curves, seconds, time_page, time_to_loss
 from gradcomp_jax.cli import units
@@ -46,6 +47,7 @@ def main() -> None:
     )
     add("--write", type=pathlib.Path, metavar="PAGE", help="also write the page, and its pictures beside it")
     options = parser.parse_args()
+    tasks.add()
     if options.measure == bool(options.step):
         parser.error("say what computation takes, with one of --measure and --step")
     found = curves.read(options.runs)

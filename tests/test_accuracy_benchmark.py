@@ -13,14 +13,15 @@ import time
 import numpy as np
 import pytest
 
+from benchmarks.tasks import texts
+from benchmarks.tasks.datasets import for_tuning
+from benchmarks.tasks.recipes import RECIPES
+from benchmarks.tasks.tasks import TASKS
 from benchmarks.training import report, run
 from benchmarks.training.cells import STUDIES, Cell, Row, Study
 from gradcomp_jax import experiments
 from gradcomp_jax._files import write_whole
-from gradcomp_jax.experiments import language_models
 from gradcomp_jax.experiments.problem import language_modelling
-from gradcomp_jax.experiments.recipes import RECIPES
-from gradcomp_jax.experiments.tasks import TASKS
 
 STUDY = Study("digits", {2: (Row("dense-bf16"), Row("diloco", 4), Row("diloco", 8))}, grid=(0.5, 1.0), seeds=2)
 
@@ -191,12 +192,12 @@ def test_rates_that_are_alike_or_diverged_do_not_wait_for_a_validation_part(clos
 def test_the_last_state_of_a_run_is_judged_by_another_part(tmp_path) -> None:
     parts = (np.random.default_rng(i).integers(0, 11, 300).astype(np.uint16) for i in range(3))
     text = experiments.Text("penn-treebank", *parts, 11)
-    make = functools.partial(language_modelling, language_models.lstm, metric="perplexity", steps=2, judged=100)
+    make = functools.partial(language_modelling, texts.lstm, metric="perplexity", steps=2, judged=100)
     settings = dataclasses.replace(TASKS["penn-treebank"].settings, epochs=1)
     trainer = experiments.Trainer("dense-bf16", make(text, settings), settings)
     evaluation = experiments.train_with_checkpoints(trainer, 0, tmp_path).evaluation[-1]
     assert run.judged(trainer, 0, tmp_path, make(text, settings)) == evaluation
-    other = run.judged(trainer, 0, tmp_path, make(text.for_tuning(), settings))
+    other = run.judged(trainer, 0, tmp_path, make(for_tuning(text), settings))
     assert abs(other - evaluation) > 1e-3 * evaluation
 
 
@@ -328,7 +329,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path) -> None:
     cell = Cell("digits", Row("topk-sgd", density=0.02), 2, 3, 0.05, tuning=True)
     start = (
         "import json, os, pathlib, sys; from benchmarks.training import cells, run;"
-        "from gradcomp_jax.experiments.tasks import TASKS; import dataclasses;"
+        "from benchmarks.tasks.tasks import TASKS; import dataclasses;"
         "t = TASKS['digits']; TASKS['digits'] = dataclasses.replace(t, settings=dataclasses.replace(t.settings, epochs=6));"
         "cell = cells.Cell('digits', cells.Row('topk-sgd', density=0.02), 2, 3, 0.05, tuning=True);"
         "kill = len(sys.argv) > 3\n"

@@ -25,6 +25,7 @@ LAYERS = {
     "_arguments": 0,
     "_checks": 0,
     "_errors": 0,
+    "_everyone": 0,
     "_files": 0,
     "_process": 0,
     "_costs": 0,

@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("sklearn")
 
 from benchmarks import time_to_accuracy
+from benchmarks.tasks.recipes import RECIPES
+from benchmarks.tasks.tasks import TASKS
 from benchmarks.training import seconds, time_page, time_plot, time_to_loss
 from benchmarks.training.curves import Curves
 from benchmarks.training.seconds import Worker, float32, step, traffic, within
-from gradcomp_jax.experiments.recipes import RECIPES
-from gradcomp_jax.experiments.tasks import TASKS
 from gradcomp_jax.methods import METHODS
 from gradcomp_jax.planning import Link, costs
 

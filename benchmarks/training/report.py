@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from benchmarks.tasks.tasks import task
 from benchmarks.training.cells import Cell, Row, Study, baselines, metric_of, penalty
 from benchmarks.training.curves import beside, of_row
 from gradcomp_jax import _markdown
-from gradcomp_jax.experiments.tasks import task
 
 Found = Mapping[str, Mapping[str, Any]]
 

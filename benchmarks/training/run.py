@@ -17,12 +17,14 @@ from typing import Any
 
 import jax
 
+from benchmarks import tasks
+from benchmarks.tasks.datasets import for_tuning, load
+from benchmarks.tasks.tasks import task
 from benchmarks.training.cells import Cell, Row, Study
 from gradcomp_jax import experiments
 from gradcomp_jax._files import write_whole
 from gradcomp_jax.cli.runs import simulate
 from gradcomp_jax.experiments.machine import machine, versions
-from gradcomp_jax.experiments.tasks import task
 from gradcomp_jax.training.checkpoint import restore_checkpoint
 
 KEPT = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
@@ -144,14 +146,14 @@ def run_cell(cell: Cell, folder: pathlib.Path, checkpoint: pathlib.Path, *, one_
     else:
         simulate(cell.workers)
     the_task, settings = task(cell.task), cell.settings()
-    data = experiments.load(the_task.dataset)
-    problem = the_task.on(data.for_tuning() if cell.tuning else data)
+    data = load(the_task.dataset)
+    problem = the_task.on(for_tuning(data) if cell.tuning else data)
     trainer = experiments.Trainer(cell.row.method, problem, settings, one_device=one_device)
     result = experiments.train_with_checkpoints(trainer, cell.seed, checkpoint, listener=Epochs(cell.name))
     validation = {}
     # Elsewhere the validation part is trained on.
     if isinstance(data, experiments.Text) and not cell.tuning:
-        validation["validation"] = _finite(judged(trainer, cell.seed, checkpoint, the_task.on(data.for_tuning())))
+        validation["validation"] = _finite(judged(trainer, cell.seed, checkpoint, the_task.on(for_tuning(data))))
     loss = result.loss
     blocks = [loss[i : i + 10] for i in range(0, len(loss), 10)]
     fields = {
@@ -195,6 +197,7 @@ def _finite(value: float) -> float | None:
 if __name__ == "__main__":
     if sys.argv[3]:
         os.sched_setaffinity(0, map(int, sys.argv[3].split(",")))
+    tasks.add()
     fields = json.loads(os.environ[MARK])
     the_cell = Cell(**{**fields, "row": Row(**fields["row"])})
     run_cell(the_cell, pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), one_device=sys.argv[4:] == ["one-device"])

@@ -8,15 +8,15 @@ from typing import Any
 import jax
 import optax
 
+from benchmarks.tasks import datasets
+from benchmarks.tasks.tasks import task
 from benchmarks.training.cells import BASELINES
 from benchmarks.training.curves import Curves
-from gradcomp_jax import experiments
 from gradcomp_jax.experiments import recipes
 from gradcomp_jax.experiments.problem import Problem
 from gradcomp_jax.experiments.registered import optimizer
 from gradcomp_jax.experiments.replicas import muon
 from gradcomp_jax.experiments.settings import Settings, split_batch
-from gradcomp_jax.experiments.tasks import task
 from gradcomp_jax.methods.registry import METHODS, command_name
 from gradcomp_jax.methods.traffic import Traffic, traffic_of
 from gradcomp_jax.planning import Device, Link, costs, profile_compression, profile_step
@@ -85,7 +85,7 @@ class Step:
 def problem(name: str) -> Problem:
     """Returns a task with its data."""
     found = task(name)
-    return found.on(experiments.load(found.dataset))
+    return found.on(datasets.load(found.dataset))
 
 
 @functools.cache

@@ -4,12 +4,12 @@ import math
 import pathlib
 
 from benchmarks.sweep.links import rate_name
+from benchmarks.tasks.tasks import task
 from benchmarks.training import time_plot
 from benchmarks.training.curves import Curves
 from benchmarks.training.seconds import BUCKETS, OPTIMIZERS
 from benchmarks.training.time_to_loss import Composed, needed, steps_table, table, weak_wins, wins
 from gradcomp_jax import _markdown
-from gradcomp_jax.experiments.tasks import task
 from gradcomp_jax.planning.predict import CLEAR
 
 

@@ -8,9 +8,9 @@ from typer.core import TyperGroup
 
 from gradcomp_jax._errors import UnknownNameError, known_name
 from gradcomp_jax.cli import help_pages
-from gradcomp_jax.cli.ranges import unparsed, with_ranges
+from gradcomp_jax.cli.ranges import unparsed
 
-_COMMANDS = ("compare", "train", "methods", "plan", "data")
+_COMMANDS = ("compare", "train", "methods", "plan")
 """Modules of this folder; ``NAME_command`` in each is the command."""
 
 
@@ -23,7 +23,7 @@ class _OnDemand(TyperGroup):
             return None
         module = importlib.import_module(f"gradcomp_jax.cli.{cmd_name}")
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        alone.command(cmd_name)(with_ranges(getattr(module, f"{cmd_name}_command")))
+        alone.command(cmd_name)(getattr(module, f"{cmd_name}_command"))
         made: Any = typer.main.get_command(alone)
         # The page that a process prints which is asked for nothing else.
         made.format_help = lambda ctx, formatter: formatter.write(help_pages.page(cmd_name, made))

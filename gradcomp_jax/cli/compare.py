@@ -25,18 +25,17 @@ def compare_command(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Names with commas between (gradcomp methods lists them); also 'all', 'ablations', 'collectives',"
-            " 'memories' and 'replicas'.",
+            help="Names with commas between (gradcomp methods lists them); also 'all' and 'replicas'.",
             show_default=f"the task's own; {','.join(_USUAL.methods)} of {TASK}",
         ),
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(
-            help="Runs of each method: seeds 0, 1, 2, ...",
+        ranges.number(
+            ranges.SEEDS,
+            "Runs of each method: seeds 0, 1, 2, ...",
             show_default=f"the task's own; {_USUAL.seeds} of {TASK}; 1 for a --from function without a seed",
         ),
-        ranges.SEEDS,
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds, a few epochs: a trial, not a result.")] = False,
 ) -> None:

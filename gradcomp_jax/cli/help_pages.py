@@ -23,7 +23,6 @@ _EXAMPLES = {
         "gradcomp plan --model resnet50 --step-time 180ms --workers 64 --link 10Gbit",
         "gradcomp plan --model llama-8b --optimizer adamw --cluster h100x8-100G",
     ),
-    "data": ("gradcomp data enwik8",),
 }
 
 
@@ -36,16 +35,12 @@ def page(name: str, command: Any, commands: dict[str, Any] | None = None) -> str
       commands: by name, where there are some within it.
     """
     usage = " ".join(filter(None, ("gradcomp", name, "COMMAND" if commands else "", "[OPTIONS]")))
-    arguments = [p for p in command.params if p.param_type_name == "argument"]
-    words = "".join(f" {p.name.upper()}" for p in arguments)
-    parts = [f"Usage: {usage}{words}", *_paragraphs(command.help or "")]
+    parts = [f"Usage: {usage}", *_paragraphs(command.help or "")]
     parts.append("\n".join(["For example:", *(f"  {line}" for line in _EXAMPLES[name])]))
     if commands:
         lines = [_entry(one, (made.help or "").strip().partition("\n")[0]) for one, made in commands.items()]
         parts.append("\n".join(["Commands:", *lines, "", "gradcomp COMMAND --help says more."]))
-    if arguments:
-        parts.append("\n".join(_entry(p.name.upper(), p.help or "") for p in arguments))
-    options = [_option(p) for p in command.params if p.param_type_name == "option"]
+    options = [_option(p) for p in command.params]
     parts.append("\n".join(["Options:", *options, _entry("-h, --help", "Show this and exit.")]))
     return "\n\n".join(parts) + "\n"
 

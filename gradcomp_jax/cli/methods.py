@@ -5,19 +5,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from gradcomp_jax._checks import Range
-from gradcomp_jax.cli import report
+from gradcomp_jax.cli import method_table, ranges
 from gradcomp_jax.cli.tables import print_table, tell
 from gradcomp_jax.cli.user_errors import user_errors
 from gradcomp_jax.experiments import recipes
-from gradcomp_jax.methods import markdown_table
-
-_WORKERS = Range(2, 65_536)
-"""One worker sends nothing."""
 
 
 def methods_command(
-    workers: Annotated[int, typer.Option(help="Workers that the bits are counted for."), _WORKERS] = 8,
+    workers: Annotated[int, ranges.number(ranges.SENDERS, "Workers that the bits are counted for.")] = 8,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print Markdown, as it stands in the README.")
     ] = False,
@@ -25,11 +20,11 @@ def methods_command(
     """List every method: what it sends and keeps of one large matrix, as its exchange describes it."""
     with user_errors():
         if as_markdown:
-            typer.echo(markdown_table(workers=workers), nl=False)
+            typer.echo(method_table.markdown_table(workers=workers), nl=False)
         else:
             console = Console()
-            print_table(console, report.method_table(workers), "--markdown has all")
-            tell(console, report.METHOD_NOTE, "dim")
+            print_table(console, method_table.columns(workers), "--markdown has all")
+            tell(console, method_table.NOTE, "dim")
             console.print()
             for group, names in _named().items():
                 tell(console, f"{group}: {', '.join(names)}")

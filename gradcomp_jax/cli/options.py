@@ -37,37 +37,39 @@ class Training:
     ] = None
     workers: Annotated[
         int | None,
-        typer.Option(help="Devices that share every batch.", show_default=f"the task's own; {WORKERS} of --from"),
-        RANGES["workers"],
+        ranges.number(
+            RANGES["workers"], "Devices that share every batch.", show_default=f"the task's own; {WORKERS} of --from"
+        ),
     ] = None
     epochs: Annotated[
         int | None,
-        typer.Option(help="Passes over the training set.", show_default="the task's own"),
-        RANGES["epochs"],
+        ranges.number(RANGES["epochs"], "Passes over the training set.", show_default="the task's own"),
     ] = None
     batch: Annotated[
         int | None,
-        typer.Option(help="Examples in a step, all workers together.", show_default="the task's own"),
-        RANGES["batch_per_worker"],
+        ranges.number(
+            RANGES["batch_per_worker"], "Examples in a step, all workers together.", show_default="the task's own"
+        ),
     ] = None
     learning_rate: Annotated[
         float | None,
-        typer.Option(help="Learning rate of the optimizer.", show_default="the task's own"),
-        RANGES["learning_rate"],
+        ranges.number(RANGES["learning_rate"], "Learning rate of the optimizer.", show_default="the task's own"),
     ] = None
-    momentum: Annotated[float | None, typer.Option(help="Momentum.", show_default="0.9"), RANGES["momentum"]] = None
+    momentum: Annotated[float | None, ranges.number(RANGES["momentum"], "Momentum.", show_default="0.9")] = None
     density: Annotated[
         float | None,
-        typer.Option(help="Fraction of the entries that methods with a selection send.", show_default="the task's own"),
-        RANGES["density"],
+        ranges.number(
+            RANGES["density"],
+            "Fraction of the entries that methods with a selection send.",
+            show_default="the task's own",
+        ),
     ] = None
     delay: Annotated[
-        int | None, typer.Option(help="Steps until a delayed average arrives.", show_default="4"), RANGES["delay"]
+        int | None, ranges.number(RANGES["delay"], "Steps until a delayed average arrives.", show_default="4")
     ] = None
     every: Annotated[
         int | None,
-        typer.Option(help="Steps between exchanges, of methods that skip some.", show_default="4"),
-        RANGES["every"],
+        ranges.number(RANGES["every"], "Steps between exchanges, of methods that skip some.", show_default="4"),
     ] = None
     checkpoint: Annotated[
         pathlib.Path | None,
@@ -136,28 +138,24 @@ Coordinator = Annotated[
 ]
 Process = Annotated[
     int | None,
-    typer.Option(help=f"Number of this process, for --distributed; else ${cluster.INDEX}."),
-    ranges.PROCESS,
+    ranges.number(ranges.PROCESS, f"Number of this process, for --distributed; else ${cluster.INDEX}."),
 ]
 Processes = Annotated[
     int | None,
-    typer.Option(help=f"How many processes there are, for --distributed; else ${cluster.COUNT}."),
-    ranges.PROCESSES,
+    ranges.number(ranges.PROCESSES, f"How many processes there are, for --distributed; else ${cluster.COUNT}."),
 ]
 Heartbeat = Annotated[
     int,
-    typer.Option(help="Seconds without a word from a process until the others end, for --distributed."),
-    ranges.HEARTBEAT,
+    ranges.number(ranges.HEARTBEAT, "Seconds without a word from a process until the others end, for --distributed."),
 ]
 StepTimeout = Annotated[
     float,
-    typer.Option(help="Seconds that a step, a compilation or a save may take, for --distributed."),
-    ranges.SECONDS,
+    ranges.number(ranges.SECONDS, "Seconds that a step, a compilation or a save may take, for --distributed."),
 ]
 VerifyEvery = Annotated[
     int,
-    typer.Option(
-        help="Steps from one comparison of the parameters, on all devices of all processes, to the next; 0 for none.",
+    ranges.number(
+        ranges.EVERY,
+        "Steps from one comparison of the parameters, on all devices of all processes, to the next; 0 for none.",
     ),
-    ranges.EVERY,
 ]

@@ -13,7 +13,7 @@ from rich.console import Console
 from gradcomp_jax._checks import Range
 from gradcomp_jax._errors import SettingError, known_name, look_up, users_code
 from gradcomp_jax._files import read_json, write_whole
-from gradcomp_jax.cli import plan_report, ranges, units
+from gradcomp_jax.cli import plan_figures, plan_report, ranges, units
 from gradcomp_jax.cli.own_code import imported
 from gradcomp_jax.cli.tables import print_table, tell
 from gradcomp_jax.cli.user_errors import user_errors
@@ -60,10 +60,10 @@ def plan_command(
         typer.Option(help=f"Nodes, links and devices by name: {', '.join(CLUSTERS)}; the options below change it."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Devices in all.", show_default="8, or the cluster's"), ranges.PLANNED
+        int | None, ranges.number(ranges.PLANNED, "Devices in all.", show_default="8, or the cluster's")
     ] = None,
     per_node: Annotated[
-        int | None, typer.Option(help="Devices of a node.", show_default="1, or the cluster's"), ranges.PLANNED
+        int | None, ranges.number(ranges.PLANNED, "Devices of a node.", show_default="1, or the cluster's")
     ] = None,
     link: Annotated[
         str | None,
@@ -82,10 +82,11 @@ def plan_command(
     topology: Annotated[str, typer.Option(help="Of the nodes: switch or ring.")] = "switch",
     overlap: Annotated[
         float | None,
-        typer.Option(
-            help="Share of the step time in which an exchange may run beside it.", show_default="both 0 and 2/3"
+        ranges.number(
+            Range(0, 1, whole=False),
+            "Share of the step time in which an exchange may run beside it.",
+            show_default="both 0 and 2/3",
         ),
-        Range(0, 1, whole=False),
     ] = None,
     memory_rate: Annotated[
         str | None,
@@ -263,7 +264,7 @@ def _write(found: Outlook, out: pathlib.Path, what: str) -> list[pathlib.Path]:
     picture, figures = out / "plan.png", out / "plan.json"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        write_whole(figures, json.dumps(found.to_dict(), indent=1) + "\n", follow=False)
+        write_whole(figures, json.dumps(plan_figures.to_dict(found), indent=1) + "\n", follow=False)
         if not found.has_curves:
             return [figures]
         write_whole(picture, picture_of(found, what), follow=False)

@@ -8,7 +8,6 @@ from gradcomp_jax.cli.tables import Columns
 from gradcomp_jax.experiments import Comparison, MethodResult, Metric
 from gradcomp_jax.experiments.recipes import RECIPES
 from gradcomp_jax.experiments.tasks import TASKS
-from gradcomp_jax.methods import registry
 
 _METRICS: dict[Metric, tuple[str, str]] = {
     "accuracy": ("accuracy %", "accuracy: on the test set after the last epoch"),
@@ -95,28 +94,6 @@ def table(comparison: Comparison) -> Columns:
     names = columns(comparison)
     cells = [dict(zip(names, row, strict=True)) for row in rows(comparison)]
     return Columns(cells, dropped_first=("run mean", "step ms", "vs f32", "vs bf16"))
-
-
-METHOD_NOTE = (
-    "bits: for each value of a 4096 x 1024 matrix, to the owners and back, and what one worker sends in all. state: bytes for"
-    " each parameter, and with memory_dtype='int8'. momentum: where it goes, after the method or inside. The first collective"
-    " is the default. Papers by number are on arxiv.org."
-)
-"""Below the table of all methods."""
-
-
-def method_table(workers: int) -> Columns:
-    """Returns the table of all methods, for a terminal: bits for each value, bytes of state for each parameter."""
-    names = [name.replace(" / ", "\n/ ") for name in registry.header(workers)]
-    cells = [
-        dict(zip(names, (registry.command_name(row.name), *registry.cells(row)[1:-1], row.paper), strict=True))
-        for row in registry.table(workers=workers)
-    ]
-    return Columns(
-        cells,
-        dropped_first=("paper", "collectives", "momentum", "biased"),
-        left=("biased", "momentum", "collectives", "paper"),
-    )
 
 
 def markdown(comparison: Comparison, *, command: str) -> str:

@@ -35,7 +35,7 @@ def train_command(
     training: Training,
     context: typer.Context,
     method: Annotated[str, typer.Option(help="Its name: gradcomp methods lists them.")] = "dgc",
-    seed: Annotated[int, typer.Option(help="Of the parameters and of the order."), ranges.SEED] = 0,
+    seed: Annotated[int, ranges.number(ranges.SEED, "Of the parameters and of the order.")] = 0,
     share_folder: Annotated[
         bool,
         typer.Option(

@@ -29,7 +29,6 @@ from gradcomp_jax.experiments.results import show as show
 from gradcomp_jax.experiments.resume import train_with_checkpoints as train_with_checkpoints
 from gradcomp_jax.experiments.run import Trainer as Trainer
 from gradcomp_jax.experiments.run import data_mesh as data_mesh
-from gradcomp_jax.experiments.run import train as train
 from gradcomp_jax.experiments.settings import Settings as Settings
 from gradcomp_jax.experiments.tasks import Task as Task
 from gradcomp_jax.experiments.tasks import task as task

@@ -1,20 +1,12 @@
-"""Labelled images and texts that install with ordinary package clients.
+"""Labelled images and a text that ordinary packages have put on the machine.
 
-Nothing is downloaded here: a loader reads what a package has put on the machine, and says which command installs the
-package when it is not there. A further data set is one more entry of :data:`SOURCES`.
+Nothing is downloaded here: a loader says which command installs the package when it is not there. A further data set is one
+more entry of :data:`SOURCES`.
 """
 
-import ast
 import dataclasses
-import functools
-import gzip
-import hashlib
-import io
-import json
 import pathlib
-import struct
 import sysconfig
-import zlib
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -22,8 +14,6 @@ import numpy as np
 
 from gradcomp_jax._errors import MissingDataError, SettingError, look_up
 from gradcomp_jax._files import read_file
-from gradcomp_jax.experiments import packages
-from gradcomp_jax.experiments.archives import LARGEST, LARGEST_MEMBER
 
 _SPLIT_SEED = 2017
 
@@ -46,12 +36,6 @@ class Dataset:
     test_x: np.ndarray
     test_y: np.ndarray
 
-    def for_tuning(self) -> "Dataset":
-        """Returns the training set alone, its last tenth in the place of the test set."""
-        kept = len(self.train_x) - len(self.train_x) // 10
-        x, y = self.train_x, self.train_y
-        return Dataset(self.name, x[:kept], y[:kept], x[kept:], y[kept:])
-
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Text:
@@ -71,10 +55,6 @@ class Text:
     test: np.ndarray
     vocabulary: int
 
-    def for_tuning(self) -> "Text":
-        """Returns the text with its validation part in the place of the test part."""
-        return dataclasses.replace(self, test=self.validation)
-
 
 Data: TypeAlias = Dataset | Text
 
@@ -93,6 +73,13 @@ class Source:
     folder: pathlib.Path | Callable[[], pathlib.Path] | None
     install: str
 
+    def load(self, name: str, data_dir: str | pathlib.Path | None = None) -> Data:
+        """Reads the data set from ``data_dir``, or from where its package puts it; see :func:`load`."""
+        if data_dir is not None and self.folder is None:
+            raise SettingError(f"{name} is part of a Python package and reads no folder: drop data_dir")
+        usual = self.folder() if callable(self.folder) else self.folder
+        return self.read(name, usual if data_dir is None else pathlib.Path(data_dir))
+
 
 def load(name: str, *, data_dir: str | pathlib.Path | None = None) -> Data:
     """Reads a data set that is installed on this machine.
@@ -106,40 +93,7 @@ def load(name: str, *, data_dir: str | pathlib.Path | None = None) -> Data:
       MissingDataError: if its files are missing or are not the published ones.
       SettingError: if ``data_dir`` is given for a data set that has no files of its own.
     """
-    source = look_up("data set", name, SOURCES)
-    if data_dir is not None and source.folder is None:
-        raise SettingError(f"{name} is part of a Python package and reads no folder: drop data_dir")
-    usual = source.folder() if callable(source.folder) else source.folder
-    folder = pathlib.Path(data_dir) if data_dir is not None else usual
-    return source.read(name, folder)
-
-
-def unpack(path: pathlib.Path, install: str) -> bytes:
-    """Reads a gzip file, or says that it is none, and how to get one: ``install`` is the command."""
-    try:
-        # Nothing is waited for, as opening a pipe would.
-        packed = read_file(path, limit=LARGEST, follow=True)
-        with gzip.GzipFile(fileobj=io.BytesIO(packed or b"")) as file:
-            raw = file.read(LARGEST_MEMBER + 1)
-        if len(raw) > LARGEST_MEMBER:
-            raise OSError(f"it holds more than {LARGEST_MEMBER:,} bytes")
-        return raw
-    except (OSError, EOFError, zlib.error) as error:
-        raise MissingDataError(f"{path} is not a readable gzip file ({error}); install it again: {install}") from error
-
-
-def parse_idx(path: pathlib.Path, raw: bytes) -> np.ndarray:
-    """Reads an idx file of unsigned bytes, the format of MNIST and its kin, as uint8 in the shape that its header states."""
-    # Two zero bytes, the element type (8: unsigned byte), the number of dimensions, then one
-    # big-endian uint32 for each dimension.
-    if len(raw) < 4 or raw[:3] != b"\0\0\x08" or len(raw) < 4 + 4 * raw[3]:
-        raise MissingDataError(f"{path} does not start with the header of an idx file of bytes")
-    rank = raw[3]
-    shape = struct.unpack(f">{rank}I", raw[4 : 4 + 4 * rank])
-    data = np.frombuffer(raw, np.uint8, offset=4 + 4 * rank)
-    if data.size != int(np.prod(shape, dtype=np.int64)):
-        raise MissingDataError(f"{path} promises shape {shape} and holds {data.size} bytes")
-    return data.reshape(shape)
+    return look_up("data set", name, SOURCES).load(name, data_dir)
 
 
 def _read_digits(name: str, folder: pathlib.Path | None) -> Dataset:
@@ -158,107 +112,6 @@ def _read_digits(name: str, folder: pathlib.Path | None) -> Dataset:
         members = order.permutation(np.flatnonzero(labels == label))
         is_test[members[: round(len(members) / 5)]] = True
     return Dataset(name, images[~is_test], labels[~is_test], images[is_test], labels[is_test])
-
-
-# Of the unpacked bytes, so that a file which was packed again is still recognised.
-_FASHION_SHA256 = {
-    "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-    "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-    "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-    "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-}
-
-
-def _read_fashion_mnist(name: str, folder: pathlib.Path | None) -> Dataset:
-    if folder is None:
-        raise SettingError(f"{name} is read from a folder: give data_dir")
-    arrays = {}
-    for stem, digest in _FASHION_SHA256.items():
-        path = folder / f"{stem}.gz"
-        if not path.is_file():
-            raise MissingDataError(f"{name} is not installed: there is no {path}; install it: {SOURCES[name].install}")
-        raw = unpack(path, SOURCES[name].install)
-        if hashlib.sha256(raw).hexdigest() != digest:
-            raise MissingDataError(
-                f"{path} is not the published file (its sha256 differs); install it again: {SOURCES[name].install}"
-            )
-        arrays[stem] = parse_idx(path, raw)
-
-    return _of_digits(name, {stem.split("-idx")[0]: array for stem, array in arrays.items()})
-
-
-def _of_digits(name: str, arrays: dict[str, np.ndarray]) -> Dataset:
-    """MNIST and its kin, of the arrays of their four files."""
-
-    def images(stem: str) -> np.ndarray:
-        return (arrays[stem].astype(np.float32) / np.float32(255.0))[..., None]
-
-    return Dataset(
-        name,
-        images("train-images"),
-        arrays["train-labels"].astype(np.int32),
-        images("t10k-images"),
-        arrays["t10k-labels"].astype(np.int32),
-    )
-
-
-def _read_mnist(name: str, folder: pathlib.Path | None) -> Dataset:
-    arrays = {}
-    for stem in ("train-images", "train-labels", "t10k-images", "t10k-labels"):
-        file = f"{stem}-idx{3 if 'images' in stem else 1}-ubyte"
-        arrays[stem] = parse_idx(pathlib.Path(file), packages.read_file(name, folder, file))
-    return _of_digits(name, arrays)
-
-
-def _read_cifar10(name: str, folder: pathlib.Path | None) -> Dataset:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingDataError(
-            f"{name} is kept as PNG; install pillow: pip install -e '.[cli]' in a checkout"
-        ) from error
-
-    def images(*files: str) -> np.ndarray:
-        # Each image is one row of a picture: its pixels one after the other, three bytes each.
-        rows = []
-        for file in files:
-            with Image.open(io.BytesIO(packages.read_file(name, folder, file))) as picture:
-                rows.append(np.asarray(picture.convert("RGB")).reshape(-1, 32, 32, 3))
-        return np.concatenate(rows).astype(np.float32) / np.float32(255.0)
-
-    def labels(file: str) -> np.ndarray:
-        return np.asarray(json.loads(packages.read_file(name, folder, file)), np.int32)
-
-    return Dataset(
-        name,
-        images(*(f"data_batch_{i}.png" for i in range(1, 6))),
-        labels("train_lables.json"),
-        images("test_batch.png"),
-        labels("test_lables.json"),
-    )
-
-
-def _read_enwik8(name: str, folder: pathlib.Path | None) -> Text:
-    """The first 90 million bytes for training, five million each for validation and test, as is usual."""
-    text = np.frombuffer(gzip.decompress(packages.read_file(name, folder, "enwik8.gz")), np.uint8)
-    return Text(name, text[:90_000_000], text[90_000_000:95_000_000], text[95_000_000:], 256)
-
-
-def _read_penn_treebank(name: str, folder: pathlib.Path | None) -> Text:
-    """Mikolov's split and vocabulary; the end of a line is a word of its own."""
-    # Texts as literals in a module, which is read and not run.
-    module = ast.parse(packages.read_file(name, folder, "__init__.py"))
-    texts = {
-        node.targets[0].slice.value: node.value.value  # type: ignore[attr-defined]
-        for node in module.body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript)
-    }
-    words = {split: [*text.rstrip("\n").replace("\n", " <eos> ").split(), "<eos>"] for split, text in texts.items()}
-    numbers = {word: i for i, word in enumerate(dict.fromkeys(words["train"]))}
-    train, validation, test = (
-        np.array([numbers[word] for word in words[split]], np.uint16) for split in ("train", "valid", "test")
-    )
-    return Text(name, train, validation, test, len(numbers))
 
 
 _PACKAGES = ("asyncio", "email", "http", "importlib", "json", "logging", "multiprocessing", "unittest", "urllib", "xml")
@@ -298,22 +151,7 @@ def _read_standard_library(name: str, folder: pathlib.Path | None) -> Text:
     return Text(name, train, validation, test, 128)
 
 
-_FETCHED: dict[str, Callable[[str, pathlib.Path | None], Data]] = {
-    "mnist": _read_mnist,
-    "cifar10": _read_cifar10,
-    "enwik8": _read_enwik8,
-    "penn-treebank": _read_penn_treebank,
-}
-
 SOURCES: dict[str, Source] = {
     "digits": Source(_read_digits, None, "pip install -e '.[cli]' in a checkout"),
-    "fashion-mnist": Source(
-        _read_fashion_mnist,
-        pathlib.Path("/usr/share/datasets/fashion-mnist"),
-        "apt-get install -y dataset-fashion-mnist",
-    ),
     "standard-library": Source(_read_standard_library, _standard_library, "a Python with its library's source"),
-} | {
-    name: Source(read, functools.partial(packages.folder_of, name), f"gradcomp data {name}")
-    for name, read in _FETCHED.items()
 }

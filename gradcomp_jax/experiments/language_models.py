@@ -1,4 +1,4 @@
-"""Networks that predict the next token of a text."""
+"""A network that predicts the next token of a text."""
 
 import dataclasses
 import math
@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,25 +25,8 @@ class LanguageModel:
     length: int
 
 
-class _Block(linen.Module):
-    """Attention and two dense layers, each after a layer norm and beside a residual connection."""
-
-    heads: int
-
-    @linen.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        width = x.shape[-1]
-        h = linen.LayerNorm()(x)
-        shape = (*h.shape[:-1], self.heads, width // self.heads)
-        query, key, value = (linen.Dense(width, name=name)(h).reshape(shape) for name in ("query", "key", "value"))
-        seen = jax.nn.dot_product_attention(_turned(query), _turned(key), value, is_causal=True).reshape(h.shape)
-        x = x + linen.Dense(width, name="out")(seen)
-        h = linen.Dense(4 * width, name="up")(linen.LayerNorm()(x))
-        return x + linen.Dense(width, name="down")(linen.gelu(h))
-
-
-def _turned(x: jax.Array) -> jax.Array:
-    """Rotary places: pairs of entries turned by angles that grow with the place, so that products know distances alone."""
+def turned(x: jax.Array) -> jax.Array:
+    """Turns pairs of entries by angles that grow with the place (rotary places), so that products know distances alone."""
     half = x.shape[-1] // 2
     speeds = 10_000.0 ** -(jnp.arange(half, dtype=jnp.float32) / half)
     angles = jnp.arange(x.shape[-3], dtype=jnp.float32)[:, None] * speeds
@@ -98,7 +80,7 @@ class Decoder:
             h = _normed(x, params[f"{i}/norm_1"])
             shape = (*h.shape[:-1], self.heads, self.width // self.heads)
             query, key, value = ((h @ params[f"{i}/{name}"]).reshape(shape) for name in ("query", "key", "value"))
-            seen = jax.nn.dot_product_attention(_turned(query), _turned(key), value, is_causal=True)
+            seen = jax.nn.dot_product_attention(turned(query), turned(key), value, is_causal=True)
             x = x + seen.reshape(h.shape) @ params[f"{i}/out"]
             h = _normed(x, params[f"{i}/norm_2"])
             x = x + jax.nn.gelu(h @ params[f"{i}/up"]) @ params[f"{i}/down"]
@@ -122,62 +104,3 @@ SMALL = Decoder(width=48, layers=2, heads=4, length=64)
 def decoder(vocabulary: int, *, model: Decoder = SMALL) -> LanguageModel:
     """Returns a :class:`Decoder` for a vocabulary."""
     return LanguageModel(lambda key: model.init(key, vocabulary), model.apply, model.length)
-
-
-class _Transformer(linen.Module):
-    vocabulary: int
-    width: int
-    layers: int
-    heads: int
-
-    @linen.compact
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        small = linen.initializers.normal(0.02)
-        x = linen.Embed(self.vocabulary, self.width, embedding_init=small, name="embedding")(tokens)
-        for i in range(self.layers):
-            x = _Block(self.heads, name=f"block_{i}")(x)
-        return linen.Dense(self.vocabulary, use_bias=False, name="head")(linen.LayerNorm()(x))
-
-
-def transformer(
-    vocabulary: int, *, width: int = 128, layers: int = 4, heads: int = 4, length: int = 128
-) -> LanguageModel:
-    """Returns a decoder with layer norms first and rotary places; 859 thousand parameters for 256 tokens."""
-    return _from_linen(_Transformer(vocabulary, width, layers, heads), length)
-
-
-def _near_zero(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-    return jax.random.uniform(key, shape, dtype, -0.1, 0.1)
-
-
-class _Lstm(linen.Module):
-    vocabulary: int
-    width: int
-    layers: int
-
-    @linen.compact
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        x = linen.Embed(self.vocabulary, self.width, embedding_init=_near_zero, name="embedding")(tokens)
-        # Zeros that vary by worker as the words do, where shard_map keeps account of what does.
-        zero = 0 * x[:, 0]
-        for i in range(self.layers):
-            x = linen.RNN(linen.OptimizedLSTMCell(self.width), name=f"lstm_{i}")(x, initial_carry=(zero, zero))
-        return linen.Dense(self.vocabulary, name="head")(x)
-
-
-def lstm(vocabulary: int, *, width: int = 200, layers: int = 2, length: int = 35) -> LanguageModel:
-    """Returns layers of LSTM over sequences that each start from zeros.
-
-    The defaults are the small configuration of Zaremba et al., 2014, https://arxiv.org/abs/1409.2329, section 4.1.
-    """
-    return _from_linen(_Lstm(vocabulary, width, layers), length)
-
-
-def _from_linen(module: linen.Module, length: int) -> LanguageModel:
-    def init(key: jax.Array) -> Any:
-        return module.init(key, jnp.zeros((1, length), jnp.int32))["params"]
-
-    def apply(params: Any, tokens: jax.Array) -> jax.Array:
-        return module.apply({"params": params}, tokens)  # type: ignore[return-value]
-
-    return LanguageModel(init, apply, length)

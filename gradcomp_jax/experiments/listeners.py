@@ -1,6 +1,7 @@
 """Who hears how runs go on."""
 
 import dataclasses
+import functools
 from typing import Any
 
 from gradcomp_jax.experiments.results import Metric, RunResult, Wire
@@ -54,32 +55,10 @@ class Listeners(Listener):
         """Takes the listeners, the first of which hears of everything first."""
         self._listeners = listeners
 
-    def compiling(self, method: str) -> None:
-        """Passes it on."""
+    def _tell(self, what: str, *args: Any) -> None:
         for listener in self._listeners:
-            listener.compiling(method)
+            getattr(listener, what)(*args)
 
-    def compiled(self, method: str, wire: Wire) -> None:
-        """Passes it on."""
-        for listener in self._listeners:
-            listener.compiled(method, wire)
 
-    def started(self, method: str, seed: int, steps: int, done: int) -> None:
-        """Passes it on."""
-        for listener in self._listeners:
-            listener.started(method, seed, steps, done)
-
-    def stepped(self, method: str, seed: int, step: int, loss: float) -> None:
-        """Passes it on."""
-        for listener in self._listeners:
-            listener.stepped(method, seed, step, loss)
-
-    def finished_epoch(self, method: str, seed: int, epoch: int, past: Past) -> None:
-        """Passes it on."""
-        for listener in self._listeners:
-            listener.finished_epoch(method, seed, epoch, past)
-
-    def finished(self, result: RunResult) -> None:
-        """Passes it on."""
-        for listener in self._listeners:
-            listener.finished(result)
+for _name in [name for name in vars(Listener) if not name.startswith("_")]:
+    setattr(Listeners, _name, functools.partialmethod(Listeners._tell, _name))

@@ -6,16 +6,12 @@ Recipes train with the same momentum and learning rate, but for the few whose up
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-import optax
-
-from gradcomp_jax import collectives
 from gradcomp_jax._errors import SettingError, look_up
-from gradcomp_jax.compressors import Compressor, block_quantized, ternary, topk
 from gradcomp_jax.compressors import dense as dense_code
-from gradcomp_jax.core import exchange, masks
+from gradcomp_jax.compressors import ternary
+from gradcomp_jax.core import masks
 from gradcomp_jax.experiments.models import CLASSIFIER
 from gradcomp_jax.experiments.registered import (
     Recipe,
@@ -29,7 +25,7 @@ from gradcomp_jax.experiments.registered import (
 )
 from gradcomp_jax.experiments.replicas import REPLICA_RECIPES
 from gradcomp_jax.experiments.settings import CountedSettings, Settings
-from gradcomp_jax.methods import dense, dgc, sparse_adamw, terngrad
+from gradcomp_jax.methods import dgc, sparse_adamw, terngrad
 from gradcomp_jax.methods.registry import METHODS, command_name
 from gradcomp_jax.transforms.warm_up import Stages
 
@@ -52,14 +48,7 @@ def build(method: str, settings: Settings, steps_per_epoch: int, *, seed: int = 
         raise SettingError(f"{method}: {error}") from error
 
 
-def _clipped(settings: Settings, warm_up: Stages, seed: int) -> Transformation:
-    """Makes dense bfloat16 whose mean gradient is clipped at the threshold of DGC's local clipping."""
-    exchanged = dense(axis_name=settings.axis_name, dtype="bfloat16")
-    clip = optax.identity() if settings.clip_norm is None else optax.clip_by_global_norm(settings.clip_norm)
-    return after(optax.chain(exchanged, clip), settings)
-
-
-def _terngrad(
+def make_terngrad(
     settings: Settings,
     warm_up: Stages,
     seed: int,
@@ -67,14 +56,17 @@ def _terngrad(
     downlink: Literal["exact", "ternary"] = "exact",
     clip: float | None = 2.5,
 ) -> Transformation:
-    # The paper's practice: the last classification layer stays dense.
+    """Makes TernGrad as its authors train it: the last classification layer stays dense."""
     mask = masks.without(CLASSIFIER, masks.gains(ternary(downlink=downlink), dense_code()))
     make = functools.partial(terngrad, axis_name=settings.axis_name, downlink=downlink, clip=clip, mask=mask)
     return after(seeded(make, seed), settings)
 
 
-def _dgc(settings: Settings, warm_up: Stages, seed: int, **ablation: Any) -> Transformation:
-    """DGC with some of its options replaced; the momentum is inside, so plain SGD follows; before Adam there is none."""
+def make_dgc(settings: Settings, warm_up: Stages, seed: int, **ablation: Any) -> Transformation:
+    """Makes DGC, with ``ablation`` in the place of some of its options.
+
+    The momentum is inside, so plain SGD follows; before Adam there is none.
+    """
     if settings.optimizer == "adamw":
         ablation["momentum"] = 0.0
     options = {
@@ -88,27 +80,6 @@ def _dgc(settings: Settings, warm_up: Stages, seed: int, **ablation: Any) -> Tra
     return after(dgc(**options), dataclasses.replace(settings, momentum=0.0))
 
 
-def _dgc_gather(settings: Settings, warm_up: Stages, seed: int) -> Transformation:
-    """Makes DGC by gather at 2 / N of the density, which sends as many bytes as two phases do."""
-    fraction = 2 / settings.workers
-    stages = tuple((steps, density * fraction) for steps, density in warm_up)
-    return _dgc(
-        dataclasses.replace(settings, density=settings.density * fraction), stages, seed, collective="all_gather"
-    )
-
-
-def _collective(name: str) -> collectives.Collective:
-    return collectives.AllGather() if name == "all_gather" else collectives.TwoPhase(cast(collectives.Remainder, name))
-
-
-def _exchanged(
-    settings: Settings, warm_up: Stages, seed: int, *, code: Callable[[float], Compressor], collective: str
-) -> Transformation:
-    """A code, made for the density, with error feedback, and the momentum after it."""
-    crossed = exchange(code(settings.density), axis_name=settings.axis_name, collective=_collective(collective))
-    return after(crossed, settings)
-
-
 def _sparse_adamw(settings: Settings, warm_up: Stages, seed: int) -> Transformation:
     if settings.optimizer != "adamw":
         raise SettingError(
@@ -118,50 +89,18 @@ def _sparse_adamw(settings: Settings, warm_up: Stages, seed: int) -> Transformat
     return sparse_adamw(settings.rate(), axis_name=settings.axis_name, density=settings.density)
 
 
-_topk = functools.partial(_exchanged, code=topk)
-_int8 = functools.partial(_exchanged, code=lambda density: block_quantized())
+def with_bits(name: str, bits: int) -> Recipe:
+    """Returns the recipe of a registered method with an option ``bits``."""
+    made = functools.partial(make_registered, name=name, bits=bits)
+    return Recipe(made, f"{summary(METHODS[name])}; {bits} bits a value")
+
 
 RECIPES: dict[str, Recipe] = {
     "dense": Recipe(functools.partial(make_registered, name="dense"), "float32 all-reduce"),
     "dense-bf16": Recipe(functools.partial(make_registered, name="dense_bf16"), "bfloat16 on the wire, float32 sums"),
-    "dense-bf16-clip": Recipe(_clipped, "dense bfloat16, the mean gradient clipped at DGC's threshold"),
-    "terngrad": Recipe(_terngrad, "TernGrad, exact downlink, last layer dense"),
-    "terngrad-ternary": Recipe(functools.partial(_terngrad, downlink="ternary"), "TernGrad, ternary downlink"),
-    "terngrad-no-clip": Recipe(functools.partial(_terngrad, clip=None), "TernGrad without clipping"),
-    "dgc": Recipe(_dgc, "Deep Gradient Compression, complete", stages=warm_up_stages),
-    "dgc-no-correction": Recipe(
-        functools.partial(_dgc, momentum_correction=False),
-        "DGC with a plain residual, and the momentum after the exchange",
-        stages=warm_up_stages,
-    ),
-    "dgc-no-masking": Recipe(
-        functools.partial(_dgc, masking=False), "DGC without factor masking", stages=warm_up_stages
-    ),
-    "dgc-no-warm-up": Recipe(_dgc, "DGC at its final density from the first step"),
-    "dgc-no-clip": Recipe(functools.partial(_dgc, clip_norm=None), "DGC without local clipping", stages=warm_up_stages),
-    "dgc-gather": Recipe(_dgc_gather, "DGC by gather, at the density that sends the same bytes", stages=warm_up_stages),
-    "dgc-paper": Recipe(
-        functools.partial(_dgc, collective=_collective("all_gather")),
-        "DGC by gather at its full density, as in the paper: whatever any worker sends is in the update",
-        stages=warm_up_stages,
-    ),
-    "dgc-put-back": Recipe(
-        functools.partial(_dgc, collective=_collective("put_back")),
-        "DGC whose workers take back all that owners do not keep",
-        stages=warm_up_stages,
-    ),
+    "terngrad": Recipe(make_terngrad, "TernGrad, exact downlink, last layer dense"),
+    "dgc": Recipe(make_dgc, "Deep Gradient Compression, complete", stages=warm_up_stages),
     "sparse-adamw": Recipe(_sparse_adamw, "AdamW after the largest entries, in two bits each; of tasks with AdamW"),
-    "topk-gather": Recipe(
-        functools.partial(_exchanged, code=lambda density: topk(density / 4), collective="all_gather"),
-        "top-k with a residual, by gather at the same bytes",
-    ),
-    "topk-put-back": Recipe(functools.partial(_topk, collective="put_back"), "top-k with a residual, in two phases"),
-    "topk-server": Recipe(functools.partial(_topk, collective="server"), "the same with a server residual"),
-    "int8-gather": Recipe(functools.partial(_int8, collective="all_gather"), "block int8 with a residual, by gather"),
-    "int8-put-back": Recipe(
-        functools.partial(_int8, collective="put_back"), "block int8 with a residual, in two phases"
-    ),
-    "int8-server": Recipe(functools.partial(_int8, collective="server"), "the same with a server residual"),
 }
 
 RECIPES |= {
@@ -171,49 +110,14 @@ RECIPES |= {
     for name, method in METHODS.items()
     if command_name(name) not in RECIPES
 }
-
-_NARROW = {"bf16": "bfloat16", "int8": "int8", "fp8": "float8_e4m3fn"}
-
-RECIPES |= {
-    f"dgc-{short}-memory": Recipe(
-        functools.partial(_dgc, memory_dtype=dtype), f"DGC with its memories in {dtype}", stages=warm_up_stages
-    )
-    for short, dtype in _NARROW.items()
-}
-RECIPES |= {
-    f"topk-sgd-{short}-memory": Recipe(
-        functools.partial(make_registered, name="topk_sgd", memory_dtype=dtype), f"top-k with its memory in {dtype}"
-    )
-    for short, dtype in _NARROW.items()
-}
-
-RECIPES |= {
-    f"{command_name(name)}-{bits}-bit": Recipe(
-        functools.partial(make_registered, name=name, bits=bits), f"{summary(METHODS[name])}; {bits} bits a value"
-    )
-    for name, bits in (("block_quantized", 4), ("eden", 1), ("eden", 2))
-}
-
+RECIPES["block-quantized-4-bit"] = with_bits("block_quantized", 4)
 RECIPES |= REPLICA_RECIPES
 
-COLLECTIVES = (
-    "dense-bf16",
-    "dgc",
-    *(name for name in RECIPES if name.rpartition("-")[2] in ("gather", "back", "server")),
-)
 ALL = tuple(map(command_name, METHODS))
 """One recipe for each registered method, both baselines among them."""
-
-MEMORIES = (
-    "dense-bf16",
-    *(name for of in ("dgc", "topk-sgd") for name in (of, *(f"{of}-{x}-memory" for x in _NARROW))),
-)
-"""Memories in float32, in two bytes and in one."""
 
 REPLICAS = ("dense", *REPLICA_RECIPES)
 """Whatever is not synchronous, beside what is."""
 
-ABLATIONS = ("dense-bf16", "dgc", *(name for name in RECIPES if name.startswith("dgc-no-")))
-
-GROUPS = {"all": ALL, "ablations": ABLATIONS, "collectives": COLLECTIVES, "memories": MEMORIES, "replicas": REPLICAS}
+GROUPS = {"all": ALL, "replicas": REPLICAS}
 """By the name that stands for them."""

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
+from gradcomp_jax import _everyone
 from gradcomp_jax._errors import SettingError
 from gradcomp_jax._files import local_folder, read_file, write_whole
 from gradcomp_jax.experiments.listeners import Listener, Listeners, Past
@@ -30,7 +29,6 @@ _T = TypeVar("_T")
 
 # A network file system may show a new file on other machines only after a while.
 _TIMEOUT_S = 5.0
-_LONGEST_SENTENCE = 2000
 
 
 def train_with_checkpoints(
@@ -207,20 +205,9 @@ def _in_first(action: Callable[[], _T], failed: Callable[[str], str]) -> _T | No
             cause, told = error, str(error)
         except OSError as error:
             cause, told = error, failed(_reason(error))
-    if told := _broadcast(told):
+    if told := _everyone.of_first(told):
         raise SettingError(told) from cause
     return result
-
-
-def _broadcast(text: str) -> str:
-    """What the first process says, in every process."""
-    if jax.process_count() == 1:
-        return text
-    sent = np.zeros(_LONGEST_SENTENCE, np.uint32)
-    data = text.encode()[:_LONGEST_SENTENCE]
-    sent[: len(data)] = list(data)
-    told = np.asarray(multihost_utils.broadcast_one_to_all(sent)).astype(np.uint8)
-    return told.tobytes().rstrip(b"\0").decode(errors="replace")
 
 
 @contextlib.contextmanager
@@ -259,18 +246,18 @@ def _check_shared(folder: pathlib.Path) -> None:
     if jax.process_count() == 1:
         return
     first = jax.process_index() == 0
-    token = int(multihost_utils.broadcast_one_to_all(np.uint32(secrets.randbits(31))))
+    token = _everyone.of_first(secrets.randbits(31))
     path = folder / f"processes-{token:08x}.token"
     try:
         _in_first(
             lambda: write_whole(path, str(token), follow=False), lambda reason: f"cannot save in {folder}: {reason}"
         )
         found = first or _appears(path, str(token).encode())
-        blind = np.flatnonzero(~multihost_utils.process_allgather(np.asarray([found])).reshape(-1))
+        blind = [index for index, sees in enumerate(_everyone.of_all(found)) if not sees]
     finally:
         if first:
             path.unlink(missing_ok=True)
-    if len(blind):
+    if blind:
         raise SettingError(
             f"cannot save in {folder}: process {', '.join(map(str, blind))} does not see what process 0 writes there; name a "
             "folder that every process can write to and share"

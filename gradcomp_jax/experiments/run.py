@@ -1,6 +1,5 @@
 """One training run: many workers on one mesh, a compiled step, and what it cost."""
 
-import dataclasses
 import hashlib
 import time
 from collections.abc import Sequence
@@ -15,12 +14,10 @@ from gradcomp_jax._errors import SettingError, known_name
 from gradcomp_jax.audit import wire_bytes
 from gradcomp_jax.distributed import Verifier, check_equal, digest
 from gradcomp_jax.experiments import recipes
-from gradcomp_jax.experiments.datasets import load
 from gradcomp_jax.experiments.listeners import Listener, Past
 from gradcomp_jax.experiments.problem import Problem
 from gradcomp_jax.experiments.results import RunResult, Wire, step_time
 from gradcomp_jax.experiments.settings import Settings
-from gradcomp_jax.experiments.tasks import task
 from gradcomp_jax.replicas import consolidate, mean_wire_bytes
 from gradcomp_jax.training import init_state, make_train_step
 from gradcomp_jax.training.donation import OwnBuffers
@@ -208,30 +205,6 @@ class Trainer:
             sent_most=max([final, *stages]),
             stages=tuple((steps, sent) for (steps, _), sent in zip(warm_up, stages, strict=True)),
         )
-
-
-def train(
-    method: str,
-    dataset: str,
-    *,
-    seed: int = 0,
-    data_dir: str | None = None,
-    listener: Listener | None = None,
-    **overrides: Any,
-) -> RunResult:
-    """Trains one method on one data set with the hyper-parameters of its task.
-
-    Takes names of ``recipes.RECIPES`` and ``datasets.SOURCES``, the folder of the data set's files, if it is not where its
-    package puts them, and fields of ``Settings`` in the place of the task's.
-
-    Raises:
-      ExperimentError: if a name is unknown, the data are missing or the settings do not fit.
-    """
-    the_task = task(dataset)
-    settings = dataclasses.replace(the_task.settings, **overrides)
-    data = load(dataset, data_dir=data_dir)
-    trainer = Trainer(method, the_task.on(data), settings, listener=listener)
-    return trainer.run(seed, listener=listener)
 
 
 def data_mesh(workers: int, axis_name: str) -> Mesh:

@@ -5,7 +5,4 @@ from gradcomp_jax.methods.adamw import sparse_adamw as sparse_adamw
 from gradcomp_jax.methods.every_method import *  # noqa: F403
 from gradcomp_jax.methods.registry import METHODS as METHODS
 from gradcomp_jax.methods.registry import Method as Method
-from gradcomp_jax.methods.registry import Row as Row
-from gradcomp_jax.methods.registry import markdown_table as markdown_table
-from gradcomp_jax.methods.registry import table as table
 from gradcomp_jax.methods.sufficient_factors import factored_dot as factored_dot

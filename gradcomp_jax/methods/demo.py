@@ -19,6 +19,7 @@ from gradcomp_jax.transforms import rate_weighted
     paper="2411.19870",
     update="sign",
     caution="with `signed` the learning rate of a sign method",
+    may_change=("momentum", "rate"),
 )
 def demo(
     *,

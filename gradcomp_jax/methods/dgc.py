@@ -20,6 +20,7 @@ from gradcomp_jax.transforms.local import weight_decay as decay
     collectives=SELECTS,
     paper="1712.01887",
     caution="give it a `warm_up` and a `clip_norm` where training starts with large, fast-changing gradients",
+    may_change=("momentum", "clip_norm", "warm_up", "weight_decay"),
     adam_b1=0.0,
 )
 def dgc(

@@ -19,6 +19,7 @@ from gradcomp_jax.transforms import on_dense
     paper="2504.05295",
     update="direction",
     caution="its updates are directions, at the learning rate of Muon",
+    may_change=("momentum",),
 )
 def dion(
     *,

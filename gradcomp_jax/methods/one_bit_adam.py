@@ -19,6 +19,7 @@ from gradcomp_jax.transforms import frozen_adam
     update="direction",
     warm_up_steps=100,
     caution="it is Adam itself, and its first steps are dense",
+    may_change=("b1", "b2", "eps", "floor", "warm_up_steps"),
 )
 def one_bit_adam(
     *,

@@ -12,7 +12,14 @@ from gradcomp_jax.methods.registry import register
 from gradcomp_jax.transforms import plus_trace
 
 
-@register(kept="residual", momentum="after", collectives=("all_reduce",), paper="1905.13727", adam_b1=0.0)
+@register(
+    kept="residual",
+    momentum="after",
+    collectives=("all_reduce",),
+    paper="1905.13727",
+    adam_b1=0.0,
+    may_change=("momentum",),
+)
 def powersgd(
     *,
     axis_name: AxisName | None,

@@ -1,4 +1,4 @@
-"""The registry of methods, and the table of their costs, as their exchanges describe them."""
+"""The registry of methods, and what they have in common."""
 
 import dataclasses
 import functools
@@ -7,17 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, cast
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from gradcomp_jax import _arguments, _checks, _markdown, memory, per_device
+from gradcomp_jax import _arguments, memory, per_device
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.collectives import AllGather, AllReduce, Collective, RecursiveDoubling, as_collective
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.compressors.low_rank import LowRank
 from gradcomp_jax.core import ExchangeState, Policy, changed, exchange
 from gradcomp_jax.core.made_by import MadeBy, made_by
-from gradcomp_jax.methods.traffic import traffic_of
 
 Kept = Literal["nothing", "residual", "momentum", "estimate"]
 Make = TypeVar("Make", bound=Callable[..., optax.GradientTransformationExtraArgs])
@@ -43,6 +41,8 @@ class Method:
             rounding of a cast to bfloat16.
         adam_b1: the decay of the first moment of an Adam after it; ``None`` where it is that of dense gradients.
         options: options that the method must be given, or is best shown with.
+        may_change: its options with which the stored state means the same whatever their values: how much is sent, how fast it
+            learns, and random numbers. A checkpoint is restored with others of these, and with a warning.
         caution: a sentence from the page of a method that does not train like SGD with the same settings; empty for the others.
             Any output that ranks methods by speed has to show it.
     """
@@ -56,6 +56,7 @@ class Method:
     biased: bool = True
     adam_b1: float | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    may_change: frozenset[str] = frozenset()
     caution: str = ""
 
     @property
@@ -72,8 +73,12 @@ class Method:
 GATHERS = ("two_phase", "all_gather")
 SELECTS = (*GATHERS, "recursive_doubling")
 
+SENT = ("density", "downlink_density", "bits", "dtype", "pack_positions", "collective", "remainder")
+DRAWN = ("key", "seed", "generator")
+"""Options of how much is sent, and of random numbers, which may change in every method."""
+
 METHODS: dict[str, Method] = {}
-"""Maps names to methods, in the order of the table."""
+"""Maps names to methods, in the order of their table."""
 
 
 def register(
@@ -86,19 +91,21 @@ def register(
     biased: bool = True,
     adam_b1: float | None = None,
     name: str | None = None,
+    may_change: tuple[str, ...] = (),
     caution: str = "",
     **options: Any,
 ) -> Callable[[Make], Make]:
     """Makes a decorator that registers a function as a method, under its own name or another one.
 
-    The arguments are those of :class:`Method`; ``options`` are the defaults that the function is given. The states of its
+    The arguments are those of :class:`Method`, ``may_change`` beside :data:`SENT` and :data:`DRAWN`; ``options`` are the
+    defaults that the function is given. The states of its
     exchanges name the method that made them.
     """
 
     def registered(function: Make) -> Make:
-        make = _signed(function)
+        make, known = _signed(function), frozenset((*SENT, *DRAWN, *may_change))
         METHODS[name or make.__name__] = Method(
-            make, kept, momentum, collectives, paper, update, biased, adam_b1, options, caution
+            make, kept, momentum, collectives, paper, update, biased, adam_b1, options, known, caution
         )
         return make
 
@@ -198,118 +205,3 @@ def refuse_without_downlink(option: str, collective: Collective) -> None:
 def command_name(name: str) -> str:
     """Returns a method's name as the commands print it; they accept it with ``_`` as well."""
     return name.replace("_", "-")
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """Holds the costs of a method with its defaults, on one large matrix.
-
-    Attributes:
-        name: name in :data:`METHODS`.
-        uplink: bits for each entry that a worker sends to the others.
-        downlink: bits for each entry that come back as the mean; 0 where payloads are gathered and nothing comes back.
-        sent: bits for each entry that one worker sends in all, as :func:`gradcomp_jax.wire_bytes` counts.
-        state: bytes of state for each parameter on each worker.
-        narrow_state: the same with memories in int8; ``None`` where no memory can be.
-        biased, momentum, collectives, paper: see :class:`Method`.
-    """
-
-    name: str
-    uplink: float
-    downlink: float
-    sent: float
-    state: float
-    narrow_state: float | None
-    biased: bool
-    momentum: Momentum
-    collectives: tuple[str, ...]
-    paper: str
-
-
-def table(*, workers: int = 8, shape: tuple[int, int] = (4096, 1024)) -> list[Row]:
-    """Returns what every method sends and keeps for one matrix, as its exchange describes it; nothing is compiled or run.
-
-    Args:
-        workers: N.
-        shape: shape of the matrix.
-
-    Raises:
-        ValueError: for fewer than two workers.
-    """
-    if _checks.positive_int("workers", workers) < 2:
-        raise ValueError(f"workers must be at least 2, got {workers}: one worker sends nothing")
-    return [_row(name, workers, tuple(shape)) for name in METHODS]
-
-
-@functools.cache
-def _row(name: str, workers: int, shape: tuple[int, int]) -> Row:
-    method, size, axis = METHODS[name], shape[0] * shape[1], "workers"
-    params, along = jax.ShapeDtypeStruct(shape, jnp.float32), {axis: workers}
-    traffic = traffic_of(method.build(axis_name=axis), params, along)
-    narrow = None
-    if method.kept in ("residual", "momentum") and "memory_dtype" in inspect.signature(method.make).parameters:
-        narrow = traffic_of(method.build(axis_name=axis, memory_dtype="int8"), params, along).state / size
-    put_in = {collective.kind: collective.operand for collective in traffic.collectives}
-    summed, gathered = put_in.get("all-reduce", 0), put_in.get("all-gather", 0)
-    uplink = put_in.get("all-to-all", 0) + put_in.get("collective-permute", 0)
-    downlink = gathered * workers if uplink else 0
-    uplink = uplink or gathered
-    return Row(
-        name,
-        uplink=8 * (uplink + summed) / size,
-        downlink=8 * (downlink + summed) / size,
-        sent=8 * traffic.sent / size,
-        state=traffic.state / size,
-        narrow_state=narrow,
-        biased=method.biased,
-        momentum=method.momentum,
-        collectives=method.collectives,
-        paper=method.paper,
-    )
-
-
-def header(workers: int) -> tuple[str, ...]:
-    """Returns the names of the columns of :func:`cells`."""
-    return (
-        "method",
-        "bits uplink / downlink",
-        f"sent, N = {workers}",
-        "state / int8",
-        "biased",
-        "momentum",
-        "collectives",
-        "paper",
-    )
-
-
-def markdown_table(*, workers: int = 8) -> str:
-    """Returns :func:`table` as Markdown, as in the README."""
-    lines = _markdown.table(header(workers), map(cells, table(workers=workers)), align="lrrrl")
-    return "\n".join(lines) + "\n"
-
-
-def cells(row: Row) -> tuple[str, ...]:
-    """Returns the cells of one row as text."""
-    method, downlink = METHODS[row.name], "-" if not row.downlink else _bits(row.downlink)
-    link = f"[{row.paper}](https://arxiv.org/abs/{row.paper})" if row.paper[:1].isdigit() else row.paper
-    return (
-        f"`{method.call}`",
-        f"{_bits(row.uplink)} / {downlink}",
-        _bits(row.sent),
-        _bytes(row),
-        "yes" if row.biased else "no",
-        row.momentum,
-        ", ".join(row.collectives),
-        link,
-    )
-
-
-def _bytes(row: Row) -> str:
-    if row.state <= 1e-3:
-        # Step counters take a few bytes in all.
-        return "0"
-    return f"{row.state:.3g} B" if row.narrow_state is None else f"{row.state:.3g} / {row.narrow_state:.2g} B"
-
-
-def _bits(bits: float) -> str:
-    return f"{bits:.2g}" if bits < 10 else f"{bits:.0f}"

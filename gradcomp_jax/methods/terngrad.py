@@ -11,7 +11,14 @@ from gradcomp_jax.kernels.random import Generator
 from gradcomp_jax.methods.registry import GATHERS, refuse_without_downlink, register
 
 
-@register(kept="nothing", momentum="after", collectives=(*GATHERS, "all_reduce"), paper="1705.07878", biased=False)
+@register(
+    kept="nothing",
+    momentum="after",
+    collectives=(*GATHERS, "all_reduce"),
+    paper="1705.07878",
+    biased=False,
+    may_change=("clip",),
+)
 def terngrad(
     *,
     axis_name: AxisName | None,

@@ -93,43 +93,10 @@ class Outlook:
         recommended = (p for p in methods if p.method == self.verdict.method)
         return next(recommended, methods[0])
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns a dict for JSON; the break-even of a method that always or never pays is ``"always"`` or ``"never"``."""
-        return {
-            "workload": dataclasses.asdict(self.workload),
-            "cluster": dataclasses.asdict(self.cluster),
-            "task": self.task,
-            "optimizer": self.optimizer,
-            "device_memory": self.device_memory,
-            "compress": self.verdict.compress,
-            "method": self.verdict.method,
-            "gain": self.verdict.gain,
-            "tie": self.verdict.tie,
-            "overlapped": None if self.overlapped is None else _brief(self.overlapped),
-            "skipped": dict(self.verdict.skipped),
-            "predictions": [
-                {
-                    **dataclasses.asdict(p),
-                    "step": p.step,
-                    "progress": p.progress,
-                    "efficiency": speed_up(p, self.cluster.workers) / self.cluster.workers,
-                    "break_even": _plain((self.break_even or {}).get(p.method)),
-                }
-                for p in self.verdict.ranking
-            ],
-            **(self._curves_as_lists() if self.has_curves else {}),
-        }
-
     @property
     def has_curves(self) -> bool:
         """Returns whether there are curves: there are none for a calibrated link, or a step that computes nothing."""
         return self.break_even is not None and self.workload.compute > 0
-
-    def _curves_as_lists(self) -> dict[str, Any]:
-        return {
-            "speed_up_by_workers": {"workers": list(self.by_workers[0]), **_lists(self.by_workers[1])},
-            "speed_up_by_rate": {"bytes_per_second": list(self.by_rate[0]), **_lists(self.by_rate[1])},
-        }
 
 
 def outlook(
@@ -162,18 +129,11 @@ def outlook(
             f"methods must name one to compare with {' and '.join(BASELINES)}, got {', '.join(methods) or 'none'}"
         )
 
+    how: dict[str, Any] = {"prices": prices, "task": task, "optimizer": optimizer}
+    limits: dict[str, Any] = {"methods": methods, "calibration": calibration, "device_memory": device_memory}
+
     def ask(workload: Workload) -> Verdict:
-        return should_compress(
-            workload,
-            cluster,
-            methods=methods,
-            device=device,
-            calibration=calibration,
-            prices=prices,
-            task=task,
-            optimizer=optimizer,
-            device_memory=device_memory,
-        )
+        return should_compress(workload, cluster, device=device, **limits, **how)
 
     verdict = ask(workload)
     speed = device or (calibration.device if calibration else None)
@@ -183,14 +143,9 @@ def outlook(
         raise ValueError(f"there is no prediction of any method but {' and '.join(BASELINES)}: {reasons}")
     even = None
     if calibration is None:
-        even = break_evens(workload, cluster, others, device=speed, prices=prices, task=task, optimizer=optimizer)
+        even = break_evens(workload, cluster, others, device=speed, **how)
     beside = ask(dataclasses.replace(workload, overlap=OVERLAPPED)) if overlapped else None
     return Outlook(workload, cluster, verdict, even, speed, beside, task or workload.task, optimizer, device_memory)
-
-
-def _brief(verdict: Verdict) -> dict[str, Any]:
-    kept = {name: getattr(verdict, name) for name in ("compress", "method", "gain", "tie")}
-    return {"overlap": OVERLAPPED, **kept}
 
 
 def _sizes(cluster: Cluster) -> list[int]:
@@ -198,15 +153,3 @@ def _sizes(cluster: Cluster) -> list[int]:
     most = min(1024, max(64, 4 * cluster.workers))
     sizes = {2**k for k in range(1, 11) if 2**k <= most} | {cluster.workers}
     return sorted(n for n in sizes if n <= cluster.per_node or n % cluster.per_node == 0)
-
-
-def _lists(curves: dict[str, tuple[float, ...]]) -> dict[str, list[float]]:
-    return {name: list(values) for name, values in curves.items()}
-
-
-def _plain(rate: float | None) -> float | str | None:
-    if rate is None:
-        return None
-    if rate == 0:
-        return "never"
-    return "always" if math.isinf(rate) else rate

@@ -1,5 +1,6 @@
 """Checkpoints through Orbax: bit for bit, residuals included, onto any number of workers."""
 
+import itertools
 import os
 import pathlib
 import zlib
@@ -7,10 +8,9 @@ from typing import Any, cast
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.tree_util import tree_leaves_with_path
 
-from gradcomp_jax import _arguments, _files
+from gradcomp_jax import _arguments, _everyone, _files
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.core.policies import path_name
 from gradcomp_jax.core.step_keys import is_typed_key
@@ -177,12 +177,9 @@ def _refuse_lost(state: PyTree) -> None:
     shared = [(path, value) for path, value in marked if isinstance(value, jax.Array) and _has_copies(value)]
     if not shared:
         return
-    found = np.array([[_digest(shard) for shard in value.addressable_shards] for _, value in shared], np.int64)
-    devices = np.array([[shard.device.id for shard in value.addressable_shards] for _, value in shared], np.int64)
-    if jax.process_count() > 1:
-        found, devices = (_of_all_processes(x) for x in (found, devices))
-    for (path, value), digests, ids in zip(shared, found, devices, strict=True):
-        by_device, by_index = dict(zip(ids.tolist(), digests.tolist(), strict=True)), dict[str, set[int]]()
+    own = [[(shard.device.id, _digest(shard)) for shard in value.addressable_shards] for _, value in shared]
+    for (path, value), *found in zip(shared, *_everyone.of_all(own), strict=True):
+        by_device, by_index = dict(itertools.chain(*found)), dict[str, set[int]]()
         for device, index in value.sharding.devices_indices_map(value.shape).items():
             by_index.setdefault(str(index), set()).add(by_device[cast(Any, device).id])
         if any(len(digests) > 1 for digests in by_index.values()):
@@ -217,15 +214,6 @@ def _has_copies(value: jax.Array) -> bool:
 
 def _digest(shard: Any) -> int:
     return zlib.crc32(np.ascontiguousarray(shard.data).view(np.uint8).data)
-
-
-def _of_all_processes(table: np.ndarray) -> np.ndarray:
-    """Returns ``[leaves, all devices]`` from every process's ``[leaves, its devices]``."""
-    # Sent in halves, because JAX has 32 bits by default.
-    halves = np.stack([table >> 16, table & 0xFFFF]).astype(np.int32)
-    gathered = np.asarray(multihost_utils.process_allgather(halves)).astype(np.int64)
-    high, low = np.moveaxis(gathered, 0, 2).reshape(2, len(table), -1)
-    return (high << 16) + low
 
 
 def _saved_shapes(metadata: PyTree, path: pathlib.Path, like: PyTree) -> PyTree:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
+from gradcomp_jax import _everyone
 from gradcomp_jax.training import checkpoint_turns
 from gradcomp_jax.training.checkpoint_parts import TREE, delete, is_checkpoint, others
 from gradcomp_jax.training.checkpoint_record import FILE
@@ -175,8 +174,7 @@ def _on_first_process(function: Callable[[], int]) -> int:
             found = function()
         except Exception as error:
             found, problem = _FAILED, error
-    if jax.process_count() > 1:
-        found = int(multihost_utils.broadcast_one_to_all(np.int32(found)))
+    found = _everyone.of_first(found)
     if problem is not None:
         raise problem
     if found == _FAILED:

@@ -9,11 +9,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import jax
-import numpy as np
-from jax.experimental import multihost_utils
 from jax.tree_util import tree_leaves_with_path
 
+from gradcomp_jax import _everyone
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.core.policies import path_name
 from gradcomp_jax.training import checkpoint_files
@@ -83,10 +81,7 @@ def refuse_unreadable(checkpointer: Any, place: pathlib.Path, plain: pathlib.Pat
         reason = "" if record else "it does not say what is in it"
     except Exception as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
-    failed = bool(reason)
-    if jax.process_count() > 1:
-        failed = bool(np.any(multihost_utils.process_allgather(np.array([failed]))))
-    if failed:
+    if any(_everyone.of_all(bool(reason))):
         checkpoint_files.discard(place)
         raise ValueError(
             f"what was saved to {place} cannot be read back ({reason or 'by another process'}), and is deleted; a checkpoint"

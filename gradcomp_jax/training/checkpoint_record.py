@@ -10,14 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 
-from gradcomp_jax import _arguments, _checks
+from gradcomp_jax import _arguments, _checks, _everyone
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.core import ExchangeState
 from gradcomp_jax.core.made_by import MadeBy, made_by
 from gradcomp_jax.core.policies import path_name
 from gradcomp_jax.core.step_keys import is_typed_key
+from gradcomp_jax.methods.registry import DRAWN, METHODS, SENT
 from gradcomp_jax.per_device import nodes_within
 from gradcomp_jax.replicas import MARKED
 from gradcomp_jax.training.carried import owners_of
@@ -32,12 +32,8 @@ FILE = "_CHECKPOINT_METADATA"
 
 _KEY = "gradcomp_jax"
 
-_OF_THE_CODE = ("density", "downlink_density", "k", "k_downlink", "bits", "dtype", "pack_positions")
-_OF_THE_WIRE = ("collective", "remainder")
-_OF_THE_STEP = ("momentum", "decay", "weight_decay", "clip", "clip_norm", "learning_rate", "rate", "alpha", "beta")
-_OF_THE_RUN = ("warm_up", "warm_up_steps", "every", "key", "seed", "generator", "b1", "b2", "eps", "floor")
-_MAY_CHANGE = frozenset((*_OF_THE_CODE, *_OF_THE_WIRE, *_OF_THE_STEP, *_OF_THE_RUN))
-"""Options of how much is sent, how fast, or with which random numbers: they do not change the meaning of what is stored."""
+_OF_PARTS = frozenset((*SENT, *DRAWN, "k", "k_downlink", "clip", "momentum", "decay", "every"))
+"""Options of exchanges, their parts and wrappers with which stored state means the same; methods say theirs."""
 
 
 @_arguments.checked
@@ -124,7 +120,7 @@ def compare_makers(path: pathlib.Path, record: Mapping[str, Any] | None, like: P
             for option in dict.fromkeys([*options, *wanted_options])
             if _said(options, option) != _said(wanted_options, option)
         ]
-        strict = [option for option in differing if not _may_change(option)]
+        strict = [option for option in differing if not _may_change(name, option)]
         if name != wanted_name:
             strict, differing = [], []
         if name != wanted_name or strict:
@@ -151,8 +147,7 @@ def refuse_damaged(tree: PyTree, record: Mapping[str, Any] | None) -> None:
         return
     named = _named(tree)
     damaged = next((i for i, (name, leaf) in enumerate(named) if not _is_whole(leaf, record["arrays"][name])), -1)
-    if jax.process_count() > 1:
-        damaged = int(np.max(multihost_utils.process_allgather(np.int32(damaged))))
+    damaged = max(_everyone.of_all(damaged))
     if damaged >= 0:
         raise ValueError(f"its array {named[damaged][0]!r} differs from what was saved")
 
@@ -161,9 +156,10 @@ _LATER = {"memory_dtype": "float32", "memory.dtype": "float32", "compressor.pack
 """Options that earlier versions did not have, with the value that means what those versions did."""
 
 
-def _may_change(option: str) -> bool:
+def _may_change(maker: str, option: str) -> bool:
     """Returns whether stored state means the same with another value of an option; with another memory dtype it does not."""
-    return option != "memory.dtype" and option.rpartition(".")[2] in _MAY_CHANGE
+    known = METHODS[maker].may_change if maker in METHODS else _OF_PARTS
+    return option != "memory.dtype" and option.rpartition(".")[2] in known
 
 
 def _said(options: Mapping[str, str], option: str) -> str | None:
@@ -213,7 +209,7 @@ def _arrays(state: PyTree) -> dict[str, Any]:
         digests[name] = {
             str(_number(place, counts, array.shape)): _crc(data) for place, data in _pieces(array, first=True)
         }
-    for every in _of_all_processes(digests):
+    for every in _everyone.of_all(digests):
         for name, some in every.items():
             digests[name] |= some
     for name, entry in found.items():
@@ -277,15 +273,3 @@ def data_of(leaf: Any) -> Any:
     if is_typed_key(leaf):
         return jax.random.key_data(leaf)
     return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
-
-
-def _of_all_processes(value: Any) -> list[Any]:
-    """Returns the JSON values of all processes."""
-    if jax.process_count() == 1:
-        return [value]
-    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    lengths = np.asarray(multihost_utils.process_allgather(np.int32(text.size))).reshape(-1)
-    padded = np.zeros(int(lengths.max()), np.uint8)
-    padded[: text.size] = text
-    rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(lengths), -1)
-    return [json.loads(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]

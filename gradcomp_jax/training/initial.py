@@ -16,8 +16,7 @@ from gradcomp_jax.core.overwritten import refuse_misplaced, refuse_own_dtype, tr
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.training import refusals
 from gradcomp_jax.training.applied import placed
-from gradcomp_jax.training.momenta import warn_of_two_momenta
-from gradcomp_jax.training.order import refuse_lookahead, refuse_order
+from gradcomp_jax.training.order import check_order, refuse_lookahead
 from gradcomp_jax.training.state import (
     CopiedTrainState,
     TrainState,
@@ -142,8 +141,7 @@ def init_state(
 
     # It goes through the same shard_map as a train step's state, so that the first and the second step are one program.
     state = jax.jit(place)(*args)
-    warn_of_two_momenta(state.opt_state, tx)
-    refuse_order(state.opt_state, replicas=replicas)
+    check_order(state.opt_state, tx, replicas=replicas)
     refuse_lookahead(state.opt_state, params)
     return state
 

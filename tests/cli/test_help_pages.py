@@ -15,7 +15,7 @@ from gradcomp_jax.cli import help_pages, kept_help
 from gradcomp_jax.cli.app import app
 from tests.cli.standard_streams import environment
 
-NAMES = ["", "compare", "train", "methods", "plan", "data"]
+NAMES = ["", "compare", "train", "methods", "plan"]
 
 
 def test_what_is_kept_is_the_help() -> None:

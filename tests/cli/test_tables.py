@@ -10,7 +10,7 @@ pytest.importorskip("rich")
 
 from rich.console import Console
 
-from gradcomp_jax.cli.report import method_table
+from gradcomp_jax.cli import method_table
 from gradcomp_jax.cli.tables import Columns, fit, print_table
 
 ROWS = [("dgc", "1 ms", "12 MB", "a\nlonger one"), ("dense", "1.5 s", "9", "")]
@@ -58,6 +58,6 @@ def test_a_pipe_gets_every_column_on_one_line_a_row() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 def test_methods_fit_or_say_what_does_not(width: int) -> None:
-    lines = printed(width, terminal=True, table=method_table(8)).splitlines()
+    lines = printed(width, terminal=True, table=method_table.columns(8)).splitlines()
     assert all(len(line) <= width for line in lines)
     assert ("left out" in "\n".join(lines)) == (width < 200)

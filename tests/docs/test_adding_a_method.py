@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import gradcomp_jax as gc
+from gradcomp_jax.cli import method_table
 from gradcomp_jax.experiments import recipes, registered
 from gradcomp_jax.experiments.tasks import TASKS
 from gradcomp_jax.methods import registry
@@ -90,7 +91,7 @@ def test_the_file_and_the_line_are_enough(tmp_path) -> None:
 
 
 def test_it_sends_what_the_page_says(method) -> None:
-    row = registry._row(NAME, 8, (4096, 1024))
+    row = method_table._row(NAME, 8, (4096, 1024))
     # An index and 8 bits for each of ten entries of a block, and a scale for them.
     rows = 8 * -(-gc.kernels.dealt_rows(4096 * 1024, 1024, (1024,)) // 8)
     assert row.uplink == pytest.approx((10 * (16 + 8) + 32) * rows / (4096 * 1024), rel=1e-3)

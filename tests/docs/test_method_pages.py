@@ -11,6 +11,7 @@ import jax
 import pytest
 
 import gradcomp_jax as gc
+from gradcomp_jax.cli import method_table
 from gradcomp_jax.methods import registry
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,7 @@ HEADINGS = [
     "Use",
 ]
 PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem not in OTHERS)
-COMMAND = "JAX_PLATFORMS=cpu python -c \"from gradcomp_jax.methods import registry; print(registry.markdown_table(), end='')\""
+COMMAND = "gradcomp methods --markdown"
 TABLE = re.compile(r"<!-- methods-table -->\n(.*?)<!-- /methods-table -->", re.DOTALL)
 BITS = re.compile(r"^Per value at N = 8(?: in (\w+))?: uplink ([\d.]+) bits, downlink ([\d.]+) bits\.$", re.MULTILINE)
 
@@ -135,7 +136,7 @@ def test_the_table_is_the_programs(page: str) -> None:
     assert len(found) == text.count("<!-- methods-table -->")
     if page.endswith("index.md"):
         assert found
-    expected = registry.markdown_table()
+    expected = method_table.markdown_table()
     for table in found:
         assert table == expected, f"the table in {page} is out of date; put in its place what this prints:\n{COMMAND}"
 
@@ -143,7 +144,7 @@ def test_the_table_is_the_programs(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_bits_for_a_value(page: str) -> None:
     stated = {dtype or None: (uplink, downlink) for dtype, uplink, downlink in BITS.findall(text_of(page))}
-    rows = {row.name: row for row in registry.table() if page_of(row.name) == page}
+    rows = {row.name: row for row in method_table.table() if page_of(row.name) == page}
     # A page of several methods says which by the width of the values: "in float32", "in two", of two bits.
     names = {None if len(rows) == 1 else _width(registry.METHODS[name]): name for name in rows}
     assert stated.keys() == names.keys()

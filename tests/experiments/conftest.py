@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from gradcomp_jax.experiments import Listener, load, task
+from gradcomp_jax.experiments import Listener, Trainer, load, task
 from tests.experiments.descent import Descent, stopped
 
 
@@ -24,6 +24,17 @@ def digits_task():
         whole.settings, workers=2, epochs=2, batch_per_worker=8, warm_up_epochs=1, density=0.05
     )
     return dataclasses.replace(whole, settings=settings)
+
+
+@pytest.fixture(scope="session")
+def train():
+    """Trains a method on the digits."""
+
+    def trained(method, **overrides):
+        settings = dataclasses.replace(task("digits").settings, **overrides)
+        return Trainer(method, task("digits").on(load("digits")), settings).run(0)
+
+    return trained
 
 
 @pytest.fixture(scope="session")

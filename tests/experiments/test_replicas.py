@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gradcomp_jax._errors import SettingError
-from gradcomp_jax.experiments import Listener, Trainer, train, train_with_checkpoints
+from gradcomp_jax.experiments import Listener, Trainer, train_with_checkpoints
 from gradcomp_jax.experiments.replicas import REPLICA_RECIPES
 
 pytestmark = pytest.mark.xdist_group("experiments")
@@ -19,8 +19,8 @@ def marks_of(method: str) -> list[pytest.MarkDecorator]:
 
 
 @pytest.mark.parametrize("method", [pytest.param(m, marks=marks_of(m)) for m in REPLICA_RECIPES])
-def test_training_learns(method: str) -> None:
-    result = train(method, "digits", workers=2, batch_per_worker=32, epochs=8, density=0.1, delay=2, every=2)
+def test_training_learns(train, method: str) -> None:
+    result = train(method, workers=2, batch_per_worker=32, epochs=8, density=0.1, delay=2, every=2)
     # Ten classes: chance is a tenth.
     assert result.final_evaluation > 0.7
     assert np.mean(result.loss[-5:]) < 0.5 * np.mean(result.loss[:5])

@@ -12,7 +12,6 @@ from gradcomp_jax.experiments import (
     SettingError,
     Trainer,
     resume,
-    train,
     train_with_checkpoints,
 )
 
@@ -31,8 +30,8 @@ def dense(digits_task, digits):
 
 
 @pytest.mark.parametrize("method", ["dense", "terngrad", "dgc"])
-def test_training_learns(method):
-    result = train(method, "digits", workers=2, batch_per_worker=32, epochs=6, density=0.1)
+def test_training_learns(train, method):
+    result = train(method, workers=2, batch_per_worker=32, epochs=6, density=0.1)
     # Ten classes: chance is a tenth.
     assert result.final_evaluation > 0.7
     assert np.mean(result.loss[-5:]) < 0.5 * np.mean(result.loss[:5])

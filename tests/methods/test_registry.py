@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import gradcomp_jax as gc
+from gradcomp_jax.cli import method_table
 from gradcomp_jax.methods import registry
 from tests.conformance.environments import environment, exchange_state
 
@@ -31,7 +32,7 @@ def compiled(name: str):
 @each_method
 def test_the_table_is_what_the_compiled_program_sends(name: str) -> None:
     program, state = compiled(name)
-    row = registry._row(name, N, SHAPE)
+    row = method_table._row(name, N, SHAPE)
     size = SHAPE[0] * SHAPE[1]
     assert gc.wire_bytes(program, branch=-1).sent == round(row.sent * size / 8)
     marked = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, gc.PerDevice))
@@ -42,8 +43,8 @@ def test_the_table_is_what_the_compiled_program_sends(name: str) -> None:
 @each_method
 def test_uplink_and_downlink_make_up_what_is_sent(name: str) -> None:
     """Uplink and downlink send N - 1 of N parts each, or a worker sends its payload to everybody; nothing else crosses."""
-    row = registry._row(name, N, SHAPE)
-    collective = row.collectives[0]
+    row = method_table._row(name, N, SHAPE)
+    collective = registry.METHODS[name].collectives[0]
     if collective == "all_gather":
         assert row.downlink == 0
         np.testing.assert_allclose(row.sent, (N - 1) * row.uplink, rtol=1e-3)
@@ -103,7 +104,7 @@ def test_what_is_biased_and_keeps_nothing_is_a_sign(name: str) -> None:
 
 def test_the_table_needs_two_workers() -> None:
     with pytest.raises(ValueError, match="workers must be at least 2, got 1"):
-        registry.table(workers=1)
+        method_table.table(workers=1)
 
 
 def test_public_names_are_the_registered_ones() -> None:

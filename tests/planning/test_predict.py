@@ -7,6 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 import gradcomp_jax as gc
+from gradcomp_jax.cli.plan_figures import to_dict
 from gradcomp_jax.methods import METHODS
 from gradcomp_jax.planning import MODELS, Device, Workload, break_even, costs, predict, should_compress, speed_up
 from gradcomp_jax.planning.outlook import outlook
@@ -145,7 +146,7 @@ def test_an_outlook_has_curves_for_the_papers_figures() -> None:
     for name, line in lines.items():
         assert list(line) == sorted(line), name
     assert any(rate == pytest.approx(LINK.rate) for rate in rates)
-    kept = found.to_dict()
+    kept = to_dict(found)
     assert kept["predictions"][0]["step"] == found.verdict.ranking[0].step
     assert all(p["break_even"] in (None, "always", "never") or p["break_even"] > 0 for p in kept["predictions"])
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import gradcomp_jax as gc
+from gradcomp_jax.cli.plan_figures import to_dict
 from gradcomp_jax.methods import METHODS
 from gradcomp_jax.planning import (
     Calibration,
@@ -112,7 +113,7 @@ def test_a_price_lowers_the_rate_from_which_dense_wins() -> None:
     assert rates == sorted(rates, reverse=True) and rates[0] > 2 * rates[2] > 0
     found = outlook(WORK, CLUSTER, methods=["dgc"], device=SLOW, prices={"dgc": 1.2})
     assert found.break_even["dgc"] == rates[1]
-    one = next(p for p in found.to_dict()["predictions"] if p["method"] == "dgc")
+    one = next(p for p in to_dict(found)["predictions"] if p["method"] == "dgc")
     assert one["price"]["steps"] == 1.2 and one["progress"] == pytest.approx(1.2 * one["step"])
 
 

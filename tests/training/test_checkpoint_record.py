@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import gradcomp_jax as gc
-from gradcomp_jax.methods.registry import METHODS
+from gradcomp_jax.methods.registry import METHODS, register
 from gradcomp_jax.training.checkpoint import DamagedCheckpointError
 from gradcomp_jax.training.checkpoint_record import compare_makers
 
@@ -158,6 +158,20 @@ def test_what_may_differ_is_told(tmp_path) -> None:
     sentence = r"saved with dgc\(density=0.001, momentum=0.9\), and goes on with dgc\(density=0.01, momentum=0.5\)"
     with pytest.warns(UserWarning, match=sentence):
         gc.restore_checkpoint(tmp_path / "saved", like)
+
+
+def test_a_method_says_which_of_its_options_may_change(monkeypatch) -> None:
+    monkeypatch.setitem(METHODS, "own", None)
+
+    @register(kept="residual", momentum="after", collectives=("two_phase",), paper="", may_change=("pace",))
+    def own(*, axis_name, density=0.5, pace=1.0, form="a"):
+        return gc.exchange(gc.compressors.topk(density), axis_name=axis_name)
+
+    saved, path = _record_of(jax.eval_shape(own(axis_name=None).init, PARAMS)), pathlib.Path("saved")
+    with pytest.warns(UserWarning, match=r"goes on with own\(density=0.25, pace=2.0\)"):
+        compare_makers(path, saved, jax.eval_shape(own(axis_name=None, density=0.25, pace=2.0).init, PARAMS))
+    with pytest.raises(ValueError, match=r"into own\(form='b'\)"):
+        compare_makers(path, saved, jax.eval_shape(own(axis_name=None, form="b").init, PARAMS))
 
 
 def test_options_say_nothing_of_the_process_and_compile_nothing_anew() -> None:

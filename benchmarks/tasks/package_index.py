@@ -15,8 +15,8 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.tasks.archives import LARGEST
 from gradcomp_jax._errors import SettingError
-from gradcomp_jax.experiments.archives import LARGEST
 
 _LARGEST_PAGE = 1 << 24
 _PATIENCE_S = 60.0

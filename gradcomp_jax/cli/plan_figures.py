@@ -1,0 +1,60 @@
+"""A plan as plain values, for JSON."""
+
+import dataclasses
+import math
+from typing import Any
+
+from gradcomp_jax.planning import Verdict, speed_up
+from gradcomp_jax.planning.outlook import OVERLAPPED, Outlook
+
+
+def to_dict(found: Outlook) -> dict[str, Any]:
+    """Returns a plan for JSON; the break-even of a method that always or never pays is ``"always"`` or ``"never"``."""
+    return {
+        "workload": dataclasses.asdict(found.workload),
+        "cluster": dataclasses.asdict(found.cluster),
+        "task": found.task,
+        "optimizer": found.optimizer,
+        "device_memory": found.device_memory,
+        "compress": found.verdict.compress,
+        "method": found.verdict.method,
+        "gain": found.verdict.gain,
+        "tie": found.verdict.tie,
+        "overlapped": None if found.overlapped is None else _brief(found.overlapped),
+        "skipped": dict(found.verdict.skipped),
+        "predictions": [
+            {
+                **dataclasses.asdict(p),
+                "step": p.step,
+                "progress": p.progress,
+                "efficiency": speed_up(p, found.cluster.workers) / found.cluster.workers,
+                "break_even": _plain((found.break_even or {}).get(p.method)),
+            }
+            for p in found.verdict.ranking
+        ],
+        **(_curves(found) if found.has_curves else {}),
+    }
+
+
+def _curves(found: Outlook) -> dict[str, Any]:
+    return {
+        "speed_up_by_workers": {"workers": list(found.by_workers[0]), **_lists(found.by_workers[1])},
+        "speed_up_by_rate": {"bytes_per_second": list(found.by_rate[0]), **_lists(found.by_rate[1])},
+    }
+
+
+def _brief(verdict: Verdict) -> dict[str, Any]:
+    kept = {name: getattr(verdict, name) for name in ("compress", "method", "gain", "tie")}
+    return {"overlap": OVERLAPPED, **kept}
+
+
+def _lists(curves: dict[str, tuple[float, ...]]) -> dict[str, list[float]]:
+    return {name: list(values) for name, values in curves.items()}
+
+
+def _plain(rate: float | None) -> float | str | None:
+    if rate is None:
+        return None
+    if rate == 0:
+        return "never"
+    return "always" if math.isinf(rate) else rate
