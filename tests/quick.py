@@ -22,6 +22,7 @@ VARIANTS = (
 CODES = (
     "sign-means", "sign-l1", "sign-unit", "random-k-f32", "random-k-one", "rotated-2", "rotated-4", "e4m3", "e4m3-plain",
     "fixed-8", "low-rank", "frequencies", "union", "l2-4", "ternary-own", "topk-3-f32", "int4", "int8-stochastic",
+    "dense-bf16", "ternary", "levels", "topk-3-int8", "topk-packed",
 )  # fmt: skip
 """A code of each kind, in one or two of its widths."""
 
@@ -31,6 +32,24 @@ MOST_COMPILED = 4_700
 CONFORMANCE = "tests/conformance/test_"
 
 QUICK: dict[str, tuple[str, ...]] = {
+    "tests/kernels/test_casting.py::test_words_split_and_join_bit_for_bit": ("shape1-uint32-1", "shape2-uint16-2"),
+    "tests/kernels/test_codebook.py::test_the_nearest_level": ("1-9", "2-64", "3-7", "4-100", "3-10"),
+    "tests/kernels/test_dct.py::test_a_few_frequencies_need_no_dense_rows": ("96", "1536"),
+    "tests/kernels/test_dct.py::test_is_the_orthonormal_transform_and_comes_back": ("1", "3", "128", "1009", "4096"),
+    "tests/kernels/test_packing.py::test_bits": ("7-1", "9-2", "1-4", "8-8", "0-1"),
+    "tests/kernels/test_packing.py::test_large_bases": ("8-255", "16-257", "32-401", "32-4294967296"),
+    "tests/kernels/test_rows.py::test_round_trip": (
+        "shape0-float32",
+        "shape1-float32",
+        "shape6-bfloat16",
+        "shape9-float16",
+    ),
+    "tests/kernels/test_ternary.py::test_bound": ("1-0.5-True", "8-None-True", "20-0.5-False", "7-None-False"),
+    "tests/kernels/test_ternary.py::test_packing_in_the_same_pass_gives_the_same_values": ("hash-5", "hash-1283"),
+    "tests/methods/test_sufficient_factors.py::test_auto_is_the_cheaper_on_both_sides_of_break_even": ("3", "4"),
+    "tests/methods/test_sufficient_factors.py::test_gradient_is_the_mean_on_every_worker": (
+        *("vmap-factors", "vmap-dense", "shard_map-explicit-vma-factors", "shard_map-auto-dense"),
+    ),
     "tests/cli/test_report.py::test_every_comparison_can_be_drawn": ("diverged", "more methods than colours"),
     "tests/collectives/test_gathering.py::test_two_steps_gather_the_same_for_as_many_bytes": (
         "4-AxisType.Explicit-True",
@@ -55,16 +74,18 @@ QUICK: dict[str, tuple[str, ...]] = {
     CONFORMANCE + "wire.py::test_one_collective_for_all_leaves": FEW,
     "tests/compressors/test_every_code.py::test_a_bad_entry_is_seen_wherever_it_is": CODES,
     "tests/compressors/test_every_code.py::test_a_constant_comes_back": CODES,
+    "tests/compressors/test_every_code.py::test_no_rows_are_no_bytes": (
+        "ternary-own",
+        "topk-3-int8",
+        "int4",
+        "rotated-4",
+    ),
     "tests/compressors/test_every_code.py::test_no_statistic_sees_the_padding": CODES,
     "tests/compressors/test_every_code.py::test_padding_decodes_to_zero_or_the_code_says_that_it_does_not": CODES,
     "tests/compressors/test_every_code.py::test_payload_leads_with_rows_and_weighs_what_it_says": CODES,
     "tests/compressors/test_every_code.py::test_reduce_is_the_sum_of_what_is_decoded": (
-        "sign-l1",
-        "rotated-4",
-        "low-rank",
-        "frequencies",
-        "union",
-        "l2-8",
+        *("sign-l1", "rotated-4", "low-rank", "frequencies", "union", "l2-8"),
+        *("dense-bf16", "ternary-own", "levels", "topk-3-int8", "int4"),
     ),
     "tests/compressors/test_every_code.py::test_what_is_sent_and_what_is_kept_make_the_target": CODES,
     "tests/compressors/test_every_code.py::test_zeros_stay_zeros": CODES,
@@ -89,7 +110,6 @@ QUICK: dict[str, tuple[str, ...]] = {
     ),
     "tests/kernels/test_low_rank.py::test_independent_columns": ("64-4", "5-5"),
     "tests/kernels/test_packing.py::test_every_small_base": ("8",),
-    "tests/kernels/test_ternary.py::test_packing_in_the_same_pass_gives_the_same_values": ("hash",),
     "tests/methods/test_clipping.py::test_before_it_is_each_worker_s_own_and_after_it_the_update_s": (
         "dense_bf16",
         "dgc",
@@ -155,7 +175,6 @@ QUICK: dict[str, tuple[str, ...]] = {
     "tests/test_peer_faults.py::test_a_checkpoint_holds_all_there_is": ("dgc",),
     "tests/test_peer_faults.py::test_a_constant_gradient_gets_through": FEW,
     "tests/test_peer_faults.py::test_claimed_bits_are_payload_bits": FEW,
-    "tests/test_peer_faults.py::test_nothing_comes_of_nothing": FEW,
     "tests/test_peer_faults.py::test_padding_is_in_no_statistic": FEW,
     "tests/test_peer_faults.py::test_the_end_of_a_tensor_is_sent_too": FEW,
     "tests/training/test_checkpoint.py::test_another_number_of_workers": ("dgc-2-8", "int8-2-8", "dgc-8-3"),
@@ -196,6 +215,11 @@ QUICK: dict[str, tuple[str, ...]] = {
 """Of a test with parameters: the values, or the whole id, of those that are quick."""
 
 SLOW = (
+    "tests/experiments/test_run.py::test_workers_that_share_a_device_go_on_with_the_run_of_workers_that_do_not",
+    "tests/cli/test_plan.py::test_without_a_price_of_the_task_nothing_is_said_of_a_loss",
+    "tests/cli/test_plan.py::test_a_cluster_by_name_has_its_links_and_options_change_it",
+    "tests/cli/test_plan.py::test_the_verdict_says_its_overlap",
+    "tests/cli/test_plan.py::test_the_verdict_comes_first_and_five_rows_fit_into_eighty_columns",
     "tests/cli/test_app.py::test_a_method_has_one_name_however_it_is_spelled",
     "tests/cli/test_app.py::test_compare_writes_table_picture_and_figures",
     "tests/cli/test_app.py::test_train_goes_on_from_its_checkpoint",

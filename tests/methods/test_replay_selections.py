@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import gradcomp_jax as gc
-from gradcomp_jax import kernels
 from tests.conformance.environments import exchange_state, rows_of_owners
+from tests.programs import kernels
 
 from .replay.sparse import Sparse, coded, integers, largest, select_thinned
 from .replay.workers import AXIS, N, close, gaussian, mapped, replay
