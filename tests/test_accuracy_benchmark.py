@@ -22,6 +22,8 @@ from gradcomp_jax.experiments.problem import language_modelling
 from gradcomp_jax.experiments.recipes import RECIPES
 from gradcomp_jax.experiments.tasks import TASKS
 
+pytestmark = [pytest.mark.slow, pytest.mark.benchmarks]
+
 STUDY = Study("digits", {2: (Row("dense-bf16"), Row("diloco", 4), Row("diloco", 8))}, grid=(0.5, 1.0), seeds=2)
 
 

@@ -171,6 +171,7 @@ def test_the_end_of_a_tensor_is_sent_too(name: str) -> None:
     assert abs(reached[-256:].mean() - reached[:256].mean()) < 0.35
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in METHODS if name in SOME])
 def test_a_checkpoint_holds_all_there_is(name: str, tmp_path) -> None:
     """Residuals that are reset or missing: training goes on, and somewhere else."""

@@ -168,14 +168,19 @@ def test_ternary_rows_are_encoded_by_themselves(name: str) -> None:
 @pytest.mark.parametrize(
     "compressor",
     [
-        compressors.dense(),
         compressors.dense(jnp.bfloat16),
         compressors.ternary(),
-        compressors.ternary(packing="int8"),
-        compressors.ternary(share_scale=False, downlink="ternary"),
         compressors.topk(1e-3),
-        compressors.topk(0.008),
-        compressors.block_quantized(),
+        *(
+            pytest.param(code, marks=pytest.mark.slow)
+            for code in (
+                compressors.dense(),
+                compressors.ternary(packing="int8"),
+                compressors.ternary(share_scale=False, downlink="ternary"),
+                compressors.topk(0.008),
+                compressors.block_quantized(),
+            )
+        ),
     ],
     ids=str,
 )

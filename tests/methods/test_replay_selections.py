@@ -186,6 +186,7 @@ def test_sparcml_quantized(downlink, top) -> None:
     check_memory(replay(tx, oracle, gaussian(SHAPES, 7), SHAPES, before=following(oracle)), oracle)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("block", "k", "dense_from"), [(64, 3, None), (16, 7, 1), (16, 13, 0)], ids=["entries", "second-round", "at-once"]
 )
