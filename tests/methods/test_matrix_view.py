@@ -10,7 +10,7 @@ import pytest
 
 import gradcomp_jax as gc
 from gradcomp_jax.core import by_matrix
-from gradcomp_jax.core.policies import even_split
+from gradcomp_jax.core.matrix_view import even_split
 from tests.conformance.environments import environment, exchange_state
 
 from .replay.power_iteration import PowerSgd
