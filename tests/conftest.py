@@ -48,6 +48,12 @@ hypothesis.settings.register_profile("ci", deadline=None, max_examples=25, deran
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "benchmarks: of the benchmarks' scripts alone; CI leaves them out where time is short"
+    )
+
+
 _compiled = 0
 """Programs compiled by this process and, where tests run in several, by those that have ended."""
 
@@ -113,9 +119,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not item.get_closest_marker("xdist_group") and not name.startswith(("tests/tpu/", "tests/gpu/")):
             item.add_marker(pytest.mark.xdist_group(_shares_programs_with(item)))
         chosen = quick.QUICK.get(name)
-        if name in quick.SLOW:
-            item.add_marker("slow")
-        elif chosen is not None and parameters:
+        if chosen is not None and parameters:
             values = {str(value) for value in parameters.values()} | {rest.rstrip("]")}
             if not values & set(chosen):
                 item.add_marker("slow")

@@ -23,6 +23,8 @@ from gradcomp_jax import experiments
 from gradcomp_jax._files import write_whole
 from gradcomp_jax.experiments.problem import language_modelling
 
+pytestmark = [pytest.mark.slow, pytest.mark.benchmarks]
+
 STUDY = Study("digits", {2: (Row("dense-bf16"), Row("diloco", 4), Row("diloco", 8))}, grid=(0.5, 1.0), seeds=2)
 
 

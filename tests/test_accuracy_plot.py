@@ -9,6 +9,8 @@ pytest.importorskip("matplotlib")
 from benchmarks import accuracy_plot
 from gradcomp_jax.methods import registry
 
+pytestmark = [pytest.mark.slow, pytest.mark.benchmarks]
+
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "results" / "digits-all.md").read_text(encoding="utf-8")
 

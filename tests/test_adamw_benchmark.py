@@ -15,6 +15,8 @@ from benchmarks.adamw.rows import ROWS
 from benchmarks.adamw.task import Decoder, Task
 from benchmarks.adamw.train import Run
 
+pytestmark = [pytest.mark.slow, pytest.mark.benchmarks]
+
 DENSE, SPARSE = table.BASELINE, "top-k 0.01, b1=0"
 
 

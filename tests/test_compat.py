@@ -134,6 +134,7 @@ def test_inside_vmap_over_another_dimension():
     np.testing.assert_array_equal(mapped(f, mesh)(placed(mesh, data()))[0], data().sum(0))
 
 
+@pytest.mark.slow
 def test_without_jit():
     mesh = mesh_of()
     f = jax.shard_map(
@@ -142,7 +143,7 @@ def test_without_jit():
         in_specs=PartitionSpec(AXIS),
         out_specs=PartitionSpec(),
     )
-    np.testing.assert_array_equal(f(placed(mesh, data()))[0], data().sum(0))
+    np.testing.assert_array_equal(np.asarray(f(placed(mesh, data())))[0], data().sum(0))
 
 
 def test_gradient_flows_through():

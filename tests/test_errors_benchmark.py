@@ -14,6 +14,8 @@ import pytest
 
 from gradcomp_jax import compressors
 
+pytestmark = [pytest.mark.slow, pytest.mark.benchmarks]
+
 SCRIPTS = Path(__file__).parent.parent / "benchmarks"
 SIDE = 64
 

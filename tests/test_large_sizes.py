@@ -21,19 +21,20 @@ MOST = 2**31
 def test_counts_of_rows(size: int) -> None:
     block = 4096
     start = np.arange(-(-size // block), dtype=np.int64) * block
-    counts = np.asarray(kernels.valid_counts(size, block))
+    counts = np.asarray(jax.jit(lambda: kernels.valid_counts(size, block))())
     assert counts.dtype == np.int32
     np.testing.assert_array_equal(counts, np.clip(size - start, 0, block))
     group = Group(gc.compressors.topk(0.01, block=block), gc.memory.residual(), gc.collectives.AllGather(), "tree")
-    dealt = np.asarray(group.counts(Segment((0, 1), size)))
+    dealt = np.asarray(jax.jit(lambda: group.counts(Segment((0, 1), size)))())
     rows = group.rows(Segment((0, 1), size))
     # Row j of R has the entries j, j + R, ...
     np.testing.assert_array_equal(dealt, (size - np.arange(rows, dtype=np.int64) + rows - 1) // rows)
 
 
 def test_positions_that_differ_by_more_than_32_bits_draw_differently() -> None:
+    draw = jax.jit(lambda key: kernels.hash_bits(key, (9, 500), stride=2**30))
     for seed in range(20):
-        wide = np.asarray(kernels.hash_bits(jax.random.key(seed), (9, 500), stride=2**30))
+        wide = np.asarray(draw(jax.random.key(seed)))
         # Of 4,500 draws of 32 bits, two are equal by chance in one seed of 400.
         assert len(np.unique(wide)) >= wide.size - 1
 

@@ -17,6 +17,8 @@ from benchmarks.training.curves import Curves, epochs_to
 from gradcomp_jax.methods import METHODS
 from gradcomp_jax.planning.prices import Price, from_dict, measured
 
+pytestmark = [pytest.mark.slow, pytest.mark.benchmarks]
+
 ROOT = pathlib.Path(__file__).parents[1]
 RUNS = ROOT / "docs" / "results" / "runs"
 DENSE = tuple(4 / (1 + t) for t in range(1, 11))

@@ -1,4 +1,4 @@
-"""The tables of quick and slow tests name tests that exist, and leave something of each."""
+"""The table of what is quick names tests that exist, and leaves something of each."""
 
 import ast
 import pathlib
@@ -11,14 +11,10 @@ from tests.conftest import HAS_QUICK
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("name", [*quick.QUICK, *quick.SLOW])
+@pytest.mark.parametrize("name", quick.QUICK)
 def test_every_name_is_that_of_a_test(name: str) -> None:
     file, _, function = name.partition("::")
     assert function in {getattr(node, "name", "") for node in ast.parse((ROOT / file).read_text()).body}
-
-
-def test_no_test_is_in_both_tables() -> None:
-    assert not set(quick.QUICK) & set(quick.SLOW)
 
 
 def test_something_of_each_is_quick(request: pytest.FixtureRequest) -> None:

@@ -11,6 +11,8 @@ from benchmarks.planning import scaling
 from benchmarks.sweep.methods import METHODS
 from benchmarks.training.curves import Curves
 
+pytestmark = [pytest.mark.slow, pytest.mark.benchmarks]
+
 NETWORK = pathlib.Path(__file__).parents[1] / "docs" / "results" / "network.json"
 CELLS = json.loads(NETWORK.read_text())["cells"]
 SIZES = (2, 4, 64)

@@ -18,6 +18,8 @@ from benchmarks.training.seconds import Worker, float32, step, traffic, within
 from gradcomp_jax.methods import METHODS
 from gradcomp_jax.planning import Link, costs
 
+pytestmark = [pytest.mark.slow, pytest.mark.benchmarks]
+
 SETTINGS = dataclasses.asdict(dataclasses.replace(TASKS["digits"].settings, workers=4, every=5))
 WORKER = Worker(5e-3, 20e9)
 SLOW, FAST = Link.of_bits(20e6, 1e-4), Link.of_bits(10e9, 1e-4)

@@ -201,6 +201,7 @@ def compared(gradcomp, tmp_path):
     return result, tmp_path
 
 
+@pytest.mark.slow
 def test_compare_writes_table_picture_and_figures(compared):
     result, folder = compared
     fields = json.loads((folder / "results/compare-digits.json").read_text())
@@ -248,6 +249,7 @@ def test_groups_of_methods_expand_and_repeat_nothing():
     assert _method_names(" diloco, replicas,terngrad ") == list(dict.fromkeys(("diloco", *REPLICAS, "terngrad")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spelled", ["topk_sgd", "topk-sgd"])
 def test_a_method_has_one_name_however_it_is_spelled(gradcomp, tmp_path, spelled: str):
     line = ("train", "--method", spelled, "--workers", "2", "--batch", "718", "--epochs", "1")
@@ -257,6 +259,7 @@ def test_a_method_has_one_name_however_it_is_spelled(gradcomp, tmp_path, spelled
     assert found.exit_code == 0 and "topk-sgd" in found.stdout and "topk_sgd" not in found.stdout
 
 
+@pytest.mark.slow
 def test_train_goes_on_from_its_checkpoint(gradcomp, tmp_path):
     base = ("train", "--method", "dense-bf16", "--workers", "2", "--batch", "128", "--seed", "3")
     assert gradcomp(*base, "--epochs", "1", "--checkpoint", "saved").exit_code == 0

@@ -22,6 +22,7 @@ def run(*words, code=None, **environment):
     )
 
 
+@pytest.mark.slow
 def test_workers_are_simulated_without_any_environment(tmp_path):
     pytest.importorskip("typer")
     words = ("train", "--method", "dense", "--workers", "3", "--batch", "96", "--epochs", "1")
@@ -57,6 +58,7 @@ def test_a_missing_extra_is_one_sentence_and_exit_code_2(monkeypatch, capsys, mo
     assert "pip install -e '.[cli]' in a checkout" in line
 
 
+@pytest.mark.slow
 def test_a_plan_imports_nothing_that_trains_or_draws():
     # It is asked many times with other figures, and is to answer in less than two seconds.
     pytest.importorskip("typer")
@@ -71,6 +73,7 @@ def test_a_plan_imports_nothing_that_trains_or_draws():
     assert result.stdout.splitlines()[-1] == "imported: []"
 
 
+@pytest.mark.slow
 def test_missing_scikit_learn_is_one_sentence_and_exit_code_2(tmp_path):
     pytest.importorskip("typer")
     code = (

@@ -46,6 +46,7 @@ def test_a_table_and_a_verdict(gradcomp) -> None:
     assert "modelled" in result.stdout
 
 
+@pytest.mark.slow
 def test_a_fast_link_is_told_not_to(gradcomp) -> None:
     fast = ("--link", "100GB/s", "--latency", "5us", "--memory-rate", "500GB/s")
     result = gradcomp("plan", "--all", "--model", "resnet50", "--step-time", "180ms", "--workers", "8", *fast)
@@ -53,6 +54,7 @@ def test_a_fast_link_is_told_not_to(gradcomp) -> None:
     assert "Do not compress: dense" in result.stdout
 
 
+@pytest.mark.slow
 def test_the_figures_are_written(gradcomp, tmp_path) -> None:
     result = gradcomp(
         "plan",
@@ -186,6 +188,7 @@ def test_a_caution_is_what_the_page_says(name: str) -> None:
     assert method.caution or not (loses or name in RATES or method.update != "mean")
 
 
+@pytest.mark.slow
 def test_a_calibration_takes_the_place_of_the_link(gradcomp, tmp_path) -> None:
     mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
     found = gc.calibrate(mesh, axis_name="data", sizes=(2**10, 2**14), repeats=1, methods=())
@@ -273,6 +276,7 @@ def flat(text: str) -> str:
 LLAMA = ("plan", "--model", "llama-8b", "--step-time", "2s", "--cluster", "h100x8-100G")
 
 
+@pytest.mark.slow
 def test_the_verdict_comes_first_and_five_rows_fit_into_eighty_columns(gradcomp) -> None:
     for words in (("plan", *ISSUE), (*LLAMA, "--optimizer", "adamw"), ("plan", "--params", "5M", *SECONDS)):
         result = gradcomp(*words)
@@ -317,6 +321,7 @@ def test_a_selection_is_recommended_before_adamw_as_it_was_measured(gradcomp) ->
     assert "gc.adamw" not in flat(gradcomp(*LLAMA, "--optimizer", "sgd", "--link", "1Gbit").stdout)
 
 
+@pytest.mark.slow
 def test_without_a_price_of_the_task_nothing_is_said_of_a_loss(gradcomp) -> None:
     asked = ("plan", "--model", "resnet50", "--link", "100Mbit", "--optimizer", "adamw")
     said = flat(gradcomp(*asked).stdout)
@@ -328,6 +333,7 @@ def test_without_a_price_of_the_task_nothing_is_said_of_a_loss(gradcomp) -> None
     assert "task not known (--task), any optimizer (--optimizer)" in said
 
 
+@pytest.mark.slow
 def test_the_verdict_says_its_overlap(gradcomp, tmp_path) -> None:
     """Without one asked for both are told: no overlap, and two thirds."""
     asked = ("plan", "--model", "resnet50", "--step-time", "180ms", "--workers", "64", "--per-node", "8")
@@ -358,6 +364,7 @@ def test_a_state_is_held_against_the_memory_of_a_device(gradcomp) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_cluster_by_name_has_its_links_and_options_change_it(gradcomp, tmp_path) -> None:
     for name, preset in CLUSTERS.items():
         result = gradcomp("plan", "--params", "25M", "--cluster", name, "--methods", "dgc", "--out", name)

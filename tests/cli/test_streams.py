@@ -42,6 +42,7 @@ def run(folder: pathlib.Path, words: tuple[str, ...], redirection: str) -> tuple
     return result.returncode, result.stdout, result.stderr
 
 
+@pytest.mark.slow
 @full
 def test_a_full_disk_under_stdout_is_one_sentence(tmp_path) -> None:
     assert run(tmp_path, PLAN, ">/dev/full") == (1, "", FULL)

@@ -75,6 +75,7 @@ def test_there_are_notebooks():
     assert NOTEBOOKS
 
 
+@pytest.mark.slow
 @notebooks
 def test_runs_from_first_cell_to_last(path: pathlib.Path, own_kernel: str):
     notebook = read(path)

@@ -10,11 +10,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import gradcomp_jax as gc
 from gradcomp_jax import compressors
 from gradcomp_jax.compressors import Compressor, RowInfo
 from gradcomp_jax.compressors.ternary import Levels
 
 ROWS = 6
+SEEDED = ("seeds", "worker_seeds")
 
 
 class Case(NamedTuple):
@@ -93,50 +95,31 @@ def side_of(compressor: Compressor, *workers: np.ndarray) -> np.ndarray | None:
     return np.broadcast_to(np.max(np.stack(measured), axis=0), workers[0].shape[:1])
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def both_ways(compressor: Compressor, rows, seed=0, count=None):
+    """Payload, whether all is finite, what is decoded and where, as for the one worker of an exchange."""
+    count = full(rows) if count is None else count
+    state = compressor.init((rows.size,))
+    statistic = compressor.statistic(rows, RowInfo(count), state)
+    side = compressor.from_mean(statistic) if compressor.side_information == "mean" else statistic
+    if compressor.side_information == "max":
+        side = jnp.broadcast_to(statistic, rows.shape[:1])
+    if isinstance(compressor, Levels):
+        side = jnp.full(rows.shape[:1], 0.75)
+    if compressor.side_information in SEEDED:
+        side = compressor.side_of(gc.kernels.row_seeds(jax.random.key(seed), rows.shape[0]), 1)
+    info = RowInfo(count, jax.random.fold_in(jax.random.key(1), seed), statistic, side)
+    payload, _ = compressor.encode(rows, state, info)
+    finite = compressor.finite(payload, statistic)
+    return payload, finite, compressor.decode(payload, info), compressor.sent_mask(payload, info)
+
+
 def round_trip(compressor: Compressor, rows: np.ndarray, seed: int = 0) -> np.ndarray:
-    side = side_of(compressor, rows)
-    payload = encode(compressor, rows, jax.random.key(seed), full(rows), side=side)
-    return np.asarray(decode(compressor, payload, side))
+    return np.asarray(both_ways(compressor, rows, seed)[2])
 
 
 def assert_same(a: Any, b: Any) -> None:
     chex.assert_trees_all_equal(a, b)
-
-
-@EVERY
-@pytest.mark.parametrize("rows", (0, ROWS))
-def test_payload_leads_with_rows_and_weighs_what_it_says(name: str, rows: int) -> None:
-    compressor, row_bytes = CASES[name]
-    x = gradient(compressor, rows=rows)
-    payload = encode(compressor, x, jax.random.key(0), full(x), side=side_of(compressor, x))
-    leaves = jax.tree.leaves(payload)
-    assert leaves
-    assert all(leaf.shape[0] == rows for leaf in leaves)
-    assert sum(leaf.nbytes for leaf in leaves) == rows * row_bytes == compressor.payload_bytes(rows)
-    got = decode(compressor, payload, side_of(compressor, x))
-    assert got.shape == x.shape
-    assert got.dtype == jnp.float32
-
-
-@EVERY
-def test_zeros_stay_zeros(name: str) -> None:
-    compressor = CASES[name].compressor
-    zeros = np.zeros((ROWS, compressor.block), np.float32)
-    got = round_trip(compressor, zeros)
-    np.testing.assert_array_equal(got, zeros)
-
-
-# Levels decode multiples of a scale: see test_ternary.py.
-@pytest.mark.parametrize("name", [name for name in CASES if name != "levels"])
-@pytest.mark.parametrize("value", (0.1, -3.3, 1e30, 1e-30))
-def test_a_constant_is_neither_lost_nor_clipped(name: str, value: float) -> None:
-    compressor = CASES[name].compressor
-    rows = np.full((ROWS, compressor.block), value, np.float32)
-    got = round_trip(compressor, rows)
-    sent = got != 0
-    assert sent.sum(axis=1).min() >= (compressor.k if compressor.is_sparsifier else compressor.block)
-    wide = name in ("dense", "topk-3-f32", "topk-all")
-    np.testing.assert_allclose(got[sent], rows[sent], rtol=0 if wide else 2.0**-8)
 
 
 # The position in the tensor decides what a stochastic code draws; all others see a row alone.
@@ -155,6 +138,7 @@ def test_rows_are_encoded_by_themselves(name: str) -> None:
     ]
     assert_same(whole, jax.tree.map(lambda *a: np.concatenate(a), *halves))
     order = np.random.default_rng(1).permutation(ROWS)
+    whole = jax.tree.map(np.asarray, whole)
     mixed = encode(compressor, x[order], jax.random.key(2), full(x), side=None if side is None else side[order])
     assert_same(mixed, jax.tree.map(lambda a: a[order], whole))
 
@@ -178,43 +162,25 @@ def test_ternary_rows_are_encoded_by_themselves(name: str) -> None:
     bound = np.full(ROWS, 2.0, np.float32)
     one = encode(compressor, y, jax.random.key(5), full(y), bound, bound)
     part = encode(compressor, y[:3], jax.random.key(5), full(y)[:3], bound[:3], bound[:3])
-    assert_same(jax.tree.map(lambda a: a[:3], one), part)
-
-
-@EVERY
-@pytest.mark.parametrize("workers", (1, 3))
-def test_reduce_is_the_sum_of_what_is_decoded(name: str, workers: int) -> None:
-    compressor = CASES[name].compressor
-    xs = [gradient(compressor, seed) for seed in range(workers)]
-    side = side_of(compressor, *xs)
-    if side is not None:
-        # A power of two: sums of its multiples are exact, in any order.
-        side = np.exp2(np.ceil(np.log2(side))).astype(np.float32)
-    payloads = [encode(compressor, x, jax.random.key(i), full(x), side=side) for i, x in enumerate(xs)]
-    stacked = jax.tree.map(lambda *a: np.stack(a), *payloads)
-    got = np.asarray(reduce(compressor, stacked, side))
-    decoded = np.stack([decode(compressor, p, side) for p in payloads])
-    if name.startswith(("dense", "int8")):
-        # The order of a dense sum, and whether a product is rounded before it is added, are the compiler's.
-        np.testing.assert_allclose(got, decoded.sum(axis=0, dtype=np.float64), rtol=1e-5, atol=1e-6)
-        return
-    total = decoded[0]
-    for one in decoded[1:]:
-        total = total + one
-    np.testing.assert_array_equal(got, total)
+    assert_same(jax.tree.map(lambda a: np.asarray(a)[:3], one), part)
 
 
 @pytest.mark.parametrize(
     "compressor",
     [
-        compressors.dense(),
         compressors.dense(jnp.bfloat16),
         compressors.ternary(),
-        compressors.ternary(packing="int8"),
-        compressors.ternary(share_scale=False, downlink="ternary"),
         compressors.topk(1e-3),
-        compressors.topk(0.008),
-        compressors.block_quantized(),
+        *(
+            pytest.param(code, marks=pytest.mark.slow)
+            for code in (
+                compressors.dense(),
+                compressors.ternary(packing="int8"),
+                compressors.ternary(share_scale=False, downlink="ternary"),
+                compressors.topk(0.008),
+                compressors.block_quantized(),
+            )
+        ),
     ],
     ids=str,
 )
@@ -257,7 +223,7 @@ def test_summable_payloads_add_up(name: str) -> None:
     xs = [np.random.default_rng(i).integers(-1, 2, (ROWS, compressor.block)).astype(np.float32) for i in range(5)]
     one = np.ones(ROWS, np.float32)
     payloads = [encode(compressor, x, jax.random.key(i), full(x), one, one) for i, x in enumerate(xs)]
-    added = jax.tree.map(lambda *a: sum(a[1:], start=a[0]), *payloads)
+    added = jax.tree.map(lambda *a: np.sum(a, axis=0, dtype=a[0].dtype), *payloads)
     assert jax.tree.map(lambda a: a.dtype, added) == jax.tree.map(lambda a: a.dtype, payloads[0])
     np.testing.assert_array_equal(decode(compressor, added, one), np.sum(xs, axis=0))
 

@@ -95,6 +95,7 @@ def test_random_k_rescaled(block: int, k: int) -> None:
     assert_unbiased(got, x, x.astype(np.float64) ** 2 * (block / k - 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bits", "left"), [(1, 0.571), (2, 0.133), (3, 0.036), (4, 0.0096)])
 def test_rotated_over_the_seeds(bits: int, left: float) -> None:
     """``left`` is the papers' relative square error."""
@@ -123,6 +124,7 @@ def test_rotated_where_few_entries_are_all(bits: int, few: tuple[float, ...]) ->
     assert error.max() < 1.1 * {1: 0.571, 2: 0.133, 4: 0.0096}[bits]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few", [(1, 0.01, 0.02), (1, 0.5), (2, 2, 2)])
 @pytest.mark.parametrize(("block", "bits"), [(32, 1), (32, 4), (64, 1), (64, 2), (256, 1), (1024, 1), (1024, 4)])
 def test_rotated_small_entries_beside_large_ones(block: int, bits: int, few: tuple[float, ...]) -> None:
@@ -163,6 +165,7 @@ def test_rotated_with_the_least_error_has_less(bits: int) -> None:
     assert error[0] < error[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["max", "l2"])
 @pytest.mark.parametrize("bits", [2, 4])
 def test_the_error_of_qsgd_does_not_grow_with_the_tensor(bits: int, norm: str) -> None:

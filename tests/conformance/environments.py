@@ -139,12 +139,30 @@ def _mapped(tx: Any, name: str, workers: int) -> Environment:
     return Environment(init, call, None, False)
 
 
+def _once(init: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Remembers the state for the same parameters: every call would compile a program of its own."""
+    known: dict[Any, Any] = {}
+
+    def call(params: Any) -> Any:
+        leaves, structure = jax.tree.flatten(params)
+        if any(isinstance(leaf, jax.Array) for leaf in leaves):
+            return init(params)
+        key = (structure, *((a.shape, str(a.dtype), a.tobytes()) for a in map(np.asarray, leaves)))
+        if key not in known:
+            known[key] = init(params)
+        return known[key]
+
+    return call
+
+
 def environment(name: str, tx: Any, workers: int = WORKERS) -> Environment:
     """The named environment around a transformation."""
     if name.startswith("shard_map"):
         kind = AxisType.Explicit if "explicit" in name else AxisType.Auto
-        return _shard_map(tx, kind, name.endswith("vma"), workers)
-    return _mapped(tx, name, workers)
+        found = _shard_map(tx, kind, name.endswith("vma"), workers)
+    else:
+        found = _mapped(tx, name, workers)
+    return dataclasses.replace(found, init=_once(found.init))
 
 
 def by_worker(mark: gc.PerDevice, env: Environment) -> np.ndarray:

@@ -79,25 +79,20 @@ def is_variant(method: str) -> bool:
 WHOLE = [method for method in METHODS if not is_variant(method) or method in VARIANTS]
 """For laws that are of what lies around an exchange: another form of a method adds nothing to them."""
 
-EVERYWHERE = ("dgc",)
-"""A selection with owners and momentum."""
-
 
 def environments_of(method: str) -> tuple[str, ...]:
-    """Where CI runs a method: a few in all environments, each other one on one device and in one of the others, in turn.
+    """Where the laws of a method are tried: on one device and in one of the others, in turn.
 
     What differs between environments is the collectives, which all methods share.
     """
-    if method in SOME or method in EVERYWHERE:
-        return ENVIRONMENTS
+    if method in FEW:
+        return FEWER
     others = [env for env in ENVIRONMENTS if env != "vmap"]
     return (others[zlib.crc32(method.encode()) % len(others)], "vmap")
 
 
 def quick_environments(method: str) -> tuple[str, ...]:
     """Where the README's line runs a method."""
-    if method in EVERYWHERE:
-        return ENVIRONMENTS
     if is_variant(method):
         return ("vmap",) if method in VARIANTS else ()
     return FEWER if method in FEW else ("vmap",)
@@ -127,17 +122,19 @@ def test_replicas_agree_and_nothing_is_lost(method: str, env: str) -> None:
     params = parameters()
     state = world.init(params)
     structure = jax.tree.map(lambda a: (a.shape, a.dtype), state)
-    for seed, kind in enumerate((*KINDS, "normal")):
+    kinds = ("zero", *KINDS, "normal")
+    for seed, kind in enumerate(kinds):
         gradient = gradients(kind, seed)
         updates, new = world.update(gradient, state, params)
         for name, value in updates.items():
             assert value.dtype == SHAPES[name][1]
             assert len({replica.tobytes() for replica in np.asarray(value)}) == 1, f"{name}: replicas differ"
             assert np.isfinite(np.asarray(value, np.float32)).all()
+            assert seed or not np.asarray(value, np.float32).any(), f"{name}: something came of nothing"
         assert jax.tree.map(lambda a: (a.shape, a.dtype), new) == structure
         check_law(case, world, gradient, updates, state, new)
         state = new
-    assert int(exchange_state(state).step) == len(KINDS) + 1
+    assert int(exchange_state(state).step) == len(kinds)
     assert int(exchange_state(state).skipped) == 0
     if world.jitted is not None:
         assert world.jitted._cache_size() == 1, "a later step was compiled again"
@@ -350,9 +347,8 @@ def test_a_bad_gradient_skips_the_exchange_on_every_worker(method: str, env: str
     [
         *(pytest.param(m, quick_environments(m), id=m) for m in METHODS if len(quick_environments(m)) > 1),
         *(
-            pytest.param(m, environments_of(m), id=f"{m}, all", marks=pytest.mark.slow)
+            pytest.param(m, ENVIRONMENTS if m in SOME else environments_of(m), id=f"{m}, all", marks=pytest.mark.slow)
             for m in METHODS
-            if m not in EVERYWHERE
         ),
     ],
 )

@@ -100,6 +100,7 @@ pairs = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @pairs
 def test_what_the_workers_share_arrives(method: str, kind: str) -> None:
     """At least nine tenths of what arrives where nothing is encoded twice; of a method that has no such collective, of all."""
@@ -107,6 +108,7 @@ def test_what_the_workers_share_arrives(method: str, kind: str) -> None:
     assert run(method)[kind].delivered[-1] >= 0.9 * whole > 0
 
 
+@pytest.mark.slow
 @pairs
 def test_memories_stay_bounded(method: str, kind: str) -> None:
     """They do not grow with the steps, and hold at most three times what they hold where nothing is encoded twice."""
@@ -159,6 +161,7 @@ def test_low_rank_memories_where_the_mean_has_rank_one(rank: int) -> None:
     assert here.growth() <= MOST_GROWTH
 
 
+@pytest.mark.slow
 def test_the_figures_can_tell() -> None:
     """Dense delivers all and holds nothing; a sum without end grows by 7/3."""
     here = courses(optax.chain(gc.dense(axis_name=AXIS), optax.sgd(1.0)))["cancelling"]

@@ -77,6 +77,7 @@ assert traffic.read_method("qsparse", ((4096, 1024),), 8).sent == pytest.approx(
 """
 
 
+@pytest.mark.slow
 def test_the_file_and_the_line_are_enough(tmp_path) -> None:
     """In a copy of the package: a public name, a row of the table, and a plan, though no record has it."""
     pytest.importorskip("typer.testing")
@@ -105,6 +106,7 @@ def test_it_conforms(method, env: str) -> None:
     conformance.test_a_bad_gradient_skips_the_exchange_on_every_worker(NAME, env)
 
 
+@pytest.mark.slow
 def test_it_sends_what_it_says_and_composes(method) -> None:
     wire.test_bytes_are_the_payloads(NAME)
     wire.test_no_dense_collective_of_a_compressed_leaf(NAME)
@@ -113,8 +115,8 @@ def test_it_sends_what_it_says_and_composes(method) -> None:
     composition.test_one_worker_needs_no_axis(NAME)
 
 
+@pytest.mark.slow
 def test_it_has_none_of_the_known_faults(method, tmp_path) -> None:
-    faults.test_nothing_comes_of_nothing(NAME)
     faults.test_a_constant_gradient_gets_through(NAME)
     faults.test_a_checkpoint_holds_all_there_is(NAME, tmp_path)
 

@@ -74,6 +74,7 @@ def test_all_loops_train_alike(loop: str, exchange: str) -> None:
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_variables_of_an_nnx_model_change() -> None:
     """Statistics are the mean over the workers, and every step draws another mask, on each worker its own."""
     space = setup("dgc")
@@ -95,6 +96,7 @@ def test_variables_of_an_nnx_model_change() -> None:
     np.testing.assert_allclose(changed["norm"]["mean"][...], seen, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_an_nnx_optimizer(tmp_path) -> None:
     """Its marks are in ``opt_state``: the same number of workers or another goes on from it, and plain arrays are refused."""
     space = setup("dgc")
@@ -116,6 +118,7 @@ def test_a_checkpoint_of_an_nnx_optimizer(tmp_path) -> None:
         gc.resize_workers(nnx.state(state), old=8, new=4)
 
 
+@pytest.mark.slow
 def test_a_model_of_eqx_nn() -> None:
     """Its activation is a function among its leaves: the page takes the arrays out, and the error says how."""
     need("equinox")
@@ -147,6 +150,7 @@ def test_statistics_and_seeds_of_a_keras_model() -> None:
     assert seed.tolist() == [7, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", LOOPS)
 def test_all_of_them_trained_alike_before(loop: str) -> None:
     need(loop)

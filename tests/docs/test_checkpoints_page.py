@@ -37,6 +37,7 @@ def test_names_and_links() -> None:
     check_names_and_links(TEXT, PAGE.parent)
 
 
+@pytest.mark.slow
 def test_bit_for_bit_on_as_many_workers(page) -> None:
     saved = gc.restore_checkpoint(page["folder"] / "saved", page["fresh"](8)[0])
     equal(page["restored"], saved)
@@ -63,6 +64,7 @@ def test_means_are_kept_from_5_workers_to_8(page) -> None:
     equal(page["state8"].params, page["state5"].params)
 
 
+@pytest.mark.slow
 def test_the_manager_keeps_two_steps(page) -> None:
     assert sorted(path.name for path in (page["folder"] / "run").iterdir()) == ["1", "2"]
 

@@ -103,6 +103,7 @@ def test_examples_of_policies_build() -> None:
         tx.init({"head": {"kernel": jax.numpy.zeros((8, 4))}, "norm": {"scale": jax.numpy.zeros(4)}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [0, 1])
 def test_dgc_by_path_gives_every_tensor_its_momentum(form: int) -> None:
     """By mask or by policy: what is not selected moves as with ordinary momentum, and only the others wait for their turn."""

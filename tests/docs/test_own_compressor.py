@@ -9,6 +9,9 @@ import pytest
 
 import gradcomp_jax as gc
 
+# The page calls what it shows without jit, so every operation is a program of its own: 138 of them.
+pytestmark = pytest.mark.slow
+
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "own_compressor.md"
 
 

@@ -15,6 +15,7 @@ PAGE = (DOCS / "planner.md").read_text(encoding="utf-8")
 RESULTS = DOCS / "results"
 
 
+@pytest.mark.slow
 def test_the_example_runs() -> None:
     found = run(python_blocks(PAGE)[0], "planner.md")
     assert found["verdict"].compress == (found["verdict"].gain >= 1.05)

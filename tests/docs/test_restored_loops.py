@@ -122,6 +122,7 @@ def test_a_loop_goes_on_with_another_number_of_workers(loop: str, tmp_path) -> N
     assert steps(loop, fewer, 1) == pytest.approx(steps(loop, space, 1), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", (jax.random.key, jax.random.PRNGKey))
 def test_a_fresh_key_of_another_device_stays_with_it(make: Callable, tmp_path) -> None:
     with jax.default_device(jax.devices()[3]):

@@ -18,6 +18,7 @@ def result(digits_task, digits):
     return compare(digits_task.on(digits), ["dgc", "dense-bf16"], seeds=[0, 7], settings=settings)
 
 
+@pytest.mark.slow
 def test_every_method_has_a_run_for_every_seed(result):
     assert [method.method for method in result.methods] == ["dgc", "dense-bf16"]
     for method in result.methods:
@@ -27,6 +28,7 @@ def test_every_method_has_a_run_for_every_seed(result):
         assert method.evaluation_std == pytest.approx(statistics.stdev(evaluation))
 
 
+@pytest.mark.slow
 def test_both_baselines_are_counted_though_one_was_not_trained(result):
     assert set(result.baseline_bytes) == {"dense-bf16", "dense"}
     dgc, bf16 = result.methods
@@ -37,11 +39,13 @@ def test_both_baselines_are_counted_though_one_was_not_trained(result):
     assert dgc.ratio_f32 > 1
 
 
+@pytest.mark.slow
 def test_bfloat16_halves_the_bytes(result):
     ratio = result.baseline_bytes["dense"] / result.baseline_bytes["dense-bf16"]
     assert ratio == pytest.approx(2, rel=0.01)
 
 
+@pytest.mark.slow
 def test_json_holds_all_of_it(result):
     fields = json.loads(result.to_json(command="gradcomp compare"))
     assert fields["command"] == "gradcomp compare"

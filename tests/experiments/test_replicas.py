@@ -18,6 +18,7 @@ def marks_of(method: str) -> list[pytest.MarkDecorator]:
     return [*slow, pytest.mark.standard_promotion] if method == "muloco" else slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [pytest.param(m, marks=marks_of(m)) for m in REPLICA_RECIPES])
 def test_training_learns(train, method: str) -> None:
     result = train(method, workers=2, batch_per_worker=32, epochs=8, density=0.1, delay=2, every=2)
@@ -37,6 +38,7 @@ def trainers(digits, digits_task):
     }
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_a_period(trainers) -> None:
     """One exchange in four steps, and the mean loss in every one."""
     one, four = trainers[1].wire, trainers[4].wire
@@ -46,6 +48,7 @@ def test_bytes_are_those_of_a_period(trainers) -> None:
     assert four.sent == round(four.sent_mean)
 
 
+@pytest.mark.slow
 def test_a_broken_off_run_goes_on(trainers, tmp_path) -> None:
     """Bit for bit, with what was in flight."""
     whole = trainers[4].run(1)

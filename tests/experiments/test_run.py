@@ -29,6 +29,7 @@ def dense(digits_task, digits):
     return Trainer("dense", digits_task.on(digits), digits_task.settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dense", "terngrad", "dgc"])
 def test_training_learns(train, method):
     result = train(method, workers=2, batch_per_worker=32, epochs=6, density=0.1)
@@ -46,6 +47,7 @@ def test_result_has_one_loss_a_step_and_one_evaluation_an_epoch(dense):
     assert result.step_time.median <= result.step_time.upper_quartile
 
 
+@pytest.mark.slow
 def test_same_seed_same_bits_and_another_seed_others(dgc):
     first, again, other = dgc.run(3), dgc.run(3), dgc.run(4)
     assert first.loss == again.loss
@@ -71,6 +73,7 @@ def test_dense_bytes_are_those_of_an_all_reduce(dense):
     assert expected <= dense.wire.sent <= expected + 64
 
 
+@pytest.mark.slow
 def test_bytes_of_the_warm_up_are_counted(dgc):
     assert dgc.wire.sent < dgc.wire.sent_mean < dgc.wire.sent_most
 
@@ -118,6 +121,7 @@ class StopAfter(Listener):
             raise Stop
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_run_that_was_never_broken_off(dgc, tmp_path):
     whole = dgc.run(5)
     with pytest.raises(Stop):
@@ -129,6 +133,7 @@ def test_a_resumed_run_is_the_run_that_was_never_broken_off(dgc, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch-1", "epoch-2", "run.json", "run.lock"]
 
 
+@pytest.mark.slow
 def test_workers_that_share_a_device_go_on_with_the_run_of_workers_that_do_not(digits_task, digits, dgc, tmp_path):
     shared = Trainer("dgc", digits_task.on(digits), digits_task.settings, one_device=True)
     assert shared.wire == dgc.wire
@@ -181,6 +186,7 @@ def damage(folder):
     path.write_bytes(held)
 
 
+@pytest.mark.slow
 def test_a_damaged_state_is_refused_and_the_one_before_it_goes_on(dgc, digits_task, digits, tmp_path):
     whole = train_with_checkpoints(dgc, 6, tmp_path)
     damage(tmp_path / "epoch-2")
@@ -193,6 +199,7 @@ def test_a_damaged_state_is_refused_and_the_one_before_it_goes_on(dgc, digits_ta
     assert again.evaluation == whole.evaluation
 
 
+@pytest.mark.slow
 def test_without_an_earlier_state_the_remedy_is_another_folder(dgc, tmp_path):
     with pytest.raises(Stop):
         train_with_checkpoints(dgc, 6, tmp_path, listener=StopAfter(1))
@@ -204,6 +211,7 @@ def test_without_an_earlier_state_the_remedy_is_another_folder(dgc, tmp_path):
         train_with_checkpoints(dgc, 6, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["in the midst of the state", "between state and record"])
 def test_a_run_that_is_stopped_while_it_saves_goes_on_from_the_state_before(dgc, tmp_path, monkeypatch, moment):
     whole = dgc.run(7)
@@ -230,6 +238,7 @@ def test_a_run_that_is_stopped_while_it_saves_goes_on_from_the_state_before(dgc,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch-1", "epoch-2", "run.json", "run.lock"]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_workers(digits_task, digits, dgc, tmp_path):
     with pytest.raises(Stop):
         train_with_checkpoints(dgc, 0, tmp_path, listener=StopAfter(1))

@@ -39,6 +39,7 @@ def test_is_the_orthonormal_transform_and_comes_back(block: int) -> None:
     check(np.random.default_rng(block).normal(size=(3, block)).astype(np.float32))
 
 
+@pytest.mark.slow
 @given(st.integers(1, 400), st.integers(0, 3))
 def test_of_any_block(block: int, rows: int) -> None:
     check(np.random.default_rng(block).normal(size=(rows, block)).astype(np.float32))

@@ -22,7 +22,7 @@ def fixed(rows, key, bits, fraction_bits, generator="hash"):
     return kernels.to_fixed(rows, key, bits=bits, fraction_bits=fraction_bits, generator=generator)
 
 
-@given(hnp.arrays(np.float32, (2, 5), elements=st.floats(-300, 300, width=32)), st.integers(0, 20))
+@given(hnp.arrays(np.float32, (2, 5), elements=st.floats(-300, 300, width=32)), st.sampled_from((0, 7, 20)))
 def test_nearest_and_neighbours(rows: np.ndarray, fraction_bits: int) -> None:
     for bits, dtype in WIDTHS:
         low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
@@ -32,6 +32,12 @@ def test_nearest_and_neighbours(rows: np.ndarray, fraction_bits: int) -> None:
         np.testing.assert_array_equal(words, np.clip(np.round(exact), low, high))
         drawn = np.asarray(fixed(rows, KEY, bits, fraction_bits))
         assert ((drawn >= np.clip(np.floor(exact), low, high)) & (drawn <= np.clip(np.ceil(exact), low, high))).all()
+
+
+@pytest.mark.slow
+@given(hnp.arrays(np.float32, (2, 5), elements=st.floats(-300, 300, width=32)), st.integers(0, 20))
+def test_nearest_and_neighbours_of_any_grid(rows: np.ndarray, fraction_bits: int) -> None:
+    test_nearest_and_neighbours.hypothesis.inner_test(rows, fraction_bits)
 
 
 @pytest.mark.parametrize("generator", ("hash", "threefry"))

@@ -36,6 +36,7 @@ def test_independent_columns(n: int, r: int) -> None:
     assert check(np.random.default_rng(n).normal(size=(3, n, r)).astype(np.float32)).all()
 
 
+@pytest.mark.slow
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 10_000))
 def test_any_shape(n: int, r: int, seed: int) -> None:
     used = check(np.random.default_rng(seed).normal(size=(2, n, r)).astype(np.float32))

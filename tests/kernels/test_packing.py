@@ -41,7 +41,7 @@ def both_ways(digits: jax.Array, base: int, word_bits: int) -> tuple[jax.Array, 
 
 
 def check(digits: np.ndarray, base: int, word_bits: int) -> None:
-    words, back = both_ways(jnp.asarray(digits), base, word_bits)
+    words, back = both_ways(digits, base, word_bits)
     assert words.dtype == DTYPES[word_bits]
     assert back.dtype == (words.dtype if digits_per_word(base, word_bits) == 1 or digits.shape[-1] == 0 else np.int32)
     assert words.shape == (*digits.shape[:-1], kernels.packed_length(digits.shape[-1], base, word_bits))

@@ -10,7 +10,7 @@ import pytest
 
 import gradcomp_jax as gc
 from gradcomp_jax.core import by_matrix
-from gradcomp_jax.core.policies import even_split
+from gradcomp_jax.core.matrix_view import even_split
 from tests.conformance.environments import environment, exchange_state
 
 from .replay.power_iteration import PowerSgd
@@ -81,6 +81,7 @@ def low_rank_and_noise(*shape: int, noise: float) -> np.ndarray:
     return clean + math.sqrt(noise) * rng.standard_normal(shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(256, 8, 32), (8, 32, 256)])
 def test_attention_kernels_are_split_between_inputs_and_outputs(shape) -> None:
     """[embed, heads, head_dim] and [heads, head_dim, embed] are 256 x 256: a quarter of what the last dimension against the
@@ -93,6 +94,7 @@ def test_attention_kernels_are_split_between_inputs_and_outputs(shape) -> None:
     assert floats_sent(wrong, shape) == (8320 if shape[0] == 256 else RANK * (8 + 8192))
 
 
+@pytest.mark.slow
 def test_stacked_layers_are_matrices_of_their_own() -> None:
     """Six layers of 64 x 48 as one matrix [384, 48] share four columns; layer by layer each has its own."""
     tensor = low_rank_and_noise(6, 64, 48, noise=0.01)

@@ -25,6 +25,7 @@ def marked(comparison: beside.Comparison):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("comparison", [marked(c) for c in COMPARISONS])
 def test_the_peer_computes_the_same(comparison: beside.Comparison) -> None:
     """Up to what rounding can do to the peer's algorithm."""
@@ -33,11 +34,13 @@ def test_the_peer_computes_the_same(comparison: beside.Comparison) -> None:
     assert comparison.distance() <= bound
 
 
+@pytest.mark.slow
 def test_an_approximate_selection_is_not_the_authors_of_demo() -> None:
     """On smooth gradients: the largest frequencies of a chunk are neighbours. And so the comparison can fail."""
     assert signs_apart(exact=False) > 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sides", [(12, 16), (64, 64)], ids=str)
 def test_exact_takes_the_largest_frequencies_of_each_chunk(sides: tuple[int, int]) -> None:
     """Whatever lies beside whatever: as sorting all of them finds, where the default misses some."""
@@ -56,6 +59,7 @@ def test_exact_takes_the_largest_frequencies_of_each_chunk(sides: tuple[int, int
     assert (found[False] != want).any()
 
 
+@pytest.mark.slow
 def test_fragments_depart_and_arrive_as_maxtexts_and_after_torchfts() -> None:
     """A delayed mean of torchft departs ``delay`` steps before the fragment's part of the period is over."""
     turns = streaming.turns()
@@ -66,6 +70,7 @@ def test_fragments_depart_and_arrive_as_maxtexts_and_after_torchfts() -> None:
     assert [(step + streaming.SHOWN, number) for step, number in turns["torchft"][0]] == departures
 
 
+@pytest.mark.slow
 def test_dion_of_a_wide_kernel_is_the_authors_of_its_transpose() -> None:
     """Their code has orthonormal columns on the longer side, ours on the side of the fan-in."""
     wide, tall = {"w": (10, 24)}, {"w": (24, 10)}
@@ -82,6 +87,7 @@ def test_dion_of_a_wide_kernel_is_the_authors_of_its_transpose() -> None:
     assert max(apart) > 0.05
 
 
+@pytest.mark.slow
 def test_dgc_rounds_a_density_to_the_nearest_and_its_authors_up() -> None:
     for size, theirs, ours in ((101, 6, 5), (330, 17, 16), (180, 9, 9), (7, 1, 1)):
         peer = momentum_correction.Dgc({"w": (size, 1)}, beside.WORKERS, ratio=0.05, momentum=0.9)

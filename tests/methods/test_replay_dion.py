@@ -14,6 +14,7 @@ from .replay.power_iteration_problem import COMPRESSED, SHAPES, first_q, replaye
 from .replay.workers import AXIS, N, close, mapped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [1, 4])
 def test_replay(rank: int) -> None:
     """Twenty-two steps from zero, loosely, because rounding grows from step to step, and each of them again from the state

@@ -24,6 +24,7 @@ def keeping(code, *, collective: str = "two_phase", remainder: str = "put_back",
     return averaging(code, collective=collective, remainder=remainder, memory=True, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["two_phase", "all_gather"])
 @pytest.mark.parametrize("block", [0, 64], ids=["column", "block"])
 def test_one_bit_sgd(block: int, collective: str) -> None:
@@ -39,6 +40,7 @@ def test_ef_sign_sgd(collective: str) -> None:
     replay(gc.ef_sign_sgd(block=64, collective=collective, **COMMON), keeping(MeanMagnitude(), collective=collective))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["two_phase", "all_gather"])
 def test_sign_sgd(collective: str) -> None:
     """Four voters tie often: by lot at the owner, 0 by gather. What goes dense gives the sign of its mean."""
@@ -47,6 +49,7 @@ def test_sign_sgd(collective: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["two_phase", "all_gather"])
 @pytest.mark.parametrize("norm", ["max", "l2"])
 @pytest.mark.parametrize("bits", [2, 4, 8])
@@ -59,11 +62,13 @@ def test_qsgd(bits: int, norm: str, collective: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_qsgd_of_four_workers_takes_two_phases_and_threefry_draws() -> None:
     code = Integers(4, draws="threefry")
     replay(gc.qsgd(bucket_size=64, generator="threefry", **COMMON), averaging(code))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bits", "fraction_bits", "collective"), [(16, 12, "two_phase"), (8, 5, "two_phase"), (8, 6, "all_gather")]
 )
@@ -110,6 +115,7 @@ def test_block_quantized_without_residual() -> None:
     replay(gc.block_quantized(block=64, error_feedback=False, **COMMON), averaging(Integers(8)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bits", "collective"),
     [(1, "two_phase"), (1, "all_gather"), (2, "two_phase"), (3, "all_gather"), (4, "all_gather")],
@@ -122,6 +128,7 @@ def test_eden_unbiased(bits: int, collective: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bits", "collective"), [(1, "all_gather"), (2, "all_gather"), (3, "two_phase"), (4, "two_phase")]
 )
@@ -131,6 +138,7 @@ def test_eden_with_residual(bits: int, collective: str) -> None:
     replay(method, keeping(Rotated.of(bits, unbiased=False), collective=collective))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [1, 2])
 def test_eden_of_few_bits_loses_nothing_in_two_phases(bits: int) -> None:
     """Terms of few magnitudes cancel in many entries: whether such a mean is zero is rounding's to say, but once for all."""

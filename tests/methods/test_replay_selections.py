@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import gradcomp_jax as gc
-from gradcomp_jax import kernels
 from tests.conformance.environments import exchange_state, rows_of_owners
+from tests.programs import kernels
 
 from .replay.sparse import Sparse, coded, integers, largest, select_thinned
 from .replay.workers import AXIS, N, close, gaussian, mapped, replay
@@ -186,6 +186,7 @@ def test_sparcml_quantized(downlink, top) -> None:
     check_memory(replay(tx, oracle, gaussian(SHAPES, 7), SHAPES, before=following(oracle)), oracle)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("block", "k", "dense_from"), [(64, 3, None), (16, 7, 1), (16, 13, 0)], ids=["entries", "second-round", "at-once"]
 )

@@ -36,8 +36,9 @@ def mesh_of(kind=AxisType.Auto, shape=(N,), names=(AXIS,)):
 def by_worker(name, f):
     """``f(x, t, w)`` of each worker's ``x`` and ``t`` and the common ``w``; results stacked by worker."""
     if not name.startswith("shard_map"):
-        mapping = jax.pmap if name == "pmap" else jax.vmap
-        return mapping(f, in_axes=(0, 0, None), axis_name=AXIS)
+        if name == "pmap":
+            return jax.pmap(f, in_axes=(0, 0, None), axis_name=AXIS)
+        return jax.jit(jax.vmap(f, in_axes=(0, 0, None), axis_name=AXIS))
     mesh = mesh_of(AxisType.Explicit if "explicit" in name else AxisType.Auto)
     spec = PartitionSpec(AXIS)
 
@@ -201,7 +202,7 @@ def test_dense_sends_one_all_reduce():
 
 def test_bfloat16_crosses_in_two_bytes():
     batch, rows, columns = 4, 64, 48
-    drawn = [jnp.asarray(a).astype(jnp.bfloat16) for a in draw(batch, rows=rows, columns=columns)]
+    drawn = [a.astype(jnp.bfloat16) for a in draw(batch, rows=rows, columns=columns)]
     report = report_of("factors", *drawn)
     assert report.sent == (N - 1) * batch * (rows + columns) * 2
     assert [row.dtype for row in report.rows] == ["u16"]
@@ -212,7 +213,7 @@ def test_bfloat16_activations_beside_a_float32_weight():
     """The product and its cotangent are float32; the activations still cross as they are, in the same buffer."""
     batch, rows, columns = 4, 64, 48
     x, t, w = draw(batch, rows=rows, columns=columns)
-    x = jnp.asarray(x).astype(jnp.bfloat16)
+    x = x.astype(jnp.bfloat16)
     report = report_of("factors", x, t, w)
     assert {row.dtype: row.sent_bytes for row in report.rows} == {
         "u16": (N - 1) * batch * (rows * 2 + columns * 4),
@@ -226,7 +227,7 @@ def test_bfloat16_activations_beside_a_float32_weight():
 @pytest.mark.parametrize("name", ["shard_map-auto-vma", "vmap"])
 def test_bfloat16_is_accumulated_in_float32(name, exchange):
     """2,048 terms: the only rounding to bfloat16 is the last, half a unit in its eighth bit."""
-    x, t, w = (jnp.asarray(a).astype(jnp.bfloat16) for a in draw(256))
+    x, t, w = (a.astype(jnp.bfloat16) for a in draw(256))
     for_w, _ = by_worker(name, gradients(exchange))(x, t, w)
     assert for_w.dtype == jnp.bfloat16
     exact = oracle(np.asarray(x, np.float32), np.asarray(t, np.float32))
@@ -311,8 +312,8 @@ def test_training_is_synchronous_sgd(exchange, check_vma):
 @pytest.mark.parametrize("exchange", ["auto", *EXCHANGES])
 def test_no_axis_is_the_plain_product(exchange):
     x, t, w = (a[0] if i < 2 else a for i, a in enumerate(draw(3, 4)))
-    got = gradients(exchange, None)(x, t, w)
-    plain = jax.grad(lambda w, x: jnp.sum((x @ w) * t), argnums=(0, 1))(w, x)
+    got = jax.jit(gradients(exchange, None))(x, t, w)
+    plain = jax.jit(jax.grad(lambda w, x: jnp.sum((x @ w) * t), argnums=(0, 1)))(w, x)
     for a, b in zip(got, plain, strict=True):
         np.testing.assert_array_equal(a, b)
 

@@ -88,6 +88,7 @@ def test_workers_round_independently(gradient) -> None:
     assert set(np.unique(np.round(levels))) == set(range(N + 1))
 
 
+@pytest.mark.slow
 def test_tensors_and_steps_round_independently() -> None:
     g = np.random.default_rng(2).standard_normal((N, 40, 40)).astype(np.float32)
     tx = gc.terngrad(axis_name=AXIS)

@@ -13,6 +13,7 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs" / "clusters.md"
 pytestmark = pytest.mark.xdist_group("processes")
 
 
+@pytest.mark.slow
 def test_the_program_trains(tmp_path: pathlib.Path) -> None:
     found = re.search(r"<!-- example: clusters -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert found

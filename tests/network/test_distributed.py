@@ -165,6 +165,7 @@ def test_a_folder_that_only_one_process_sees_is_refused(tmp_path: pathlib.Path) 
     assert "process 1 does not see what process 0 writes there" in running[0].sentences()[0]
 
 
+@pytest.mark.slow
 def test_without_a_cluster_the_options_are_named(tmp_path: pathlib.Path) -> None:
     command = [sys.executable, "-m", "gradcomp_jax.cli", "train", "--distributed", "--processes", "2"]
     with started(tmp_path, [command], [environment()]) as running:

@@ -178,6 +178,7 @@ with gc.distributed.Watchdog(step_timeout=1, remedy="start again") as watchdog:
 """
 
 
+@pytest.mark.slow
 def test_a_step_that_never_ends_ends_the_process(tmp_path: pathlib.Path) -> None:
     """A peer that is alive and does not answer: a deadlock of its own, or a link cut between two workers only."""
     start = time.monotonic()
@@ -211,6 +212,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_process_that_never_comes_is_not_waited_for_for_ever(index: int, tmp_path: pathlib.Path) -> None:
     line = ("train", "--distributed", "--coordinator", f"127.0.0.1:{free_port()}", "--processes", "2")
@@ -224,6 +226,7 @@ def test_a_process_that_never_comes_is_not_waited_for_for_ever(index: int, tmp_p
     assert "the processes did not come together at 127.0.0.1:" in sentence
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_one_sentence(tmp_path: pathlib.Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -28,6 +28,7 @@ def found(mesh) -> Calibration:
     return calibrate(mesh, axis_name="data", sizes=SIZES, repeats=2, methods=("dense", "terngrad"))
 
 
+@pytest.mark.slow
 def test_every_kind_is_measured(found) -> None:
     assert found.workers == 4 and set(found.fits) == set(KINDS)
     for kind, fitted in found.fits.items():
@@ -50,6 +51,7 @@ def test_a_pause_before_each_collective_and_fewer_where_they_take_long(mesh, mon
     assert paused == [0.2] * times * len(SIZES)
 
 
+@pytest.mark.slow
 def test_a_file_holds_all_of_it(found, tmp_path) -> None:
     found.save(tmp_path / "link.json")
     assert Calibration.load(tmp_path / "link.json") == found
@@ -72,6 +74,7 @@ def test_the_program_has_that_collective_and_sends_those_bytes(mesh, kind) -> No
     assert once(x).shape == x.shape
 
 
+@pytest.mark.slow
 def test_a_prediction_uses_it(found) -> None:
     workload = gc.Workload(1.0, ((1024, 1024),))
     cluster = gc.Cluster(4, gc.Link(1.0, 100.0))
@@ -83,6 +86,7 @@ def test_a_prediction_uses_it(found) -> None:
         gc.predict(workload, gc.Cluster(8, gc.Link(1.0, 0.0)), "dense", calibration=found)
 
 
+@pytest.mark.slow
 def test_between_nodes_a_device_sends_its_shard(found) -> None:
     """The devices of a node shared its link when it was calibrated: a prediction must not count them again."""
     inner = gc.Link(1e9, 1e-6)

@@ -137,6 +137,7 @@ def test_dense_bfloat16_has_the_better_of_its_collectives() -> None:
         assert found.sent == pytest.approx(predict(work, cluster, "dense", device=NO_TIME).sent / 2, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_an_outlook_has_curves_for_the_papers_figures() -> None:
     found = outlook(Workload.of(MODELS["alexnet"](), 0.2), gc.Cluster(64, LINK, 4, INNER))
     workers, lines = found.by_workers

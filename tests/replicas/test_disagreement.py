@@ -78,6 +78,7 @@ def test_gathered(wrapper: str, method: str, request: pytest.FixtureRequest) -> 
         assert here.delivered[-1] >= 0.4 * STEPS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALONE)
 def test_alone(name: str) -> None:
     """Gossip keeps the sum of the replicas; a residual that decays loses some on purpose."""

@@ -67,7 +67,7 @@ def gradients(seed: int, kind: str = "normal") -> Any:
 
     def draw(shape, dtype):
         value = np.zeros((WORKERS, *shape)) if kind == "zero" else rng.normal(size=(WORKERS, *shape))
-        return jnp.asarray(value, dtype)
+        return np.asarray(value, dtype)
 
     return {k: draw(shape, dtype) for k, (shape, dtype) in SHAPES.items()}
 
@@ -123,7 +123,8 @@ def trajectory(method: str, env: str) -> list[dict[str, np.ndarray]]:
             params, state = first(parameters(method), np.zeros(WORKERS))
             update = jax.pmap(step, in_axes=(0, *axes), **mapping)
         else:
-            params, state = jax.vmap(start, in_axes=None, axis_size=WORKERS, **mapping)(parameters(method))
+            begun = jax.jit(jax.vmap(start, in_axes=None, axis_size=WORKERS, **mapping))
+            params, state = begun(parameters(method))
             update = jax.jit(jax.vmap(step, in_axes=(0, *axes), **mapping))
         place = lambda gradient: gradient  # noqa: E731
     structure = jax.tree.map(lambda a: (a.shape, a.dtype), (params, state))
@@ -150,10 +151,10 @@ def test_environments_agree(method: str, env: str) -> None:
 def test_the_replicas_mean_is_that_of_synchronous_training(method: str) -> None:
     """Of gradients that do not depend on the parameters every one counts once, wherever it was taken."""
     total = {k: np.zeros(shape) for k, (shape, _) in SHAPES.items()}
-    first = {k: np.asarray(v.astype(jnp.float32)) for k, v in parameters(method).items()}
+    first = {k: np.asarray(v.astype(np.float32)) for k, v in parameters(method).items()}
     for n, values in enumerate(trajectory(method, "vmap")):
         step = gradients(n, "zero" if n == 3 else "normal")
         for k in total:
-            total[k] += np.asarray(step[k].astype(jnp.float32)).mean(axis=0)
+            total[k] += np.asarray(step[k].astype(np.float32)).mean(axis=0)
             if k != "half":
                 np.testing.assert_allclose(values[k].mean(axis=0), first[k] - 0.1 * total[k], rtol=1e-5, atol=1e-5)

@@ -104,27 +104,30 @@ def test_elastic_bands_keep_the_sum_of_replicas_and_centre(method) -> None:
     check_sum(optax.chain(optax.scale(0.0), gc.elastic_average(method(), axis_name=AXIS)))
 
 
+spread_of = jax.jit(gc.replica_spread)
+
+
 def check_sum(tx) -> None:
     """Replicas that begin apart and take no step of their own."""
     mesh = mesh_of()
     state = gc.init_state(params(), tx, mesh, replicas=True)
     rng = np.random.default_rng(3)
-    apart = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), state.params)
+    apart = jax.tree.map(lambda a: np.asarray(rng.normal(size=a.shape), a.dtype), state.params)
     state = state._replace(params=jax.device_put(apart, jax.tree.map(lambda a: a.sharding, state.params)))
-    before, spread = total(state), float(gc.replica_spread(state))
+    before, spread = total(state), float(spread_of(state))
     step = gc.make_train_step(loss, tx, mesh)
     for n in range(5):
         state, _ = step(state, batch(n))
         for k, v in total(state).items():
             np.testing.assert_allclose(v, before[k], rtol=0, atol=5e-6)
-    assert float(gc.replica_spread(state)) < spread / 1.5
+    assert float(spread_of(state)) < spread / 1.5
 
 
 def test_a_hypercube_without_steps_ends_in_the_mean() -> None:
     tx = optax.chain(optax.scale(0.0), gc.gossip(axis_name=AXIS))
     mesh = mesh_of()
     state = gc.init_state(params(), tx, mesh, replicas=True)
-    apart = jax.tree.map(lambda a: jnp.arange(a.size, dtype=a.dtype).reshape(a.shape), state.params)
+    apart = jax.tree.map(lambda a: np.arange(a.size, dtype=a.dtype).reshape(a.shape), state.params)
     state = state._replace(params=jax.device_put(apart, jax.tree.map(lambda a: a.sharding, state.params)))
     want = gc.consolidate(state)
     step = gc.make_train_step(loss, tx, mesh)
@@ -192,6 +195,7 @@ def test_an_update_that_is_not_finite_is_left_out(name: str) -> None:
     assert all(np.isfinite(v).all() for one in replicas(state) for v in one.values())
 
 
+@pytest.mark.slow
 @each_chain
 def test_checkpoint_resume_and_resize(name: str, tmp_path) -> None:
     """Bit for bit onto as many workers; onto fewer or more, the mean of everything stays."""
@@ -344,10 +348,11 @@ def test_staleness(name: str) -> None:
     mesh = mesh_of()
     state = gc.init_state(params(), tx, mesh, replicas=True)
     step = gc.make_train_step(loss, tx, mesh)
-    found = [int(gc.staleness(state))]
+    staleness = jax.jit(gc.staleness)
+    found = [int(staleness(state))]
     for n in range(8):
         state, _ = step(state, batch(n))
-        found.append(int(gc.staleness(state)))
+        found.append(int(staleness(state)))
     assert found == STALENESS[name]
 
 

@@ -134,6 +134,7 @@ def program(tx: Any) -> str:
     return jax.jit(jax.vmap(worker, axis_name=AXIS)).lower(each, each).as_text()
 
 
+@pytest.mark.slow
 @pytest.mark.standard_promotion
 @pytest.mark.parametrize("name", CASES)
 def test_every_option_is_heard(name: str) -> None:

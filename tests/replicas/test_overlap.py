@@ -36,6 +36,7 @@ def test_the_exchange_needs_nothing_of_this_steps_batch(name: str, delay: int) -
     assert not any(found) if delay else all(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", (0, 2))
 def test_an_outer_step_that_arrives_late_needs_nothing_of_this_steps_batch(delay: int) -> None:
     outer = gc.diloco(methods()["dgc"], axis_name=AXIS, every=4, parts=2, delay=delay)

@@ -57,6 +57,7 @@ def test_one_bad_step_of_one_worker(bad: float, method: str, inner: str) -> None
     assert np.isfinite(losses[3:]).all() and losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.standard_promotion
 def test_a_bad_step_of_all_workers_is_told_and_training_goes_on() -> None:
     state, metrics, losses = train("diloco", "adam", {2, 3}, slice(None))

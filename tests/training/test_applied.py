@@ -88,6 +88,7 @@ def test_an_average_in_apply_gradients_moves(kind: type) -> None:
     assert int(state.step) == 2 and step._cache_size() == 1
 
 
+@pytest.mark.slow
 def test_what_a_state_has_besides_is_a_copy_on_the_mesh() -> None:
     mesh = mesh_of(2)
     given = own(Averaged)

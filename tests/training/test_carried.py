@@ -133,6 +133,7 @@ def test_what_was_held_is_held(name: str, workers: int, tmp_path) -> None:
         np.testing.assert_allclose(value - np.asarray(restored.params[k]).reshape(-1), total, atol=coarse)
 
 
+@pytest.mark.slow
 def test_owners_of_an_earlier_version_are_refused_with_the_way_out(tmp_path) -> None:
     """It does not say whose rows they hold; where they stay what they are, or none were there, nothing need be said."""
     state = steps(topk(), 8, fresh(topk(), 8), (0,))
@@ -149,6 +150,7 @@ def test_owners_of_an_earlier_version_are_refused_with_the_way_out(tmp_path) -> 
     np.testing.assert_array_equal(exchange_of(same).server[0].value, exchange_of(state).server[0].value)
 
 
+@pytest.mark.slow
 def test_tensors_that_are_compressed_no_more_are_named(tmp_path) -> None:
     gc.save_checkpoint(tmp_path / "saved", fresh(topk(), 2))
     with (
@@ -158,6 +160,7 @@ def test_tensors_that_are_compressed_no_more_are_named(tmp_path) -> None:
         gc.restore_checkpoint(tmp_path / "saved", fresh(topk(density=1.0), 2))
 
 
+@pytest.mark.slow
 def test_memories_of_another_model_are_no_memories_of_another_block(tmp_path) -> None:
     tx = topk()
     params = [{"w": np.zeros((n, 30), np.float32)} for n in (40, 80)]

@@ -131,6 +131,7 @@ def test_another_number_of_workers(name: str, old: int, new: int, tmp_path) -> N
         assert int(run(name, 8, restored, (0,)).step) == 1
 
 
+@pytest.mark.slow
 def test_typed_keys_of_the_workers_come_back_as_such(tmp_path) -> None:
     """Each worker's own, and where there are more workers those of the first ones again."""
 

@@ -60,6 +60,7 @@ def by_loop(tx: Any, then: Any, p: Any, loss: Any) -> None:
 DOORS = [by_step, *(pytest.param(door, marks=pytest.mark.slow) for door in (by_unreduced, by_loop))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS)
 def test_two_exchanges_in_one_chain(door: Callable[..., None]) -> None:
     tx = optax.chain(exchange(), chain())
@@ -67,6 +68,7 @@ def test_two_exchanges_in_one_chain(door: Callable[..., None]) -> None:
         door(tx, tx, params(), loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS)
 def test_freezing_midway(door: Callable[..., None]) -> None:
     now, then = (optax.masked(chain(), {"w": kept, "b": True}) for kept in (True, False))
@@ -74,6 +76,7 @@ def test_freezing_midway(door: Callable[..., None]) -> None:
         door(now, then, params(), loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS)
 def test_complex_parameters(door: Callable[..., None]) -> None:
     p = {**params(), "w": np.ones((8, 8), np.complex64)}
@@ -81,6 +84,7 @@ def test_complex_parameters(door: Callable[..., None]) -> None:
         door(chain(), chain(), p, lambda p, x: jnp.mean(jnp.abs(x @ p["w"])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS[:2])
 def test_a_momentum_before_the_exchange(door: Callable[..., None]) -> None:
     tx = optax.chain(optax.trace(0.9), chain())
@@ -88,6 +92,7 @@ def test_a_momentum_before_the_exchange(door: Callable[..., None]) -> None:
         door(tx, tx, params(), loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
@@ -104,11 +109,13 @@ def test_a_loss_that_is_no_number(door: Callable[..., None], wrong: Any, sentenc
         door(chain(), chain(), params(), wrong)
 
 
+@pytest.mark.slow
 def test_aux_that_is_not_there() -> None:
     with pytest.raises(TypeError, match=r"has_aux=True is for a loss that returns \(loss, aux\)"):
         gc.local_value_and_grad(loss, axis_name=None, has_aux=True)(params(), X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("leaf", [jax.nn.relu, "relu", object()], ids=["function", "string", "object"])
 def test_parameters_that_are_no_arrays(door: Callable[..., None], leaf: Any) -> None:
@@ -116,6 +123,7 @@ def test_parameters_that_are_no_arrays(door: Callable[..., None], leaf: Any) -> 
         door(chain(), chain(), {**params(), "activation": leaf}, loss)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_what_has_functions_in_it() -> None:
     for mesh in (mesh_of(N), None):
         find = gc.local_value_and_grad(loss, axis_name="data" if mesh else None, mesh=mesh)

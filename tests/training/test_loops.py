@@ -28,6 +28,7 @@ def kinds_sent(step: Any, *args: Any) -> dict[str, Any]:
     return gc.wire_bytes(step.lower(*args).compile()).by("kind")
 
 
+@pytest.mark.slow
 def test_micro_batches_send_what_one_batch_sends_and_train_as_it() -> None:
     mesh, tx = mesh_of(N), chain()
     found = {}
@@ -192,6 +193,7 @@ def test_a_loss_scale_falls_with_skipped_steps_and_rises_without() -> None:
     assert losses[-1] < losses[0] < 10
 
 
+@pytest.mark.slow
 @pytest.mark.standard_promotion
 def test_a_loss_scale_changes_no_gradient() -> None:
     mesh, found = mesh_of(2), []

@@ -53,6 +53,7 @@ def test_two_momenta_warn_within_wrappers(name: str) -> None:
         gc.init_state(params(), WRAPPED[name](optax.chain(exchange(), optax.amsgrad(1e-3))), mesh_of(N))
 
 
+@pytest.mark.slow
 @pytest.mark.standard_promotion
 def test_a_momentum_after_accumulation_warns(recwarn: pytest.WarningsRecorder) -> None:
     inside, after = optax.chain(gc.block_quantized(axis_name="data"), optax.adam(1e-3)), optax.adam(1e-3)

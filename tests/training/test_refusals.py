@@ -170,7 +170,7 @@ def test_a_loss_that_is_averaged_inside(has_aux: bool, accumulate: int) -> None:
     with pytest.raises(ValueError, match=sentence):
         step(gc.init_state(params(), chain(), mesh), batch(0))
     with pytest.raises(ValueError, match=sentence):
-        gc.local_value_and_grad(found, axis_name="data", mesh=mesh, **given)(params(), batch(0))
+        jax.jit(gc.local_value_and_grad(found, axis_name="data", mesh=mesh, **given))(params(), batch(0))
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ def same(found, wanted) -> None:
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
+@pytest.mark.slow
 def test_parameters_counts_and_moments_go_on() -> None:
     old = chain(topk())
     state, _ = run(old, made(old), (0, 1, 2))
@@ -106,6 +107,7 @@ def test_what_one_method_owes_another_one_sends(name: str) -> None:
         np.testing.assert_allclose(value - np.asarray(replaced.params[k]).reshape(-1), total, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_scale_and_master_weights_around_it_go_on() -> None:
     narrow = jax.tree.map(lambda p: p.astype(np.float16), PARAMS)
     txs = [gc.dynamic_loss_scale(gc.master_weights(chain(wire(name)))) for name in ("terngrad", "dense")]
@@ -122,6 +124,7 @@ def test_a_scale_and_master_weights_around_it_go_on() -> None:
     assert exchange_of(replaced).made_by.name == "dense"
 
 
+@pytest.mark.slow
 def test_states_of_flax_and_of_the_optimizer_alone() -> None:
     mesh = mesh_of(2)
     old, new = (gc.unreduced(chain(wire(name)), mesh) for name in ("terngrad", "dense"))
@@ -136,12 +139,14 @@ def test_states_of_flax_and_of_the_optimizer_alone() -> None:
         gc.replace_method(state.opt_state, chain(wire("dense")), mesh)
 
 
+@pytest.mark.slow
 def test_what_no_link_of_the_new_chain_takes_is_named() -> None:
     state = made(chain(wire("terngrad")))
     with pytest.warns(UserWarning, match="takes ScaleByAdamState of the old one"):
         gc.replace_method(state, optax.chain(wire("dense"), optax.sgd(0.1)), mesh_of(2))
 
 
+@pytest.mark.slow
 def test_replicas_are_consolidated_first() -> None:
     tx = optax.chain(optax.adam(0.1), gc.local_sgd(wire("dense"), axis_name="data", every=2))
     state = gc.init_state(PARAMS, tx, mesh_of(2), replicas=True)
@@ -213,6 +218,7 @@ def test_a_replica_meeting_is_no_exchange_of_gradients() -> None:
         meeting.update(PARAMS, exchange, PARAMS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", ({"density": 0.25}, {"momentum": 0.5}, {"collective": "all_gather"}))
 def test_other_options_are_the_same_method(options) -> None:
     state = made(chain(wire("dgc", density=0.125, collective="two_phase")))

@@ -149,6 +149,7 @@ def is_exchange(node) -> bool:
     return isinstance(node, gc.transforms.ExchangeState)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("new", (1, 2))
 @pytest.mark.parametrize("name", METHODS)
 def test_where_no_owners_are_left_the_workers_take_over(name: str, new: int) -> None:

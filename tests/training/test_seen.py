@@ -104,6 +104,7 @@ def test_a_chain_that_accumulates_weighs_each_batch() -> None:
     assert not left.value.any()
 
 
+@pytest.mark.slow
 def test_plain_jit_with_weights_and_micro_batches() -> None:
     mesh = mesh_of(2)
     tx = gc.unreduced(chain(), mesh)
@@ -138,6 +139,7 @@ def test_counts_are_added_up_and_examples_joined_outside_of_the_axis(accumulate:
     assert "all-gather" not in gc.wire_bytes(compiled.lower(params(), x).compile()).by("kind")
 
 
+@pytest.mark.slow
 def test_metrics_of_each_worker_are_weighted_over_its_micro_batches_alone() -> None:
     mesh, tx = mesh_of(2), chain()
     step = gc.make_train_step(
@@ -177,6 +179,7 @@ def test_what_is_not_clear_is_refused(of: Any, aux: Any, sentence: str) -> None:
         jax.eval_shape(value_and_grad, params(), batch()["x"])
 
 
+@pytest.mark.slow
 def test_what_the_user_says_an_aux_is_it_is() -> None:
     mesh, x = mesh_of(4), batch()["x"]
 
@@ -198,6 +201,7 @@ def test_what_the_user_says_an_aux_is_it_is() -> None:
         np.testing.assert_array_equal(aux["e"], x[:, :2])
 
 
+@pytest.mark.slow
 def test_inside_the_axis_micro_batches_are_put_together_by_the_same_rule() -> None:
     mesh, x = mesh_of(2), batch()["x"]
     value_and_grad = gc.local_value_and_grad(counted, axis_name="data", has_aux=True, accumulate=4)
@@ -213,6 +217,7 @@ def test_inside_the_axis_micro_batches_are_put_together_by_the_same_rule() -> No
     np.testing.assert_allclose(aux["out"], x @ params()["w"], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_overlapped_steps_keep_counts_and_join_examples() -> None:
     mesh, x = mesh_of(4), batch()["x"]
     step = gc.make_overlapped_step(

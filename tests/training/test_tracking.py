@@ -167,6 +167,7 @@ def test_so_has_it_inside_a_shard_map_of_ones_own(jit):
     assert_close((jax.jit(mapped) if jit else mapped)(PARAMS, placed(mesh)), own_gradients(scan))
 
 
+@pytest.mark.slow
 def test_a_train_step_sends_what_it_sends_without_tracking_and_learns_the_same():
     mesh, ends = mesh_of(N), []
     tx, state = state_of("plain", N)
@@ -179,6 +180,7 @@ def test_a_train_step_sends_what_it_sends_without_tracking_and_learns_the_same()
     assert_close(params, same)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -267,6 +269,7 @@ def halves_added():
     return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_tracking_refuses_is_told_the_option():
     mesh = mesh_of(2)
     tx, state = state_of("halves", 2)
@@ -300,6 +303,7 @@ def test_the_overlapped_steps_have_the_option_for_an_optimizer():
         step.wait()
 
 
+@pytest.mark.slow
 def test_a_loss_along_an_axis_more_is_refused_with_the_remedy():
     """Its derivatives would have to be added up over the other axis, and without tracking nobody does."""
     mesh = jax.make_mesh((2, 2), ("data", "model"), devices=jax.devices()[:4])

@@ -81,6 +81,7 @@ def test_any_tree_trains_alike(name: str, expected: list[float]) -> None:
     assert jax.tree.structure(state.params) == jax.tree.structure(TREES[name])
 
 
+@pytest.mark.slow
 def test_leaves_that_are_none_or_without_entries_are_saved_and_resized(tmp_path: pathlib.Path) -> None:
     tree, tx = {**TREES["none"], "empty": np.zeros((0, 4), np.float32)}, optax.chain(exchange(), optax.sgd(0.5))
     _, state = trained(tree, tx)

@@ -82,6 +82,7 @@ def typed_step(tx, mesh, micro_batches=1):
 STEPS = {"marked": (marked_step, False), "marked, explicit mesh": (marked_step, True), "typed": (typed_step, True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("form", STEPS)
 def test_it_is_the_train_step(form: str, name: str) -> None:

@@ -68,6 +68,7 @@ def test_the_result_is_that_of_one_bucket(name: str) -> None:
                 np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GATHERED)
 def test_in_two_phases_the_workers_keep_as_much_between_them(name: str) -> None:
     """Other workers own the rows, and keep what rounding takes from them; the mean over the workers is the same."""
@@ -84,6 +85,7 @@ def test_in_two_phases_the_workers_keep_as_much_between_them(name: str) -> None:
         np.testing.assert_allclose(np.asarray(a).mean(axis=0), np.asarray(b).mean(axis=0), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_a_bad_entry_in_any_bucket_skips_all(name: str) -> None:
     rng = np.random.default_rng(1)

@@ -267,6 +267,7 @@ def test_it_trains() -> None:
     assert losses[-1] < 0.1 * losses[0]
 
 
+@pytest.mark.slow
 def test_under_vmap_of_both_axes() -> None:
     world, rng = World("topk"), np.random.default_rng(5)
     tx, gradient = world.tx, draw(rng)
@@ -325,6 +326,7 @@ def test_marks_survive_a_step() -> None:
 SHARDED = {"bias": P(), "kernel": P(None, None, INNER), "matrix": P(None, INNER), "scalar": P()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXACT)
 def test_a_sharded_parameter_gets_its_shard_of_the_update(name: str) -> None:
     """Fully sharded: whole gradients in, and each device's shard out is an exchange of that shard of the means."""

@@ -42,6 +42,7 @@ def test_it_grows_to_its_bound_and_training_goes_on(dtype: Any) -> None:
         assert scales[-1] == 2.0**24 and (moved == -1 / 16).all()
 
 
+@pytest.mark.slow
 def test_a_bound_of_ones_own_and_a_scale_that_begins_above_it() -> None:
     tx = scaled(growth_interval=1, initial=2.0**3, maximum=2.0**5 + 1)
     _, scales, _ = run(tx, tx.init({"w": np.zeros(3, np.float32)}), jnp.float32, 5)
@@ -69,6 +70,7 @@ def test_a_state_without_a_scale_costs_one_step(spoilt: float) -> None:
     assert not np.asarray(moved["w"]).any() and after.scale == 512
 
 
+@pytest.mark.slow
 def test_a_lasting_overflow_leaves_a_scale_to_come_back_with() -> None:
     tx = scaled(initial=8.0, minimum=2.0, growth_interval=2)
     state, update = tx.init({"w": np.zeros(3, np.float32)}), jax.jit(tx.update)
@@ -103,6 +105,7 @@ def test_a_number_that_float32_does_not_have_is_refused(options: dict[str, float
         scaled(minimum=8.0, maximum=4.0)
 
 
+@pytest.mark.slow
 def test_reset_nonfinite_mends_the_scale_too() -> None:
     tx = scaled()
     state = tx.init({"w": np.zeros(3, np.float32)})
@@ -126,6 +129,7 @@ def test_the_warning_tells_the_scale_from_the_gradient() -> None:
         stays(np.float32(3), np.float32(1))
 
 
+@pytest.mark.slow
 def test_a_train_step_shows_the_scale_and_hands_it_to_the_watch() -> None:
     mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
     tx = gc.dynamic_loss_scale(

@@ -74,6 +74,7 @@ def test_the_error_is_that_of_the_definition() -> None:
     assert levels == [2, 1, 0, 0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["shard_map-auto-vma", "shard_map-explicit", "vmap"])
 def test_the_controller_raises_the_density_where_workers_disagree(env) -> None:
     """Workers that agree need few entries; when they cease to, the error passes the target and the density rises."""

@@ -185,6 +185,7 @@ def test_what_it_cannot_serve_is_refused() -> None:
             tx.update(params, tx.init(params), params)
 
 
+@pytest.mark.slow
 def test_in_a_chain_with_the_optimizer_of_that_rate() -> None:
     """Dense in all but name: the parameters move as plain SGD's do."""
     everything = gc.exchange(gc.compressors.topk(1.0, block=64, dtype=jnp.float32), axis_name=None, mask=True)

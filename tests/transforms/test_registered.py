@@ -121,6 +121,7 @@ def test_bytes_pickles_and_copies_keep_every_bit(name: str) -> None:
     same(copy.deepcopy(state), state)
 
 
+@pytest.mark.slow
 def test_after_bytes_a_state_of_several_workers_steps_on_to_the_bit() -> None:
     mesh = mesh_of(2)
     tx = gc.unreduced(optax.chain(gc.dgc(axis_name="data", density=0.125, block=16), optax.adam(0.1)), mesh)

@@ -18,6 +18,7 @@ def mapped(tx, params):
     return state, jax.vmap(tx.update, axis_name=AXIS, in_axes=(0, axes), out_axes=(0, axes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", (jnp.bfloat16, jnp.float16, jnp.float32))
 @pytest.mark.parametrize("collective", ("all_gather", "two_phase"))
 def test_the_sum_is_the_mean_of_the_estimates_after_many_steps(collective: str, dtype) -> None:
@@ -51,6 +52,7 @@ def test_the_sum_is_the_mean_of_the_estimates_after_many_steps(collective: str, 
         np.testing.assert_allclose(last[name], mean, atol=(once + STEPS * 2**-24) * largest)
 
 
+@pytest.mark.slow
 def test_a_rule_by_dtype_holds_at_the_start_and_in_every_step() -> None:
     """The exchange inside sees float32 leaves both times: its state fits what it is given."""
 

@@ -100,6 +100,7 @@ def shard(name, x, j):
     return np.split(x, MODEL, axis=SPECS[name].index("model"))[j]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "terngrad"])
 def test_each_shard_is_an_exchange_of_its_own(name: str) -> None:
     """Model device j of every worker exchange what they have of each tensor, as if there were nothing else."""
@@ -130,6 +131,7 @@ def test_each_shard_is_an_exchange_of_its_own(name: str) -> None:
                 assert len({g.tobytes() for g in got}) == 1, "workers differ"
 
 
+@pytest.mark.slow
 @each_method
 def test_a_manual_axis_gives_the_same(name: str) -> None:
     world, manual, rng = sharded(name), sharded(name, manual=True), np.random.default_rng(1)
@@ -210,6 +212,7 @@ def test_inside_a_hierarchy() -> None:
             np.testing.assert_allclose(b, a, rtol=1e-6, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.standard_promotion
 @each_method
 def test_it_trains_with_the_model_axis_left_to_the_compiler(name: str) -> None:

@@ -45,6 +45,7 @@ def skips(state: Any) -> int:
     return int(np.max(gc.transforms.skipped(state)))
 
 
+@pytest.mark.slow
 @pytest.mark.standard_promotion
 @pytest.mark.parametrize("keep_absent", (True, pytest.param(False, marks=slow)))
 def test_a_mean_that_float16_holds_is_not_skipped(keep_absent: bool) -> None:
@@ -59,6 +60,7 @@ def test_a_mean_that_float16_holds_is_not_skipped(keep_absent: bool) -> None:
         np.testing.assert_array_equal(np.asarray(value, np.float32), 30_000)
 
 
+@pytest.mark.slow
 @pytest.mark.standard_promotion
 @pytest.mark.parametrize("dtype", ("float16", pytest.param("bfloat16", marks=slow)))
 @pytest.mark.parametrize("name", [n if n == "bucketed" else pytest.param(n, marks=slow) for n in METHODS])
@@ -76,6 +78,7 @@ def test_every_method_takes_it_and_keeps_its_dtypes(name: str, dtype: str) -> No
     assert np.asarray(moved["w"], np.float32).any()
 
 
+@pytest.mark.slow
 @pytest.mark.standard_promotion
 def test_what_float16_cannot_carry_of_a_weighted_mean_stays_in_the_memory() -> None:
     params = {"w": np.zeros((8, 24), np.float16)}
@@ -92,6 +95,7 @@ def test_what_float16_cannot_carry_of_a_weighted_mean_stays_in_the_memory() -> N
     np.testing.assert_allclose(sent + kept, 80 * 30_000.0 * 8 * 24, rtol=2.0**-11)
 
 
+@pytest.mark.slow
 @slow
 @pytest.mark.standard_promotion
 def test_a_model_state_in_float16_is_a_weighted_mean_too() -> None:

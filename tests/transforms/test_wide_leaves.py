@@ -94,6 +94,7 @@ def test_gathered_parameters_are_refused_where_they_would_be_cast() -> None:
         assert gathered(jnp.float32, int8) == jnp.float32
 
 
+@pytest.mark.slow
 @pytest.mark.standard_promotion
 def test_the_remedy_trains_wide_parameters() -> None:
     """Gradients cast by a link before the exchange; parameters and their sum stay float64."""
