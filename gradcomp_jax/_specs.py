@@ -76,3 +76,8 @@ def only(spec: PartitionSpec, axes: tuple[Any, ...]) -> PartitionSpec:
 
 def _is_spec(node: Any) -> bool:
     return node is None or isinstance(node, PartitionSpec)
+
+
+def path_name(path: tuple) -> str:
+    """Returns a tree path as text: ``"dense/kernel"``."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -24,6 +24,7 @@ LAYERS = {
     "_compat": 0,
     "_arguments": 0,
     "_checks": 0,
+    "_counters": 0,
     "_errors": 0,
     "_everyone": 0,
     "_files": 0,

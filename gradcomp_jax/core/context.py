@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
+from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import AxisName, PyTree
-from gradcomp_jax.core.policies import path_name
 
 _KEY = "gradcomp_context"
 

@@ -10,11 +10,11 @@ import optax
 from gradcomp_jax import _arguments, _compat, _registered
 from gradcomp_jax import collectives as co
 from gradcomp_jax import memory as mem
+from gradcomp_jax._counters import count_on
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.core.changed import NoWrapper, of_state
 from gradcomp_jax.core.context import Context, context_of
-from gradcomp_jax.core.counters import count_on
 from gradcomp_jax.core.description import describe
 from gradcomp_jax.core.inbound import take_in
 from gradcomp_jax.core.layout import Layout, View

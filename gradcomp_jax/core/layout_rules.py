@@ -9,12 +9,13 @@ import jax.numpy as jnp
 from gradcomp_jax import _arguments, _checks, _specs, kernels
 from gradcomp_jax import collectives as co
 from gradcomp_jax import memory as mem
+from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.compressors import Compressor, dense
 from gradcomp_jax.core.layout import Group, Layout, Segment, Shards, View
 from gradcomp_jax.core.masks import Mask, by_leaf, gains
 from gradcomp_jax.core.overwritten import refuse_overwritten
-from gradcomp_jax.core.policies import ByPath, Policy, path_name, warn_of_idle_patterns
+from gradcomp_jax.core.policies import ByPath, Policy, warn_of_idle_patterns
 
 # A dense leaf of at least so many entries is its own segment: joined with others, it would wait for all of them.
 _SMALL = 2**18

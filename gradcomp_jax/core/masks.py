@@ -8,10 +8,11 @@ import jax
 import numpy as np
 
 from gradcomp_jax import _arguments
+from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.core.matrix_view import Matrix, dimensions, says, sides_of
-from gradcomp_jax.core.policies import path_name, smaller
+from gradcomp_jax.core.policies import smaller
 
 Mask = PyTree | Callable[[PyTree], PyTree]
 """A tree of booleans, the parameters' or a prefix of it, or a function of the parameters' shapes that returns one."""

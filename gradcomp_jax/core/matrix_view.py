@@ -123,7 +123,7 @@ def is_vector(path: str) -> bool:
     ``b`` is not among these words, because it also names one factor of a low-rank pair.
 
     Args:
-        path: as :func:`gradcomp_jax.core.policies.path_name` writes it, ``"layers/attn_norm/scale"``.
+        path: as :func:`gradcomp_jax._specs.path_name` writes it, ``"layers/attn_norm/scale"``.
     """
     words = [word for word in re.split(r"[^a-z]+", path.lower()) if word]
     while words and words[-1] in _ENDS:

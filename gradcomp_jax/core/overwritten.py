@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import PyTree
-from gradcomp_jax.core.policies import path_name
 
 COLLECTION = "_overwrite_with_gradient"
 """The collection's name in Flax."""

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from gradcomp_jax import _arguments, _checks, _markdown, kernels
+from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.core.matrix_view import Matrix, Sides, is_vector, last_against_others, says, sides_of
@@ -252,11 +253,6 @@ def _row_count(compressor: Compressor, shape: tuple[int, ...]) -> int:
     block = compressor.block
     rows = kernels.row_count(math.prod(shape), block)
     return kernels.dealt_rows(rows * block, block, kernels.periods_of(shape)) if compressor.deals else rows
-
-
-def path_name(path: tuple) -> str:
-    """Returns a tree path as text: ``"dense/kernel"``."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def _resolve(rule: Rule | None, path: str, leaf: jax.ShapeDtypeStruct, missing: str) -> Choice:

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from gradcomp_jax import _compat, _origins, _specs, kernels
 from gradcomp_jax import collectives as co
 from gradcomp_jax._errors import listed
+from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.core.context import context_of
 from gradcomp_jax.core.layout import Group, Layout, Segment
 from gradcomp_jax.core.layout_rules import LayoutRules
-from gradcomp_jax.core.policies import path_name
 from gradcomp_jax.memory import narrow
 from gradcomp_jax.per_device import is_per_device, nodes_of
 

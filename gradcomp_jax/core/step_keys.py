@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from gradcomp_jax import _compat
+from gradcomp_jax._checks import typed_key
 from gradcomp_jax._typing import Array, AxisName
 
 _LAST = 2**31 - 1
@@ -51,29 +51,3 @@ class StepKeys(NamedTuple):
         """Returns this worker's key for the downlink of message number ``number`` of the step."""
         # Counting down from the end gives a number that belongs to no leaf, so the downlink has its own stream.
         return self.of_leaf(self.own, _LAST - number)
-
-
-def is_typed_key(value: Any) -> bool:
-    """Returns whether a value is an array of typed PRNG keys."""
-    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-
-
-def typed_key(name: str, given: Any) -> Array:
-    """Returns a typed key from a seed, a typed key or a raw key.
-
-    Args:
-        name: name of the option, for errors.
-        given: the option's value.
-
-    Raises:
-        TypeError: for anything else.
-    """
-    # For a string JAX would raise an error without the remedy.
-    dtype = np.dtype(object) if isinstance(given, str) else jnp.result_type(given)
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        return given
-    if jnp.ndim(given) == 0 and jnp.issubdtype(dtype, jnp.integer):
-        return jax.random.key(given)
-    if jnp.ndim(given) == 1 and dtype == jnp.uint32:
-        return jax.random.wrap_key_data(jnp.asarray(given))
-    raise TypeError(f"{name} must be a seed or a key, such as jax.random.key(0), got {given!r}")

@@ -9,11 +9,11 @@ import optax
 from jax import lax
 
 from gradcomp_jax import _arguments, _checks, _compat, _registered
+from gradcomp_jax._counters import count_on
+from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.compressors.base import largest_of
 from gradcomp_jax.core.changed import of_state
-from gradcomp_jax.core.counters import count_on
-from gradcomp_jax.core.policies import path_name
 from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import each_nth, when

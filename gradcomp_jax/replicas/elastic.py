@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import optax
 
 from gradcomp_jax import _arguments, _checks, _compat, _registered
+from gradcomp_jax._counters import count_on
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.core.changed import only_of
 from gradcomp_jax.core.context import with_context
-from gradcomp_jax.core.counters import count_on
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import advance
 from gradcomp_jax.transforms.participation import refuse_weight

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradcomp_jax import _arguments, _checks
+from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import PyTree
-from gradcomp_jax.core.policies import path_name
 
 Order = Literal["strided", "sequential"]
 Parts = int | Callable[[PyTree], PyTree]

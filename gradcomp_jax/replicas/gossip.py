@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import optax
 
 from gradcomp_jax import _arguments, _checks, _compat, _registered, kernels
+from gradcomp_jax._counters import count_on
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import Workers, permute
 from gradcomp_jax.compressors import Compressor, RowInfo, dense
 from gradcomp_jax.core.changed import only_of
-from gradcomp_jax.core.counters import count_on
 from gradcomp_jax.core.step_keys import StepKeys
 from gradcomp_jax.replicas import nonfinite
 from gradcomp_jax.replicas.branching import advance, each_nth, one_of

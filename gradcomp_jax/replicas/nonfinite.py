@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from gradcomp_jax import _compat, _registered, kernels
+from gradcomp_jax._counters import count_on
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.compressors.base import LARGEST
-from gradcomp_jax.core.counters import count_on
 from gradcomp_jax.core.refusals import refuse_beyond_float32
 from gradcomp_jax.per_device import PerDevice, nodes_within
 

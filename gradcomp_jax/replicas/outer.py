@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from gradcomp_jax import _arguments, _checks, _compat, _registered
+from gradcomp_jax._counters import count_on
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.core.changed import only_of
-from gradcomp_jax.core.counters import count_on
 from gradcomp_jax.core.placeholders import NotOfParams, is_placeholder
 from gradcomp_jax.per_device import PerDevice, is_per_device
 from gradcomp_jax.replicas import nonfinite

@@ -8,10 +8,10 @@ import jax
 import optax
 
 from gradcomp_jax import _compat
+from gradcomp_jax._counters import count_on
+from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import AxisName, PyTree
-from gradcomp_jax.core.counters import count_on
 from gradcomp_jax.core.overwritten import joined, refuse_overwritten, trained
-from gradcomp_jax.core.policies import path_name
 from gradcomp_jax.training.state import with_parts
 
 Update = Callable[..., tuple[PyTree, PyTree]]

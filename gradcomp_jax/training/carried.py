@@ -11,9 +11,9 @@ from typing import Any, cast
 import jax
 import numpy as np
 
+from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.core import ExchangeState
-from gradcomp_jax.core.policies import path_name
 from gradcomp_jax.memory.narrow import Narrow, is_narrow, values_of
 from gradcomp_jax.per_device import PerDevice, Return, is_per_device, nodes_of
 from gradcomp_jax.training.resize import given_back, narrowed, resize_workers, wide

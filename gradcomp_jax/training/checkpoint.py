@@ -11,9 +11,9 @@ import numpy as np
 from jax.tree_util import tree_leaves_with_path
 
 from gradcomp_jax import _arguments, _everyone, _files
+from gradcomp_jax._checks import is_typed_key
+from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import PyTree
-from gradcomp_jax.core.policies import path_name
-from gradcomp_jax.core.step_keys import is_typed_key
 from gradcomp_jax.per_device import is_per_device, nodes_of
 from gradcomp_jax.training import checkpoint_files
 from gradcomp_jax.training.carried import carried, lies_otherwise

@@ -12,8 +12,8 @@ from typing import Any
 from jax.tree_util import tree_leaves_with_path
 
 from gradcomp_jax import _everyone
+from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import PyTree
-from gradcomp_jax.core.policies import path_name
 from gradcomp_jax.training import checkpoint_files
 from gradcomp_jax.training.checkpoint_record import read_record
 

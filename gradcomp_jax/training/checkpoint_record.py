@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradcomp_jax import _arguments, _checks, _everyone
+from gradcomp_jax._checks import is_typed_key
+from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.core import ExchangeState
 from gradcomp_jax.core.made_by import MadeBy, made_by
-from gradcomp_jax.core.policies import path_name
-from gradcomp_jax.core.step_keys import is_typed_key
 from gradcomp_jax.methods.registry import DRAWN, METHODS, SENT
 from gradcomp_jax.per_device import nodes_within
 from gradcomp_jax.replicas import MARKED

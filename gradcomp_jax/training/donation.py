@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from gradcomp_jax import _compat
+from gradcomp_jax._checks import is_typed_key
 from gradcomp_jax._typing import PyTree
-from gradcomp_jax.core.step_keys import is_typed_key
 from gradcomp_jax.training.refusals import refuse_donated
 
 _IS_DELETED = operator.methodcaller("is_deleted")

@@ -9,9 +9,9 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from gradcomp_jax import _arguments, _checks, _compat, _specs, _tracking, per_device
+from gradcomp_jax._checks import is_typed_key
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.core.overwritten import is_overwritten, refuse_own_dtype
-from gradcomp_jax.core.step_keys import is_typed_key
 from gradcomp_jax.training import overwriting, refusals, seen
 from gradcomp_jax.training.state import check_axis
 from gradcomp_jax.transforms import participation

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.core import ExchangeState
 from gradcomp_jax.core.changed import REMEDY
-from gradcomp_jax.core.policies import path_name
 from gradcomp_jax.per_device import is_per_device, nodes_within
 from gradcomp_jax.replicas import DelayedState, ElasticState, OuterState
 

@@ -13,9 +13,9 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gradcomp_jax import _arguments, _checks, _compat, _specs, _tracking, per_device
+from gradcomp_jax._counters import NEAR_THE_END, count_on
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.core import ExchangeState
-from gradcomp_jax.core.counters import NEAR_THE_END, count_on
 from gradcomp_jax.core.overwritten import joined, trained
 from gradcomp_jax.per_device import PerDevice, is_per_device, nodes_within
 from gradcomp_jax.replicas import MARKED, delayed_average

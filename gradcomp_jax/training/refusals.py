@@ -13,9 +13,9 @@ from jax.sharding import AxisType, Mesh
 
 from gradcomp_jax import _compat, _specs, per_device
 from gradcomp_jax._errors import listed
+from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.core import ExchangeState
-from gradcomp_jax.core.policies import path_name
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.transforms.worker_shards import ShardState
 

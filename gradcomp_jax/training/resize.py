@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradcomp_jax import _arguments, _checks, kernels
+from gradcomp_jax._checks import is_typed_key
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.core import ExchangeState
 from gradcomp_jax.core.overwritten import is_overwritten
-from gradcomp_jax.core.step_keys import is_typed_key
 from gradcomp_jax.memory import Momentum
 from gradcomp_jax.memory.narrow import Narrow, is_narrow, values_of
 from gradcomp_jax.per_device import PerDevice, Return, is_lifted, is_per_device, nodes_of

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradcomp_jax import _compat
+from gradcomp_jax._checks import is_typed_key
 from gradcomp_jax._typing import PyTree
-from gradcomp_jax.core.step_keys import is_typed_key
 
 
 def targets(like: PyTree) -> PyTree:

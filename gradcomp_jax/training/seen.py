@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from gradcomp_jax import _checks, _compat, kernels
+from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import Array, AxisName, PyTree
-from gradcomp_jax.core.policies import path_name
 from gradcomp_jax.transforms import participation
 
 KINDS = ("auto", "mean", "sum", "max", "examples")

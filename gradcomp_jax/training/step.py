@@ -11,12 +11,12 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from gradcomp_jax import _arguments, _compat, _specs, _tracking, per_device
+from gradcomp_jax._checks import typed_key
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.core import ExchangeState
 from gradcomp_jax.core.context import with_context
 from gradcomp_jax.core.overwritten import refuse_misplaced, trained_order
-from gradcomp_jax.core.step_keys import typed_key
 from gradcomp_jax.replicas import MARKED
 from gradcomp_jax.replicas.nonfinite import dropped, restored
 from gradcomp_jax.training import applied, calls, overwriting, refusals, seen

@@ -9,11 +9,11 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from gradcomp_jax import _arguments, _compat, _specs, _tracking, per_device
+from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.core.context import with_context
 from gradcomp_jax.core.overwritten import refuse_overwritten
 from gradcomp_jax.core.placeholders import is_placeholder
-from gradcomp_jax.core.policies import path_name
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.training import refusals
 from gradcomp_jax.training.calls import refuse_other_gradient

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import optax
 
 from gradcomp_jax import _arguments, _checks, _compat
+from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.core.context import context_of, with_context
-from gradcomp_jax.core.policies import path_name
 
 
 @_arguments.checked

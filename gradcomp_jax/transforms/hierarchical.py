@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import optax
 
 from gradcomp_jax import _arguments
+from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.collectives import fused
 from gradcomp_jax.core.changed import of_state
 from gradcomp_jax.core.context import context_of
-from gradcomp_jax.core.policies import path_name
 from gradcomp_jax.core.refusals import refuse_beyond_float32, refuse_reduced
 from gradcomp_jax.transforms import worker_shards
 from gradcomp_jax.transforms.worker_shards import ShardState, in_buckets, shards_of

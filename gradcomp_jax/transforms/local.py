@@ -8,9 +8,9 @@ import optax
 
 from gradcomp_jax import _arguments, _checks, _compat
 from gradcomp_jax import collectives as co
+from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.core.context import context_of
-from gradcomp_jax.core.policies import path_name
 from gradcomp_jax.core.refusals import refuse_beyond_float32
 
 _UNIT = 2.0**-80  # any float32 times this has a square that is finite, summed over 2**31 entries too

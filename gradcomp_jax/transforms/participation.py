@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import optax
 
 from gradcomp_jax import _arguments, _compat, _specs, kernels
+from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import psum
 from gradcomp_jax.core.context import context_of, with_context
 from gradcomp_jax.core.exchange import ExchangeState
 from gradcomp_jax.core.placeholders import is_placeholder
-from gradcomp_jax.core.policies import path_name
 from gradcomp_jax.core.refusals import refuse_beyond_float32, refuse_reduced
 from gradcomp_jax.core.step_keys import StepKeys
 from gradcomp_jax.memory import narrow

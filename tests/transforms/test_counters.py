@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gradcomp_jax as gc
-from gradcomp_jax.core.counters import NEAR_THE_END, count_on
+from gradcomp_jax._counters import NEAR_THE_END, count_on
 
 LAST = 2**31 - 1
 

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradcomp_jax.core.step_keys import StepKeys, typed_key
+from gradcomp_jax._checks import typed_key
+from gradcomp_jax.core.step_keys import StepKeys
 
 
 @pytest.mark.parametrize("implementation", ["threefry2x32", "rbg", "unsafe_rbg"])
