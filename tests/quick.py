@@ -26,7 +26,7 @@ CODES = (
 )  # fmt: skip
 """A code of each kind, in one or two of its widths."""
 
-MOST_COMPILED = 4_700
+MOST_COMPILED = 3_250
 """Programs that the README's line may compile."""
 
 CONFORMANCE = "tests/conformance/test_"

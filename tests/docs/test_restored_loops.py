@@ -87,6 +87,7 @@ def bits(tree: Any) -> list[bytes]:
     return [np.asarray(x).tobytes() for x in data]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loop", [loop if loop in QUICK else pytest.param(loop, marks=pytest.mark.slow) for loop in RESTORED]
 )

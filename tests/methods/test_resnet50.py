@@ -10,6 +10,7 @@ from gradcomp_jax.planning import resnet50
 FLOAT32 = 2 * 7 * 4 * 25_557_032 // 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "ratio"),
     [

@@ -30,6 +30,7 @@ def trainer(method: str, *, workers: int, batch: int, epochs: int) -> Trainer:
     return Trainer(method, whole.on(load("digits")), settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["topk-sgd", pytest.param("dgc", marks=pytest.mark.slow)])
 def test_two_processes_are_one_process_with_two_devices(method: str, tmp_path: pathlib.Path) -> None:
     words = ("--method", method, "--batch", "128", "--epochs", "2", "--seed", "3")
@@ -118,6 +119,7 @@ OPEN_MPI = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variables",
     [

@@ -71,6 +71,7 @@ def lost(
 
 
 # Process 0 is the coordinator of all the others.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "number"), [(1, signal.SIGKILL), pytest.param(0, signal.SIGTERM, marks=pytest.mark.slow)]
 )

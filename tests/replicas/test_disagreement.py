@@ -49,6 +49,7 @@ OVERSHOOTS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cancelling", "noisy"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
@@ -64,6 +65,7 @@ def test_as_with_a_gather(wrapper: str, method: str, kind: str, request: pytest.
     assert here.delivered[-1] >= 0.9 * there.delivered[-1] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     "wrapper", [w if w == "delayed" else pytest.param(w, marks=pytest.mark.slow) for w in WRAPPERS]

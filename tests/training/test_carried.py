@@ -101,6 +101,7 @@ WITHOUT_OWNERS = ("none to owners", "dgc of a larger block")
 QUICK = ("a larger block with owners",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", (pytest.param(8, marks=pytest.mark.slow), 4))
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CHANGES]

@@ -84,6 +84,7 @@ ALIKE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [n if n == "block_quantized" else pytest.param(n, marks=pytest.mark.slow) for n in ALIKE]
 )
