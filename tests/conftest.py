@@ -48,12 +48,6 @@ hypothesis.settings.register_profile("ci", deadline=None, max_examples=25, deran
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "benchmarks: of the benchmarks' scripts alone; CI leaves them out where time is short"
-    )
-
-
 _compiled = 0
 """Programs compiled by this process and, where tests run in several, by those that have ended."""
 
