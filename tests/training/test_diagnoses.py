@@ -64,7 +64,7 @@ DOORS = [by_step, *(pytest.param(door, marks=pytest.mark.slow) for door in (by_u
 @pytest.mark.parametrize("door", DOORS)
 def test_two_exchanges_in_one_chain(door: Callable[..., None]) -> None:
     tx = optax.chain(exchange(), chain())
-    with pytest.raises(ValueError, match=r"After another exchange in the chain it is the mean.*leave one out"):
+    with pytest.raises(ValueError, match=r"after another exchange in the chain it is the mean.*leave one out"):
         door(tx, tx, params(), loss)
 
 
