@@ -67,7 +67,7 @@ def take_in(
 def _memory(
     group: Group, piece: Piece, came: co.InboundMessage, span: co.Span, leaves: Any, ok: Array, workers: co.Workers
 ) -> Any:
-    """The new memory of a piece, of gradients and what is wanted of them."""
+    """Returns the new memory of a piece, of gradients and what is wanted of them."""
     dtype = group.memory.dtype
     new, before = _kept(group, piece, came, span, leaves, workers)
     if dtype != "float32":
@@ -83,7 +83,7 @@ def _memory(
 def _kept(
     group: Group, piece: Piece, came: co.InboundMessage, span: co.Span, leaves: Any, workers: co.Workers
 ) -> tuple[Any, Any]:
-    """The new memory in float32, and the old one as it was kept."""
+    """Returns the new memory in float32, and the old one as it was kept."""
     segment, info, code = piece.segment, piece.info, group.compressor
     gradients, wanted = leaves
     target, memory, before = compensated(group, segment, gradients, piece.memory)

@@ -1,6 +1,6 @@
 """What compilers must be told: which pass comes when, what is held in memory, and what is computed again.
 
-An exchange reads each tensor in a few passes. None of them changes a number, and a compiler undoes them in five ways:
+An exchange reads each tensor in a few passes. None of them changes a number, and a compiler undoes them in six ways:
 
 - It shares. Two passes that make the same target, or decode the same payload, would read one array, written and read again,
   which costs more than making it twice. :func:`held` and :func:`again` put a barrier before each pass. The compiler merges
@@ -9,6 +9,7 @@ An exchange reads each tensor in a few passes. None of them changes a number, an
 - It goes side by side. XLA:TPU handles tensors together, each with its own temporaries: :class:`InTurn`.
 - It copies. An array that is read after it is written anew is copied first: :func:`written_before`.
 - It changes layouts. XLA:TPU copies rows that are matrices for each pass: :func:`held` and :func:`laid_out` do it once.
+- It holds all that a stride spans, on TPU: :func:`places` and :func:`taken` read a sample in runs where that is too much.
 
 In the exchange a pass is a ``with`` block; the arrays it waits for are not passed down.
 """
@@ -29,6 +30,16 @@ from gradcomp_jax._typing import Array
 from gradcomp_jax.core.layout import Group
 
 wait = co.wait
+
+WINDOW = 3 * 2**22
+"""Largest stride, in bytes, for which lines are taken by one slice. XLA:TPU (libtpu 0.0.42) holds all that a stride spans in
+vector memory, and a stride that does not fit there, 16 MiB on v5e and v5p, does not compile."""
+RUNS = 8
+"""Number of runs in which lines are taken where a stride would be longer."""
+NARROW = 1024
+"""Entries that a shorter line, or an entry of a vector, counts as: on TPU they lie across, and fail at shorter strides."""
+SIDE_BY_SIDE = 8
+"""Most lines of the earlier axes that lie in one tile with a line; a stride spans them too."""
 
 
 class _Pass:
@@ -162,3 +173,23 @@ def _known(first: Array) -> Array:
 def _always(first: Array) -> Array:
     """Returns true, with the same varying axes as :func:`_known`."""
     return (first == first) | True
+
+
+def places(shape: Sequence[int], stride: int, axis: int = 0) -> list[slice]:
+    """Returns which lines of a float32 array to take along an axis: every ``stride``-th, or about as many in some runs."""
+    n = shape[axis]
+    line = 4 * max(math.prod(shape[axis + 1 :]), NARROW) * min(math.prod(shape[:axis]), SIDE_BY_SIDE)
+    if stride == 1 or stride * line <= WINDOW:
+        return [slice(None, None, stride)]
+    lines = -(-n // stride)
+    runs = min(RUNS, lines)
+    return [slice(start, start + lines // runs) for start in (i * n // runs for i in range(runs))]
+
+
+def taken(x: Array, where: Sequence[Sequence[slice]]) -> Array:
+    """Returns the lines at the :func:`places` of each of the leading axes."""
+    for axis, runs in enumerate(where):
+        if len(runs) > 1:
+            before = (slice(None),) * axis
+            x = jnp.concatenate([x[(*before, run)] for run in runs], axis)
+    return x[tuple(runs[0] if len(runs) == 1 else slice(None) for runs in where)]

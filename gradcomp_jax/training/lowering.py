@@ -9,12 +9,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gradcomp_jax import _arguments, _specs, per_device
 from gradcomp_jax._typing import AxisName, PyTree
-from gradcomp_jax.core import ExchangeState
 from gradcomp_jax.core.overwritten import trained
-from gradcomp_jax.replicas import MARKED
 from gradcomp_jax.training import refusals
 from gradcomp_jax.training.initial import init_state
-from gradcomp_jax.training.state import TrainState, check_axis, state_shardings, state_specs
+from gradcomp_jax.training.state import TrainState, check_axis, lift_opt_state, state_shardings, state_specs
 
 
 @_arguments.checked
@@ -64,7 +62,7 @@ def lower_update(
         with refusals.axis_explained(axis_name):
             updates, state = tx.update(jax.tree.map(lambda g: g[0], stacked), state, params)
         if replicas:
-            state, updates = per_device.lift(state, marked=(ExchangeState, *MARKED)), per_device.lift(updates)
+            state, updates = lift_opt_state(state), per_device.lift(updates)
         else:
             refusals.refuse_updates(updates, params, axis_name)
         # The state comes first: donated arrays go to the first results of their shape, and updates have the shapes of memories.

@@ -144,8 +144,13 @@ def lift_replicas(state: Any) -> Any:
     return with_parts(
         state,
         params=per_device.lift(state.params),
-        opt_state=per_device.lift(state.opt_state, marked=(ExchangeState, *MARKED)),
+        opt_state=lift_opt_state(state.opt_state),
     )
+
+
+def lift_opt_state(opt_state: PyTree) -> PyTree:
+    """Marks the optimizer's state of one worker as its own, except what an exchange or a method of replicas marks itself."""
+    return per_device.lift(opt_state, marked=(ExchangeState, *MARKED))
 
 
 def has_replicas(state: Any) -> bool:

@@ -17,7 +17,7 @@ from gradcomp_jax.core.context import context_of
 from gradcomp_jax.core.exchange import ExchangeState, exchange
 from gradcomp_jax.core.layout_rules import LayoutRules, layout_rules
 from gradcomp_jax.core.masks import Mask, gains
-from gradcomp_jax.core.state import places, taken
+from gradcomp_jax.core.passes import places, taken
 from gradcomp_jax.memory import narrow
 from gradcomp_jax.per_device import is_per_device
 

@@ -53,7 +53,8 @@ def test_an_update_enters_few_files_and_lines(method: Callable[..., Any]) -> Non
     found = entered(method(axis_name="data"))
     files, lines = len(found), sum(map(len, found.values()))
     print(f"{method.__name__}: {files} files, {lines} lines")
-    assert (files, lines) <= TRACED[method] and lines <= TRACED[method][1]
+    most_files, most_lines = TRACED[method]
+    assert files <= most_files and lines <= most_lines
 
 
 def test_an_update_runs_through_every_file_of_the_list() -> None:
@@ -61,7 +62,7 @@ def test_an_update_runs_through_every_file_of_the_list() -> None:
     assert not set(reading_list()) - set(entered(gc.dgc(axis_name="data")))
 
 
-WORDS = re.compile(r"barrier|platform_dependent|on_tpu|on_cpu|on_gpu|are_there")
+WORDS = re.compile(r"barrier|platform_dependent|on_tpu|on_cpu|on_gpu|are_there|\bXLA\b|\b[CGT]PU\b")
 """Names of what compilers are told."""
 
 

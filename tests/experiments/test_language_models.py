@@ -15,9 +15,7 @@ from gradcomp_jax.experiments.tasks import TASKS
 MODEL = functools.partial(language_models.decoder, model=language_models.Decoder(16, 1, 2, 8))
 
 
-@pytest.mark.slow
-def test_a_place_sees_nothing_that_comes_after_it():
-    model = MODEL(11)
+def assert_a_place_sees_nothing_that_comes_after_it(model):
     params = jax.jit(model.init)(jax.random.key(0))
     tokens = np.random.default_rng(0).integers(0, 11, (2, 8)).astype(np.int32)
     other = tokens.copy()
@@ -27,6 +25,11 @@ def test_a_place_sees_nothing_that_comes_after_it():
     assert before.shape == (2, 8, 11)
     np.testing.assert_allclose(before[:, :5], after[:, :5], rtol=1e-5, atol=1e-6)
     assert not np.allclose(before[:, 5:], after[:, 5:], atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_place_sees_nothing_that_comes_after_it():
+    assert_a_place_sees_nothing_that_comes_after_it(MODEL(11))
 
 
 def problem(metric, judged=33):

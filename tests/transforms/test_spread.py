@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradcomp_jax.core.state import NARROW, RUNS, WINDOW, places, taken
+from gradcomp_jax.core.passes import NARROW, RUNS, WINDOW, places, taken
 
 
 def test_a_short_stride_is_a_stride() -> None:
