@@ -41,9 +41,7 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", default=["*"], metavar="ROW", help="patterns of rows, the first ones first"
     )
-    parser.add_argument(
-        "--steps", type=int, default=max(runs.LENGTHS), help="of the longest runs (default: %(default)s)"
-    )
+    parser.add_argument("--steps", type=int, help="of the longest runs (default: of the task's longest)")
     parser.add_argument(
         "--out", type=pathlib.Path, default=pathlib.Path("docs/results/adamw"), help="folder of the results"
     )
@@ -64,8 +62,8 @@ def main() -> None:
     folder, saved = options.out / options.task, options.checkpoints / options.task
     if options.hours:
         until = time.time() + 3600 * options.hours
-        runs.run_all(task, folder, saved, until=until, only=options.only, steps=options.steps)
-    found = runs.results(folder)
+        runs.run_all(task, folder, saved, until=until, only=options.only, steps=options.steps or task.lengths[0])
+    found = runs.Results.read(task, folder)
     tuned = [name for name, row in ROWS.items() if runs.best_rate(name, row, found) is not None]
     sizes, bfloat16 = wire.sizes(task, tuned, options.out / f"{options.task}-bytes.json"), wire.bfloat16(task)
     fewer = {name: bfloat16["sent"] / size["sent"] for name, size in sizes.items()}
@@ -85,11 +83,11 @@ def main() -> None:
             if "<!-- before-adamw -->" in page.read_text():
                 own = {name: size for name, size in sizes.items() if page_of(ROWS[name].method) == page.stem}
                 pages.write_between(page, "before-adamw", table.table(found, own, bfloat16))
-        longest, model = max(runs.LENGTHS), MODELS[task.model]
+        longest, model = task.lengths[0], MODELS[task.model]
         what = f"{model.summary}, on {model.length} characters of enwik8, 8 workers"
         if best := [name for name in plot.frontier(found, fewer, longest) if name != table.BASELINE]:
             picture = options.write.with_suffix(".png")
-            picture.write_bytes(plot.gap_by_bytes(found, fewer, (longest, runs.TUNED_AT), what))
+            picture.write_bytes(plot.gap_by_bytes(found, fewer, (longest, task.tuned_at), what))
             picture.with_stem(f"{picture.stem}-steps").write_bytes(plot.gap_by_steps(found, best, what))
 
 

@@ -17,6 +17,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks.adamw import price, runs
+from benchmarks.adamw.task import TASKS
 from benchmarks.training import prices
 from gradcomp_jax._files import write_whole
 from gradcomp_jax.planning.prices import DATA
@@ -40,7 +41,7 @@ def main() -> None:
     options = parser.parse_args()
     tasks = prices.read(options.runs or prices.tasks_in(RUNS))
     lines = [line for task in tasks for line in [*prices.table(task), ""]]
-    protocol = price.prices(runs.results(PROTOCOL), task="enwik8", page=PAGE)
+    protocol = price.prices(runs.Results.read(TASKS[PROTOCOL.name], PROTOCOL), task="enwik8", page=PAGE)
     if not options.runs:
         lines = [*prices.protocol_table(protocol), "", *lines]
     print(

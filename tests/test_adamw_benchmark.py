@@ -25,20 +25,23 @@ def result(run: Run, loss: float) -> dict[str, Any]:
     return said | {"versions": {"jax": "1"}}
 
 
-def found(of: dict[str, float]) -> dict[str, Any]:
+TASK = task.TASKS["65k-1"]
+
+
+def found(of: dict[str, float]) -> runs.Results:
     """Results of methods whose gap to a dense run of 2 bits is given; the third rate is the best."""
     made = {}
     for name, gap in of.items():
         rates = ROWS[name].rates
         for rate in rates:
-            run = Run(name, rate, runs.TUNED_AT, 0)
+            run = Run(name, rate, TASK.tuned_at, 0)
             made[run.name] = result(run, 3 + abs(rate - rates[2]))
-        for steps in runs.LENGTHS:
+        for steps in TASK.lengths:
             for seed in runs.SEEDS:
                 run = Run(name, rates[2], steps, seed)
                 dense = 2 + 100 / steps + 0.01 * seed
                 made[run.name] = result(run, (dense + 0.01) * (1 + gap + (1e-4 * seed if gap else 0)) - 0.01)
-    return made
+    return runs.Results(TASK, made)
 
 
 def test_runs_have_names_of_their_own() -> None:
@@ -47,32 +50,32 @@ def test_runs_have_names_of_their_own() -> None:
 
 
 def test_a_row_is_tuned_before_it_has_other_runs() -> None:
-    first = list(runs.wanted([DENSE, SPARSE], {}))
+    first = list(runs.wanted([DENSE, SPARSE], runs.Results(TASK)))
     assert [run.rate for run in first] == [*ROWS[DENSE].rates[2:4], *ROWS[SPARSE].rates[2:4]]
-    assert {(run.steps, run.seed) for run in first} == {(runs.TUNED_AT, 0)}
-    later = [run for run in runs.wanted([DENSE], found({DENSE: 0.0})) if (run.steps, run.seed) != (runs.TUNED_AT, 0)]
+    assert {(run.steps, run.seed) for run in first} == {(TASK.tuned_at, 0)}
+    later = [run for run in runs.wanted([DENSE], found({DENSE: 0.0})) if (run.steps, run.seed) != (TASK.tuned_at, 0)]
     assert {run.rate for run in later} == {ROWS[DENSE].rates[2]}
-    assert {(run.steps, run.seed) for run in later} >= {(n, seed) for n in runs.LENGTHS for seed in runs.SEEDS[1:]}
+    assert {(run.steps, run.seed) for run in later} >= {(n, seed) for n in TASK.lengths for seed in runs.SEEDS[1:]}
 
 
 def test_rates_are_tried_until_the_best_has_worse_ones_on_both_sides() -> None:
-    made, rates = {}, ROWS[DENSE].rates
+    made, rates = runs.Results(TASK), ROWS[DENSE].rates
     tried = []
     while left := runs.rates_left(DENSE, ROWS[DENSE], made):
         assert runs.best_rate(DENSE, ROWS[DENSE], made) is None
         for rate in left:
-            run = Run(DENSE, rate, runs.TUNED_AT, 0)
-            made[run.name] = result(run, abs(rate - rates[1]))
+            run = Run(DENSE, rate, TASK.tuned_at, 0)
+            made.runs[run.name] = result(run, abs(rate - rates[1]))
             tried.append(rate)
     assert tried == [rates[2], rates[3], rates[1], rates[0]]
     assert runs.best_rate(DENSE, ROWS[DENSE], made) == rates[1]
 
 
 def test_a_run_that_diverged_is_never_the_best() -> None:
-    made, rates = {}, ROWS[DENSE].rates
+    made, rates = runs.Results(TASK), ROWS[DENSE].rates
     for number, rate in enumerate(rates):
-        run = Run(DENSE, rate, runs.TUNED_AT, 0)
-        made[run.name] = result(run, math.nan if number % 2 else 3.0 - number)
+        run = Run(DENSE, rate, TASK.tuned_at, 0)
+        made.runs[run.name] = result(run, math.nan if number % 2 else 3.0 - number)
     assert runs.best_rate(DENSE, ROWS[DENSE], made) == rates[4]
 
 
@@ -126,7 +129,7 @@ def test_the_table_and_the_pictures() -> None:
     text = table.table(both, sizes, {"sent": 200.0, "payload": 200.0})
     row = next(line for line in text.splitlines() if SPARSE in line)
     assert "50x | 100x" in row and "+0.51 ± 0.01%" in row
-    assert f"{len(both)} runs, {len(both) / 2:.1f} CPU hours on a; jax 1" in table.measured(both)
+    assert f"{len(both.runs)} runs, {len(both.runs) / 2:.1f} CPU hours on a; jax 1" in table.measured(both)
     fewer = {DENSE: 0.5, SPARSE: 50.0}
     assert plot.frontier(both, fewer, 16_000) == [DENSE, SPARSE]
     for picture in (plot.gap_by_bytes(both, fewer, (16_000, 4_000), "t"), plot.gap_by_steps(both, [SPARSE], "t")):

@@ -11,11 +11,14 @@ import pytest
 
 from benchmarks.adamw import price, runs
 from benchmarks.adamw.rows import ROWS
+from benchmarks.adamw.task import TASKS
 from benchmarks.prices import PROTOCOL
 from benchmarks.training import curves, prices
 from benchmarks.training.curves import Curves, epochs_to
 from gradcomp_jax.methods import METHODS
 from gradcomp_jax.planning.prices import Price, from_dict, measured
+
+PROTOCOL_RUNS = runs.Results.read(TASKS[PROTOCOL.name], PROTOCOL)
 
 pytestmark = [pytest.mark.slow, pytest.mark.benchmarks]
 
@@ -266,7 +269,10 @@ def test_the_packages_prices_are_those_of_the_committed_runs() -> None:
     """Both are empty until runs are committed: `python benchmarks/prices.py --write docs/results/prices.md`."""
     kept = {name: list(each) for name, each in measured().items()}
     page = "docs/results/prices.md"
-    tasks, protocol = prices.read(prices.tasks_in(RUNS)), price.prices(runs.results(PROTOCOL), task="enwik8", page=page)
+    tasks, protocol = (
+        prices.read(prices.tasks_in(RUNS)),
+        price.prices(PROTOCOL_RUNS, task="enwik8", page=page),
+    )
     assert prices.merged(prices.package(tasks, page=page), protocol) == kept
     text = (ROOT / page).read_text(encoding="utf-8")
     for one in (one for each in kept.values() for one in each):
@@ -293,10 +299,10 @@ def test_a_price_of_the_protocol_is_the_runs_steps_over_denses() -> None:
     for name in ("dense", "sparse_adamw, 0.01", "TernGrad", "dense, b1=0"):
         for rate in ROWS[name].rates:
             found[runs.Run(name, rate, 4_000, 0).name] = result(name, rate, 4_000, 4 - math.log10(2_000))
-    for steps in runs.LENGTHS:
+    for steps in TASKS["65k-1"].lengths:
         found[runs.Run("dense", 0.004, steps, 0).name] = result("dense", 0.004, steps, 4 - math.log10(steps))
     found[runs.Run("TernGrad", 0.004, 4_000, 0).name]["test"] = 4 - math.log10(500)
-    made = price.prices(found, task="enwik8", page="page.md")
+    made = price.prices(runs.Results(TASKS["65k-1"], found), task="enwik8", page="page.md")
     assert set(made) == {"topk_two_bits", "terngrad"}
     (sparse,), (ternary,) = made["topk_two_bits"], made["terngrad"]
     assert (sparse.steps, sparse.reached, sparse.seeds, sparse.task) == (2.0, True, 1, "enwik8, 4,000 steps")

@@ -6,8 +6,9 @@ import pathlib
 import statistics
 from collections.abc import Mapping
 
-from benchmarks.adamw.runs import LENGTHS, Results
+from benchmarks.adamw.runs import Results
 from benchmarks.adamw.table import gaps
+from benchmarks.adamw.task import TASKS
 from gradcomp_jax import _markdown
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -32,7 +33,7 @@ class Case:
     take: str
     row: str
     page: str = "protocol.md"
-    steps: int = max(LENGTHS)
+    steps: int = TASKS["65k-1"].lengths[0]
 
 
 CASES = (

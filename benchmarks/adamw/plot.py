@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from benchmarks.adamw.runs import LENGTHS, Results
+from benchmarks.adamw.runs import Results
 from benchmarks.adamw.table import BASELINE, gaps
 from gradcomp_jax.cli.colours import COLOURS
 
@@ -93,7 +93,7 @@ def gap_by_steps(found: Results, names: list[str], title: str) -> bytes:
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     for number, name in enumerate(names):
-        line = [(n, [100 * gap for gap in gaps(name, n, found)]) for n in sorted(LENGTHS)]
+        line = [(n, [100 * gap for gap in gaps(name, n, found)]) for n in sorted(found.task.lengths)]
         line = [(n, values) for n, values in line if values]
         means = [statistics.fmean(values) for _, values in line]
         bars = [
@@ -104,7 +104,7 @@ def gap_by_steps(found: Results, names: list[str], title: str) -> bytes:
         axes.errorbar([n for n, _ in line], means, yerr=bars, color=colour, marker="o", capsize=3, lw=1.4, label=name)
     axes.axhline(0, color="0.4", lw=0.8)
     axes.set(xscale="log", xlabel="steps of the run", ylabel="loss above dense AdamW's (%)")
-    axes.set_xticks(sorted(LENGTHS), [f"{n:,}" for n in sorted(LENGTHS)])
+    axes.set_xticks(sorted(found.task.lengths), [f"{n:,}" for n in sorted(found.task.lengths)])
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

@@ -3,7 +3,7 @@
 import statistics
 
 from benchmarks.adamw.rows import ROWS
-from benchmarks.adamw.runs import LENGTHS, Results
+from benchmarks.adamw.runs import Results
 from benchmarks.adamw.table import BASELINE, dense_steps, losses
 from benchmarks.adamw.task import WORKERS
 from benchmarks.training.prices import figure
@@ -22,15 +22,15 @@ def prices(found: Results, *, task: str, page: str) -> dict[str, list[Price]]:
         page: that has them.
     """
     made: dict[str, list[Price]] = {}
-    shortest = losses(BASELINE, min(LENGTHS), found)
+    shortest = losses(BASELINE, found.task.lengths[-1], found)
     for name, row in ROWS.items():
-        steps = next((n for n in LENGTHS if losses(name, n, found) and losses(BASELINE, n, found)), None)
+        steps = next((n for n in found.task.lengths if losses(name, n, found) and losses(BASELINE, n, found)), None)
         if not row.method or steps is None or not shortest:
             continue
         own = losses(name, steps, found)
         reached = statistics.fmean(own.values()) <= statistics.fmean(shortest.values())
         factors = {seed: steps / dense_steps(loss, found) for seed, loss in own.items()}
-        mean = steps / (dense_steps(statistics.fmean(own.values()), found) if reached else min(LENGTHS))
+        mean = steps / (dense_steps(statistics.fmean(own.values()), found) if reached else found.task.lengths[-1])
         spread = (figure(min(factors.values())), figure(max(factors.values()))) if len(own) > 1 and reached else None
         price = Price(
             figure(mean),

@@ -1,5 +1,6 @@
 """Which runs there are, in what order, and several processes that share them out."""
 
+import dataclasses
 import fcntl
 import fnmatch
 import json
@@ -13,47 +14,58 @@ from benchmarks.adamw.task import Task
 from benchmarks.adamw.train import Run, train
 from gradcomp_jax._files import write_whole
 
-TUNED_AT = 4_000
-"""Steps of the runs that a learning rate is chosen by, on the validation part, with the first seed."""
-
-LENGTHS = (16_000, 4_000, 1_000)
 SEEDS = (0, 1, 2)
 MORE_SEEDS = (3, 4)
 """Of the rows that a claim is made for."""
 
-Results = dict[str, dict[str, Any]]
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Results:
+    """What was run.
 
-def results(folder: pathlib.Path) -> Results:
-    """Reads what was run, by the names of the runs."""
-    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    Attributes:
+      task: what was trained.
+      runs: what each gave, by its name.
+    """
+
+    task: Task
+    runs: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def read(cls, task: Task, folder: pathlib.Path) -> "Results":
+        """Reads a folder of runs of a task."""
+        return cls(task, {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))})
+
+    def tried(self, name: str, row: Row) -> dict[float, float]:
+        """Returns the losses on the validation part by rate, of the runs that a rate is chosen by."""
+        runs = {rate: Run(name, rate, self.task.tuned_at, 0).name for rate in row.rates}
+        return {rate: float(self.runs[run]["validation"]) for rate, run in runs.items() if run in self.runs}
 
 
 def rates_left(name: str, row: Row, found: Results) -> list[float]:
     """Returns the rates to try next: the two in the middle, then the best one's neighbours, until both are worse."""
-    tried = _tried(name, row, found)
+    tried = found.tried(name, row)
     if not tried:
-        middle = len(row.rates) // 2
-        return list(row.rates[middle : middle + 2])
+        return list(row.rates[found.task.first : found.task.first + 2])
     best = row.rates.index(_least(tried))
     return [rate for rate in row.rates[max(best - 1, 0) : best + 2] if rate not in tried]
 
 
 def best_rate(name: str, row: Row, found: Results) -> float | None:
     """Returns the rate of the least loss on the validation part; ``None`` while a rate is left to try."""
-    return None if rates_left(name, row, found) else _least(_tried(name, row, found))
+    return None if rates_left(name, row, found) else _least(found.tried(name, row))
 
 
 def wanted(names: Sequence[str], found: Results) -> Iterator[Run]:
     """Yields the runs of rows: first their tuning, then one seed at each length, then the others."""
     for name in names:
         for rate in rates_left(name, ROWS[name], found):
-            yield Run(name, rate, TUNED_AT, 0)
+            yield Run(name, rate, found.task.tuned_at, 0)
     for seed in (*SEEDS, *MORE_SEEDS):
-        for steps in LENGTHS:
+        for steps in found.task.lengths:
             for name in names:
                 rate = best_rate(name, ROWS[name], found)
-                if rate is None or (seed in MORE_SEEDS and not (ROWS[name].claimed and steps == LENGTHS[0])):
+                if rate is None or (seed in MORE_SEEDS and not (ROWS[name].claimed and steps == found.task.lengths[0])):
                     continue
                 yield Run(name, rate, steps, seed)
 
@@ -76,8 +88,8 @@ def run_all(
     saved.mkdir(parents=True, exist_ok=True)
     elsewhere: set[str] = set()
     while True:
-        found = results(folder)
-        runs = (run for run in wanted(names, found) if run.name not in found and run.steps <= steps)
+        found = Results.read(task, folder)
+        runs = (run for run in wanted(names, found) if run.name not in found.runs and run.steps <= steps)
         run = next((run for run in runs if run.name not in elsewhere), None)
         if run is None:
             return not elsewhere
@@ -94,12 +106,6 @@ def run_all(
             write_whole(folder / f"{run.name}.json", json.dumps(result, indent=1).encode())
             elsewhere.clear()
             print(f"{run.name}: {result['validation']:.4f} {time.time() - began:.0f} s", flush=True)
-
-
-def _tried(name: str, row: Row, found: Results) -> dict[float, float]:
-    """Losses on the validation part by rate."""
-    runs = {rate: Run(name, rate, TUNED_AT, 0).name for rate in row.rates}
-    return {rate: float(found[run]["validation"]) for rate, run in runs.items() if run in found}
 
 
 def _least(losses: dict[float, float]) -> float:

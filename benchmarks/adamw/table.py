@@ -10,7 +10,7 @@ import numpy as np
 import scipy.stats
 
 from benchmarks.adamw.rows import ROWS
-from benchmarks.adamw.runs import LENGTHS, MORE_SEEDS, SEEDS, TUNED_AT, Results, best_rate
+from benchmarks.adamw.runs import MORE_SEEDS, SEEDS, Results, best_rate
 from benchmarks.adamw.train import Run
 from gradcomp_jax import _markdown
 
@@ -25,7 +25,7 @@ def losses(name: str, steps: int, found: Results, part: str = "test") -> dict[in
     if rate is None:
         return {}
     runs = {seed: Run(name, rate, steps, seed).name for seed in (*SEEDS, *MORE_SEEDS)}
-    return {seed: float(found[run][part]) for seed, run in runs.items() if run in found}
+    return {seed: float(found.runs[run][part]) for seed, run in runs.items() if run in found.runs}
 
 
 def gaps(name: str, steps: int, found: Results) -> list[float]:
@@ -47,7 +47,11 @@ def dense_steps(loss: float, found: Results) -> float:
     Raises:
         ValueError: if dense has runs of fewer than two lengths.
     """
-    curve = [(n, statistics.fmean(dense.values())) for n in sorted(LENGTHS) if (dense := losses(BASELINE, n, found))]
+    curve = [
+        (n, statistics.fmean(dense.values()))
+        for n in sorted(found.task.lengths)
+        if (dense := losses(BASELINE, n, found))
+    ]
     if len(curve) < 2:
         raise ValueError(f"dense steps need dense runs of two lengths, got {len(curve)}")
     falling = [-value for _, value in curve]
@@ -60,7 +64,7 @@ def dense_steps(loss: float, found: Results) -> float:
 def dense_equivalent(name: str, steps: int, found: Results) -> float | None:
     """Returns the steps at which dense AdamW has this loss, over those of the run; ``None`` while runs are missing."""
     own = losses(name, steps, found)
-    if not own or sum(bool(losses(BASELINE, n, found)) for n in LENGTHS) < 2:
+    if not own or sum(bool(losses(BASELINE, n, found)) for n in found.task.lengths) < 2:
         return None
     return dense_steps(statistics.fmean(own.values()), found) / steps
 
@@ -68,7 +72,7 @@ def dense_equivalent(name: str, steps: int, found: Results) -> float | None:
 def table(found: Results, sizes: Mapping[str, Mapping[str, float]], bfloat16: Mapping[str, float]) -> str:
     """Returns a row for each method that is tuned, those that send most first."""
     header = ["method", "fewer bytes", "payload", "rate"]
-    for steps in sorted(LENGTHS):
+    for steps in sorted(found.task.lengths):
         header += [f"{steps:,} steps"]
     header += ["p", "dense steps", "seeds"]
     lines = []
@@ -78,14 +82,14 @@ def table(found: Results, sizes: Mapping[str, Mapping[str, float]], bfloat16: Ma
             continue
         cells: list[Any] = [name, *(f"{_markdown.figure(bfloat16[k] / sizes[name][k])}x" for k in ("sent", "payload"))]
         cells.append(f"{rate:g}")
-        cells += [_gap(name, steps, found) for steps in sorted(LENGTHS)]
-        longest = max(LENGTHS)
+        cells += [_gap(name, steps, found) for steps in sorted(found.task.lengths)]
+        longest = found.task.lengths[0]
         values, share = gaps(name, longest, found), dense_equivalent(name, longest, found)
         p = p_no_worse(values)
         cells += [
             "-" if math.isnan(p) else f"{p:.2g}",
             "-" if share is None else f"{share:.2f}",
-            str(max(len(losses(name, n, found)) for n in LENGTHS)),
+            str(max(len(losses(name, n, found)) for n in found.task.lengths)),
         ]
         lines.append(cells)
     return "\n".join(_markdown.table(header, lines, align="lr"))
@@ -95,23 +99,18 @@ def tuning(found: Results) -> str:
     """Returns what each row gave at each rate, on the validation part."""
     lines = []
     for name, row in ROWS.items():
-        losses = [found.get(Run(name, rate, TUNED_AT, 0).name) for rate in row.rates]
-        if any(losses):
-            said = [
-                f"{rate:g}: {result['validation']:.3f}"
-                for rate, result in zip(row.rates, losses, strict=True)
-                if result
-            ]
-            lines.append((name, ", ".join(said)))
+        if tried := found.tried(name, row):
+            lines.append((name, ", ".join(f"{rate:g}: {loss:.3f}" for rate, loss in tried.items())))
     return "\n".join(_markdown.table(("method", "rate: bits per character of the validation part"), lines, align="l"))
 
 
 def measured(found: Results) -> str:
     """Returns a sentence on the runs: their time, machines and versions."""
-    hours = sum(float(result["seconds"]) for result in found.values()) / 3600
-    processors = sorted({result["processor"] for result in found.values()})
-    of = sorted({", ".join(f"{name} {v}" for name, v in result["versions"].items()) for result in found.values()})
-    return f"Measured: {len(found)} runs, {hours:.1f} CPU hours on {', '.join(processors)}; {'; '.join(of)}. Bytes: compiled."
+    hours = sum(float(result["seconds"]) for result in found.runs.values()) / 3600
+    processors = sorted({result["processor"] for result in found.runs.values()})
+    of = sorted({", ".join(f"{name} {v}" for name, v in result["versions"].items()) for result in found.runs.values()})
+    how = f"{len(found.runs)} runs, {hours:.1f} CPU hours on {', '.join(processors)}"
+    return f"Measured: {how}; {'; '.join(of)}. Bytes: compiled."
 
 
 def _gap(name: str, steps: int, found: Results) -> str:

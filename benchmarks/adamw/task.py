@@ -29,10 +29,16 @@ class Task:
     Attributes:
       model: a name of ``MODELS``.
       sequences: of each worker in a step.
+      lengths: of its runs in steps, the longest first.
+      tuned_at: steps of the runs that a learning rate is chosen by, on the validation part, with the first seed.
+      first: of a row's rates, the place of the one that is tried first.
     """
 
     model: str
     sequences: int
+    lengths: tuple[int, ...] = (16_000, 4_000, 1_000)
+    tuned_at: int = 4_000
+    first: int = 2
 
     @property
     def name(self) -> str:
@@ -40,7 +46,10 @@ class Task:
         return f"{self.model}-{self.sequences}"
 
 
-TASKS = {task.name: task for task in (Task("65k", 1), Task("65k", 4), Task("859k", 8))}
+LARGE = Task("859k", 8, lengths=(2_100,), tuned_at=2_100, first=1)
+"""20 characters a parameter; a wider model wants lower rates."""
+
+TASKS = {task.name: task for task in (Task("65k", 1), Task("65k", 4), LARGE)}
 
 
 def vocabulary() -> int:
