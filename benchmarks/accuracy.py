@@ -1,8 +1,8 @@
 """Trains methods to the end on real tasks, for as many hours as there are, and writes tables of what they gave.
 
-    python benchmarks/accuracy.py enwik8-replicas --hours 2 --at-once 2
+    python benchmarks/accuracy.py too-few-steps --hours 2 --at-once 2
     python benchmarks/accuracy.py cifar10 --hours 1 --at-once 2 --one-device    # on a machine with a GPU
-    python benchmarks/accuracy.py enwik8-replicas --write docs/results/enwik8-replicas.md
+    python benchmarks/accuracy.py too-few-steps --write docs/results/too-few-steps.md
 
 Workers are simulated on this machine: what a method does to training, and the bytes that it sends, are as on any other, its
 seconds are not. Each run is a process that is saved after every epoch; the same command goes on where it was broken off, and

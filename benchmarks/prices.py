@@ -77,7 +77,7 @@ def text(lines: list[str], page: pathlib.Path) -> list[str]:
         "",
         "The first table is of [the protocol](protocol.md), whose runs are whole: the price is a run's steps over"
         " those of the dense run with the same loss. Before AdamW it counts in place of the runs of 1,200 steps in the table of"
-        " enwik8, which [were too few](enwik8.md).",
+        " enwik8, which [were too few](too-few-steps.md).",
         "",
         "[The planner](../planner.md#steps-to-a-loss) weighs steps by the highest price of a method on your kind of model, with"
         " your optimizer and a comparable number of workers; of its default options where there are runs of these.",

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from benchmarks import accuracy_plot
+from benchmarks import accuracy_plot, pareto
 from gradcomp_jax.methods import registry
 
 pytestmark = [pytest.mark.slow, pytest.mark.benchmarks]
@@ -19,12 +19,15 @@ def test_every_method_of_the_table_is_drawn() -> None:
     title, points = accuracy_plot.read(PAGE)
     # Another width of a method's values has its place before AdamW, in the protocol.
     forms = {name for name, method in registry.METHODS.items() if "bits" in method.options}
-    assert {point.method.replace("-", "_") for point in points} == set(registry.METHODS) - forms
+    assert {point.name.replace("-", "_") for point in points} == set(registry.METHODS) - forms
     assert [point.sent for point in points] == sorted(point.sent for point in points)
     (axes,) = accuracy_plot.draw(title, points).axes
-    assert {text.get_text().strip() for text in axes.texts} == {point.method for point in points}
     drawn = [(line[0].get_xdata()[0], line[0].get_ydata()[0]) for line in axes.containers]
-    assert drawn == [(point.sent, point.accuracy) for point in points]
+    assert drawn == [(point.sent, point.mean) for point in points]
+    best = pareto.frontier(points, more_is_better=True)
+    beaten = [p for p in points if any(q.mean >= p.mean and (q.sent, -q.mean) < (p.sent, -p.mean) for q in points)]
+    assert not {p.name for p in best} & {p.name for p in beaten} and len(best) + len(beaten) == len(points)
+    assert {text.get_text() for text in axes.texts} == {p.name for p in best} | set(accuracy_plot.BASELINES)
     assert "conv net" in title and "8 workers" in title
 
 

@@ -1,15 +1,20 @@
 """Tables and pictures of what runs gave."""
 
-import collections
 import pathlib
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from benchmarks import pareto
+from benchmarks.pareto import Point
 from benchmarks.tasks.tasks import task
-from benchmarks.training.cells import Cell, Row, Study, baselines, metric_of, penalty
-from benchmarks.training.curves import beside, of_row
+from benchmarks.training.cells import BASELINES, Cell, Row, Study, baselines, metric_of, penalty
+from benchmarks.training.curves import beside
 from gradcomp_jax import _markdown
+from gradcomp_jax.cli.colours import COLOURS
 
 Found = Mapping[str, Mapping[str, Any]]
 
@@ -24,10 +29,15 @@ def runs(study: Study, found: Found, row: Row, workers: int) -> list[Mapping[str
 
 
 def table(study: Study, found: Found, *, missing: bool = True) -> str:
-    """Returns a row for each method and number of workers; with ``missing`` for those without a run too, which say so."""
+    """Returns a row for each method and number of workers, what sends most first; ``missing`` adds those without a run."""
+
+    def sent(row: Row) -> float:
+        own = runs(study, found, row, workers)
+        return own[0]["wire"]["sent_mean"] if own else 0.0
+
     lines = []
     for workers, rows in sorted(study.rows.items(), reverse=True):
-        for row in rows:
+        for row in sorted(rows, key=sent, reverse=True):
             if missing or runs(study, found, row, workers):
                 lines.append(_row(study, found, row, workers))
     heads = (
@@ -195,11 +205,11 @@ def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
             " epochs, and what is best then, by the validation part, is the rate above"
         )
     lines = [
-        f"# {name}: {the_task.summary}",
-        "",
-        f"```\npython benchmarks/accuracy.py {name} --hours HOURS --write {page}\n```",
+        f"# {study.title or name}: {the_task.summary}",
         "",
         *((study.note, "") if study.note else ()),
+        f"```\npython benchmarks/accuracy.py {name} --hours HOURS --write {page}\n```",
+        "",
         f"A batch of {settings.batch} for all workers together, {said}, {settings.optimizer}{falling}."
         " Measured: the metric on the test part after the last epoch, mean and standard deviation over the seeds; bytes that a"
         " device sends, read from the compiled program, averaged over the run.",
@@ -263,55 +273,39 @@ def at_the_end(study: Study, found: Found) -> dict[Row, dict[int, list[float]]]:
 
 
 def plot(study: Study, found: Found, path: pathlib.Path) -> None:
-    """Draws the metric against the bytes that a device has sent, epoch by epoch, and at the end against the workers."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    """Draws the metric at the end against the bytes of a step, and against the workers where there are several numbers."""
     ends = at_the_end(study, found)
-    several = any(len(by_workers) > 1 for by_workers in ends.values())
-    figure, panels = plt.subplots(1, 1 + several, figsize=(11 + 4 * several, 6), layout="constrained", squeeze=False)
+    lines = {row: by_workers for row, by_workers in ends.items() if len(by_workers) > 1}
+    figure = Figure(figsize=(8.4 + 4 * bool(lines), 5.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    of_bytes, *of_workers = figure.subplots(1, 1 + bool(lines), squeeze=False, width_ratios=(2, 1)[: 1 + bool(lines)])[
+        0
+    ]
     # The first number has all the methods; until those are run, the one with the most of them and their baseline.
     workers = max(study.rows, key=lambda n: (n in ends.get(study.rows[n][0], ()), sum(n in by for by in ends.values())))
-    of_bytes, *of_workers = panels[0]
-    order = [row for row in dict.fromkeys([*study.rows[workers], *ends]) if row in ends]
-    metric, looks = "", _looks(study, order)
-    for row in study.rows[workers]:
-        if not (own := runs(study, found, row, workers)):
-            continue
-        one = of_row(own)
-        metric = one.metric
-        of_bytes.plot([(i + 1) * one.steps * one.sent for i in range(one.epochs)], one.mean, **looks[row])
-    of_bytes.set(xscale="log", xlabel=f"bytes that one of {workers} devices has sent", ylabel=metric)
+    metric = _metric(found)
+    series: dict[int | None, list[Point]] = {}
+    for row, by_workers in ends.items():
+        if workers in by_workers:
+            sent = runs(study, found, row, workers)[0]["wire"]["sent_mean"]
+            series.setdefault(row.epochs, []).append(Point.of(str(row), sent, by_workers[workers]))
+    pareto.draw(of_bytes, list(series.values()), more_is_better=metric == "accuracy", baselines=BASELINES)
+    of_bytes.set(ylabel=metric, title=f"{workers} workers")
     for axes in of_workers:
-        for number, (row, by_workers) in enumerate(ends.items()):
+        for number, (row, by_workers) in enumerate(lines.items()):
             means = [statistics.fmean(values) for values in by_workers.values()]
             bars = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in by_workers.values()]
-            axes.errorbar(beside(by_workers, number, len(ends)), means, bars, capsize=3, **looks[row])
-        axes.set(xscale="log", xlabel="workers", ylabel=f"{metric} at the end")
+            look = {
+                "color": COLOURS[number % len(COLOURS)],
+                "marker": "os^"[number // len(COLOURS) % 3],
+                "markersize": 5,
+            }
+            axes.errorbar(beside(by_workers, number, len(lines)), means, bars, capsize=3, label=str(row), **look)
+        axes.set(xscale="log", xlabel="workers", title="by workers")
         axes.set_xticks(sorted(study.rows), labels=list(map(str, sorted(study.rows))))
         axes.minorticks_off()
-    for axes in panels[0]:
-        axes.grid(alpha=0.3)
-    lines = {text: line for axes in panels[0] for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-    names = [str(row) for row in order]
-    figure.legend([lines[name] for name in names], names, loc="outside right center", fontsize=8, handlelength=3)
-    figure.suptitle(task(study.task).summary)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(fontsize=8, frameon=False)
+    figure.suptitle(task(study.task).summary, fontsize=10)
     figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
-def _looks(study: Study, rows: Iterable[Row]) -> dict[Row, dict[str, Any]]:
-    """Returns how the line of each row is drawn: what shares a learning rate has a colour and a marker, of each a few."""
-    from matplotlib import colormaps
-
-    colours, markers, styles = colormaps["tab10"].colors, "os^", ("-", "--", ":")
-    number, seen, looks = {name: i for i, name in enumerate(study.tuned)}, collections.Counter[str](), {}
-    for row in rows:
-        i, style = number[row.tuned], styles[seen[row.tuned] % len(styles)]
-        seen[row.tuned] += 1
-        marker = markers[i // len(colours) % len(markers)]
-        colour = colours[i % len(colours)]
-        looks[row] = {"label": str(row), "color": colour, "linestyle": style, "marker": marker, "markersize": 4}
-    return looks
