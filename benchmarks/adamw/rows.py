@@ -61,14 +61,19 @@ def outer(method: Any, every: int, rate: float, momentum: float, inner: Any = op
     return Row(lambda rate, steps: optax.chain(inner(rate), average), replicas=True, every=every)
 
 
-def topk(density: float, *, dense: Any = None, phases: int = 1, together: bool = False, **options: Any) -> Any:
-    """Returns top-k with a residual, by a gather or in two phases, of each matrix or of all leaves together."""
+def topk(
+    density: float, *, dense: Any = None, phases: int = 1, together: bool = False, mask: Any = None, **options: Any
+) -> Any:
+    """Returns top-k with a residual, by a gather or in two phases, of each matrix or of all leaves together.
+
+    ``mask=True`` compresses vectors too.
+    """
     return gc.exchange(
         gc.compressors.topk(density, **options),
         axis_name=AXIS,
         collective="all_gather" if phases == 1 else "two_phase",
         dense_compressor=dense,
-        mask=True if together else None,
+        mask=True if together else mask,
         view="tree" if together else None,
     )
 
@@ -215,6 +220,8 @@ _OUTER = {
 
 _OUTER |= {
     **_outer_rows("outer average in 1 bit, residual,", gc.eden(axis_name=AXIS, bits=1, error_feedback=True), 9),
+    # Some hundred steps until an entry has crossed, as with one in a hundred in every step.
+    **_outer_rows("outer average of top-k 0.05, 2 bits,", two_bits(0.05, block=768, phases=2, mask=True), 4),
     **_outer_rows(
         "outer average in 2 bits, Muon inside,", gc.block_quantized(axis_name=AXIS, bits=2), 9, inner=optax.contrib.muon
     ),
