@@ -37,6 +37,10 @@ def check_equal_start(
     reads every array once, where it lies, and the workers see each other's digests (:func:`gradcomp_jax.distributed.digest`):
     four bytes for each array and worker. Within one process this finds devices whose copies differ.
 
+    Example:
+        >>> state = gc.init_state(params, optax.sgd(0.1), mesh)
+        >>> gc.check_equal_start(state.params, mesh)  # raises where two devices differ
+
     Args:
         state: parameters, or a whole state. Replicas (``gc.init_state(..., replicas=True)``) start equal, too. Per-device state
             of an exchange differs by worker and is left out, and so are arrays that lie along the axis of the workers.
