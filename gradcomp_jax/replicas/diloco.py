@@ -76,8 +76,8 @@ def sparse_loco(
 ) -> optax.GradientTransformationExtraArgs:
     """Makes :func:`outer_average` of each chunk's largest entries, in two bits, with error feedback instead of momentum.
 
-    It goes after the inner optimizer, usually AdamW. Small tensors cross whole. A chunk of 4096 entries is 120 bytes: 64
-    positions of 12 bits, 16 bytes of values and two magnitudes in float32.
+    It goes after the inner optimizer, usually AdamW. Small tensors cross whole. A chunk of 4096 entries is 84 bytes: 64
+    for its 64 positions in order, 16 for their values, and two magnitudes in bfloat16.
 
     Example:
         >>> tx = optax.chain(optax.adamw(1e-3), gc.sparse_loco(axis_name="data", every=30))
