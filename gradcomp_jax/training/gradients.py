@@ -39,7 +39,7 @@ def local_value_and_grad(
     :class:`PerDevice`, one a worker. They may be added up and scaled leaf by leaf, and go to :func:`gradcomp_jax.unreduced`.
 
     Example:
-        >>> value, gradient = gc.local_value_and_grad(loss, axis_name=None)(params, batch)
+        >>> value, gradient = jax.jit(gc.local_value_and_grad(loss, axis_name=None))(params, batch)
         >>> gradient["kernel"].shape
         (256, 256)
 

@@ -48,7 +48,8 @@ def unreduced(
 
     Example:
         >>> tx = gc.unreduced(optax.chain(gc.dense(axis_name="data"), optax.sgd(0.1)), mesh)
-        >>> value, gradient = gc.local_value_and_grad(loss, axis_name="data", mesh=mesh)(params, batch)
+        >>> value_and_grad = jax.jit(gc.local_value_and_grad(loss, axis_name="data", mesh=mesh))
+        >>> value, gradient = value_and_grad(params, batch)
         >>> updates, opt_state = jax.jit(tx.update)(gradient, jax.jit(tx.init)(params), params)
         >>> updates["kernel"].shape
         (256, 256)
