@@ -146,6 +146,9 @@ QUICK: dict[str, tuple[str, ...]] = {
     "tests/docs/test_adding_a_method.py::test_it_conforms": ("vmap",),
     "tests/docs/test_bring_your_own_loop.py::test_all_loops_train_alike": ("plain-jit-dgc",),
     "tests/docs/test_bring_your_own_loop.py::test_the_train_steps_options": ("options",),
+    "tests/docs/test_examples.py::test_the_example_runs": (
+        *("topk_sgd", "dgc", "exchange", "init_state", "make_train_step", "wire_bytes", "fragments", "predict"),
+    ),
     "tests/kernels/test_dealing.py::test_the_largest_and_their_places": (
         "3000-256-12-10-1",
         "65536-1024-65-256-3",

@@ -26,8 +26,8 @@ class EventFiles(Listener):
 
     Steps count from 1. ``train/loss`` is of every step. Of an epoch's last step are the metric (``eval/accuracy``,
     ``eval/loss`` or ``train/epoch_loss``), what :func:`gradcomp_jax.diagnostics` returns, and ``wire/bytes_per_step``. A run
-    that goes on hides what an earlier file has from there on. Of several processes the first one writes, and all compute.
-    Where a file cannot be written any more, a line on stderr says so, and the run goes on without.
+    that continues hides what an earlier file has from there on. Of several processes the first one writes, and all compute.
+    Where a file cannot be written any more, a line on stderr says so, and the run continues without.
     """
 
     _TAGS: Mapping[str, str] = {

@@ -181,7 +181,7 @@ def _nodes(
     inner_latency: str | None,
     topology: str,
 ) -> Cluster:
-    """A named cluster with what was said in the place of its own."""
+    """Returns a named cluster with what was said instead of its own."""
     own, within = preset.cluster, preset.cluster.inner or _INNER
     outer = Link(
         own.outer.rate if link is None else units.rate("--link", link),
@@ -216,7 +216,7 @@ def _shapes(params: str | None, model: str | None, source: str | None) -> Any:
 
 
 def _imported(source: str) -> Any:
-    """The parameters, or their shapes, that ``module:name`` is or makes; of a function only the shapes are found out."""
+    """Returns the parameters, or their shapes, that ``module:name`` is or makes; of a function only the shapes."""
     found = imported(source)
     if callable(found):
         # Imported here, because a plan without --from needs nothing that trains.

@@ -32,7 +32,7 @@ _LARGE_STATE = 1e9
 
 
 def title(found: Outlook, what: str) -> str:
-    """One line that says what was asked."""
+    """Returns one line that says what was asked."""
     cluster, workload = found.cluster, found.workload
     nodes = f", {cluster.per_node} to a node" if cluster.per_node > 1 else ""
     return (
@@ -42,7 +42,7 @@ def title(found: Outlook, what: str) -> str:
 
 
 def _said(found: Outlook) -> str:
-    """What is said of the task, and how to say it."""
+    """Returns what is said of the task, and how to say it."""
     task = found.task or "task not known (--task)"
     return f"{task}, {found.optimizer or 'any optimizer (--optimizer)'}"
 
@@ -56,7 +56,7 @@ def link(found: Outlook) -> str:
 
 
 def rows(found: Outlook) -> list[dict[str, str]]:
-    """Cells by column, in the order of the ranking; prices only where there is one."""
+    """Returns cells by column, in the order of the ranking; prices only where there is one."""
     dense = found.dense.step
     priced = any(p.price for p in found.verdict.ranking)
     return [
@@ -108,14 +108,14 @@ def short(found: Outlook) -> Columns:
 
 
 def _to_a_loss(found: Outlook, p: Prediction) -> str:
-    """How many times as fast as dense it comes as far; at most so where its runs did not come so far."""
+    """Returns how many times as fast as dense it comes as far; at most so where its runs did not come so far."""
     if not p.progress or doubt(p) > 1:
         return "-"
     return f"{'< ' if doubt(p) else ''}{found.dense.progress / p.progress:.2f}x"
 
 
 def short_notes(found: Outlook, calibration: Calibration | None, *, prices_off: bool = False) -> list[str]:
-    """What a reader of the first rows has to know; :func:`notes` has all."""
+    """Returns what a reader of the first rows has to know; :func:`notes` has all."""
     shown = {row["method"] for row in short(found).rows}
     lines = []
     if any("*" in name for name in shown):
@@ -142,7 +142,7 @@ def sentences(found: Outlook) -> list[str]:
 
 
 def _chain(found: Outlook) -> list[str]:
-    """How to write what is recommended before Adam, whose first moment depends on it."""
+    """Says how to write what is recommended before Adam, whose first moment depends on it."""
     method = METHODS[found.best.method]
     if not found.verdict.compress or found.optimizer not in ("adam", "adamw") or method.update != "mean":
         return []
@@ -172,14 +172,14 @@ def _verdict(found: Outlook) -> str:
 
 
 def _to_the_same_loss(found: Outlook, p: Prediction) -> str:
-    """Nothing without a price; a price of another kind of model says nothing of the loss of this one."""
+    """Returns nothing without a price; a price of another kind of model says nothing of the loss of this one."""
     if p.price is None:
         return ""
     return " to the same loss" if p.price.kind in ("", found.task) else f", by the steps of {p.price.task}"
 
 
 def _asked(found: Outlook) -> str:
-    """What there is no run of, for instance ``a transformer with adamw and so many workers``."""
+    """Returns what there is no run of, for instance ``a transformer with adamw and so many workers``."""
     model = f"a {found.task}" if found.task else "any task"
     return f"{model} with {found.optimizer + ' and ' if found.optimizer else ''}so many workers"
 
@@ -197,7 +197,7 @@ def _overlap(found: Outlook) -> str:
 
 
 def _memory(found: Outlook) -> list[str]:
-    """A remark on a state that takes a tenth of a device, or a gigabyte where the device is not known."""
+    """Returns a remark on a state that takes a tenth of a device, or a gigabyte where the device is not known."""
     worse, memory = found.verdict.trains_worse, found.device_memory
     remarks = []
     for p in [*([found.best] if found.verdict.compress else []), *([worse] if worse else [])]:
@@ -241,7 +241,7 @@ def _trains_worse(found: Outlook) -> list[str]:
 
 
 def _takes(p: Prediction) -> str:
-    """Seconds of a step, and how many there must be where that is known."""
+    """Returns the seconds of a step, and how many there must be where that is known."""
     step = f"{units.show_seconds(p.step)} a step"
     if p.price is None:
         return step
@@ -256,7 +256,7 @@ def _price(p: Prediction) -> dict[str, str]:
 
 
 def notes(found: Outlook, calibration: Calibration | None, matrices: bool, *, prices_off: bool = False) -> list[str]:
-    """What a reader has to know of the figures.
+    """Returns what a reader has to know of the figures.
 
     Args:
         found: what the figures are of.

@@ -93,7 +93,7 @@ def _draw_metric(axes: Axes, result: MethodResult, style: dict[str, Any]) -> Non
 
 
 def _drawable(values: Any) -> np.ndarray:
-    """NaN in the place of what no axis can hold: infinities, and numbers whose squares are infinite."""
+    """Returns NaN instead of what no axis can hold: infinities, and numbers whose squares are infinite."""
     found = np.asarray(values, float)
     return np.where(np.abs(found) < _MOST, found, np.nan)
 

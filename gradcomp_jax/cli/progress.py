@@ -20,7 +20,7 @@ class Lines(Listener):
     """Writes a line to stderr for each compilation, start, epoch and end, and now and then in between."""
 
     def __init__(self, advice: str) -> None:
-        """Makes a listener; ``advice`` says at the end of the line on a stop how to go on."""
+        """Makes a listener; ``advice`` says at the end of the line on a stop how to continue."""
         self._advice = advice
         self._run = ""
         self._step = self._steps = 0
@@ -38,7 +38,7 @@ class Lines(Listener):
             self.say(self.stopped())
 
     def stopped(self) -> str:
-        """Returns the sentence on where a run was stopped, and how to go on."""
+        """Returns the sentence on where a run was stopped, and how to continue."""
         where = f"{self._run} at step {self._step} of {self._steps}" if self._run else "before the first run"
         return f"stopped {where}: {self._advice}"
 
@@ -52,7 +52,7 @@ class Lines(Listener):
         self.say(f"compiling {method}")
 
     def started(self, method: str, seed: int, steps: int, done: int) -> None:
-        """Says how long the run is, and whether it goes on from something saved."""
+        """Says how long the run is, and whether it continues from something saved."""
         self._run, self._step, self._steps = f"seed {seed}, {method}", done, steps
         if done == steps:
             self.say(f"{self._run}: complete already, its {steps} steps are read and not trained again")

@@ -84,7 +84,7 @@ def prepare(
 
 
 def _settings(training: Training, own: Settings, workers: int, quick: bool) -> Settings:
-    """The task's settings with what the user has said in their place."""
+    """Returns the task's settings with what the user has said instead."""
     # The batch stays what it is when the workers change, and with it the training problem.
     try:
         shared = split_batch(own.batch if training.batch is None else training.batch, workers)
@@ -114,7 +114,7 @@ def simulate(workers: int) -> None:
 
 
 def advice(checkpoint: pathlib.Path | None) -> str:
-    """Says how to go on with a run that was stopped."""
+    """Says how to continue a run that was stopped."""
     if checkpoint is None:
         return "nothing was saved (with --checkpoint FOLDER a run goes on from the last epoch saved)"
     return f"the same command goes on from the last epoch saved in {checkpoint}"
@@ -138,7 +138,7 @@ def make_folder(folder: pathlib.Path) -> None:
 def finish(console: Console, result: Comparison, training: Training, stem: str, command: str) -> None:
     """Prints the table and its notes, then writes the picture, the JSON and, if wanted, the Markdown.
 
-    Each is written whole. Of a link in the place of the picture or the JSON the link is replaced, and not what it leads to; a
+    Each is written whole. A link where the picture or the JSON belongs is replaced, and not what it leads to; a
     link that the user names for the Markdown is followed.
 
     Args:

@@ -117,7 +117,7 @@ def _train(
 
 
 def _restart(checkpoint: pathlib.Path | None) -> str:
-    """What to do when one process of several is lost."""
+    """Says what to do when one process of several is lost."""
     if checkpoint is None:
         return "start all processes again (with --checkpoint FOLDER a run goes on from the last epoch saved)"
     return f"start all processes again with --checkpoint {checkpoint}, to go on from the last epoch saved"

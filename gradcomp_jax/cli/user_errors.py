@@ -41,7 +41,7 @@ def user_errors() -> Iterator[None]:
 
 
 def _process() -> str:
-    """Whose error it is, where there are several processes."""
+    """Says whose error it is, where there are several processes."""
     if not jax.distributed.is_initialized():
         return ""
     return f"process {jax.process_index()}: "

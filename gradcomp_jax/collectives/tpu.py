@@ -4,7 +4,7 @@ Nothing here changes a number. Elsewhere each of these is the plain operation: t
 only the branch of its platform is in it.
 
 **Gathers and reduce-scatters.** XLA:TPU (libtpu 0.0.42) may carry out either as an all-reduce of the whole array, with
-zeros in place of the other devices' parts, which sends twice the bytes. Compiled for v5e, v5p and v6e, an all-gather of any
+zeros instead of the other devices' parts, which sends twice the bytes. Compiled for v5e, v5p and v6e, an all-gather of any
 dtype became an all-reduce in two cases. One is a shard whose entries are not a multiple of the 128 lanes, also between
 slices, over the data-centre network. The other is a group of 64 devices or more within a slice, if the result is at most 16
 MiB (on a three-dimensional torus, at any size). Compiled for slices of v5e and v6e joined by a data-centre network, a

@@ -28,14 +28,15 @@ def check_equal_start(
 ) -> None:
     """Compares the state that all workers must start with, and raises in all processes if two workers differ.
 
-    All processes call this together, before the first step::
-
-        state = gc.init_state(params, tx, mesh)
-        gc.check_equal_start(state.params, mesh)
+    All processes call this together, before the first step.
 
     Paths, shapes and dtypes are compared first, through the coordination service of ``jax.distributed``. Then one program
     reads every array once, where it lies, and the workers see each other's digests (:func:`gradcomp_jax.distributed.digest`):
     four bytes for each array and worker. Within one process this finds devices whose copies differ.
+
+    Example:
+        >>> state = gc.init_state(params, optax.sgd(0.1), mesh)
+        >>> gc.check_equal_start(state.params, mesh)  # raises where two devices differ
 
     Args:
         state: parameters, or a whole state. Replicas (``gc.init_state(..., replicas=True)``) start equal, too. Per-device state

@@ -108,7 +108,7 @@ def compare(
     each method. A baseline that is not among ``methods`` is compiled for its bytes and not trained.
 
     Methods are names of ``recipes.RECIPES``; the settings are those of the problem by default. With ``checkpoint``, a folder,
-    each run saves in ``METHOD-seed-SEED`` within it, goes on from there, and is only read when it was complete.
+    each run saves in ``METHOD-seed-SEED`` within it, continues from there, and is only read when it was complete.
     ``one_device`` is that of :class:`Trainer`.
 
     Raises:
@@ -203,7 +203,7 @@ def _summarize(runs: Sequence[RunResult], baseline_bytes: dict[str, int]) -> Met
 
 
 def _finite(value: float) -> float | None:
-    """No value where there is none: JSON knows no NaN."""
+    """Returns no value where there is none: JSON knows no NaN."""
     return value if math.isfinite(value) else None
 
 

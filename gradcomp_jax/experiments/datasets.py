@@ -125,7 +125,7 @@ def _standard_library() -> pathlib.Path:
 
 
 def _read_standard_library(name: str, folder: pathlib.Path | None) -> Text:
-    """The source of modules in order, in ASCII: nine tenths for training, a twentieth each for validation and test."""
+    """Reads the source of modules in order, in ASCII: nine tenths for training, a twentieth each for validation and test."""
     if folder is None:
         raise SettingError(f"{name} is read from a folder: give data_dir")
     found = [*folder.glob("*.py"), *(path for package in _PACKAGES for path in (folder / package).rglob("*.py"))]

@@ -181,7 +181,7 @@ def _sized(name: str, which: str, batches: Any) -> Any:
 
 
 def _arrays(name: str, which: str, batch: Any) -> Any:
-    """A batch as NumPy arrays with the dtypes that JAX gives them."""
+    """Returns a batch as NumPy arrays with the dtypes that JAX gives them."""
     sizes = set()
 
     def array(path: Any, leaf: Any) -> np.ndarray:
@@ -212,7 +212,7 @@ def _shapes(tree: Any) -> tuple[Any, list[str]]:
 
 
 def _kind_of_loss(name: str, seen: Any) -> tuple[bool, bool]:
-    """Whether a loss has auxiliary output, and an accuracy in it."""
+    """Returns whether a loss has auxiliary output, and an accuracy in it."""
     has_aux = isinstance(seen, tuple) and len(seen) == 2
     value, aux = seen if has_aux else (seen, None)
     if getattr(value, "shape", None) != () or not jnp.issubdtype(value.dtype, jnp.floating):

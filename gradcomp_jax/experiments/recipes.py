@@ -63,7 +63,7 @@ def make_terngrad(
 
 
 def make_dgc(settings: Settings, warm_up: Stages, seed: int, **ablation: Any) -> Transformation:
-    """Makes DGC, with ``ablation`` in the place of some of its options.
+    """Makes DGC, with ``ablation`` instead of some of its options.
 
     The momentum is inside, so plain SGD follows; before Adam there is none.
     """

@@ -18,7 +18,7 @@ _LARGEST_MARK = 1 << 12
 _EPOCHS = 1 << 31
 
 What: TypeAlias = Mapping[str, str | bool | int | float | None]
-"""Method, data set, seed and settings: what two runs must have in common for one to go on with the other."""
+"""Method, data set, seed and settings: what two runs must have in common for one to continue the other."""
 
 _Name = Annotated[str, pydantic.Field(pattern="^[0-9a-f]{16}$")]
 _Epoch = Annotated[int, pydantic.Field(ge=1, le=_EPOCHS)]
@@ -123,7 +123,7 @@ def read_mark(folder: pathlib.Path) -> Mark | None:
 
 
 def write(path: pathlib.Path, record: Record) -> None:
-    """Writes a record in the place of an earlier one, in one go."""
+    """Writes a record over an earlier one, in one go."""
     saved = _Saved.model_construct(**dict(record), crc32=_crc_of(record))
     write_whole(path, saved.model_dump_json(), follow=False)
 

@@ -56,9 +56,9 @@ def _delayed(
 
 
 def _delayed_dgc(settings: Settings, warm_up: Stages, seed: int) -> Transformation:
-    """The velocity of the mean is DGC's; between two means a replica goes on with its own gradient alone.
+    """Makes a velocity of the mean that is DGC's; between two means a replica continues with its own gradient alone.
 
-    DGC counts exchanges, so the momentum is one that remembers as many steps, and where that is none, none; a gradient comes as
+    DGC counts exchanges, so the momentum is one that remembers as many steps, or none; a gradient comes as
     far as in every step, by the learning rate.
     """
     stages = tuple((max(1, steps // settings.every), density) for steps, density in warm_up)
@@ -85,7 +85,7 @@ def _period(settings: Settings) -> dict[str, Any]:
 
 
 def _recipe(make: Callable[[Settings], Transformation], summary: str, *, steps: bool = True) -> Recipe:
-    """What goes by the settings alone: each replica's own steps, unless ``make`` has them in it, and what it makes."""
+    """Makes what goes by the settings alone: each replica's own steps, unless ``make`` has them in it, and what it makes."""
     if not steps:
         return Recipe(lambda settings, warm_up, seed: make(settings), summary)
     return Recipe(lambda settings, warm_up, seed: optax.chain(_own_steps(settings), make(settings)), summary)
@@ -111,13 +111,13 @@ def muon(settings: Settings) -> Transformation:
 
 
 def _muloco(settings: Settings) -> Transformation:
-    """MuLoCo; Thérien et al., 2025, https://arxiv.org/abs/2505.23725: Muon inside, and two bits with error feedback outside."""
+    """Makes MuLoCo; Thérien et al., 2025, https://arxiv.org/abs/2505.23725: Muon inside, 2 bits with error feedback outside."""
     outer = c.diloco(_int2(settings), **_period(settings), learning_rate=MULOCO_RATE, momentum=MULOCO_MOMENTUM)
     return optax.chain(muon(settings), outer)
 
 
 def _streaming(settings: Settings) -> Transformation:
-    """Streaming DiLoCo; Douillard et al., 2025, https://arxiv.org/abs/2501.18512: late, mixed in halves, and in four bits."""
+    """Makes streaming DiLoCo; Douillard et al., 2025, https://arxiv.org/abs/2501.18512: late, mixed, in four bits."""
     parts, delay = min(2, settings.every), min(settings.delay, settings.every - 1)
     return _diloco(settings, _int4, parts=parts, delay=delay, mix=0.5)
 

@@ -1,4 +1,4 @@
-"""A run that is saved after every epoch, and goes on from what is saved."""
+"""A run that is saved after every epoch, and continues from what is saved."""
 
 import contextlib
 import dataclasses
@@ -42,9 +42,9 @@ def train_with_checkpoints(
     """Trains, saves after every epoch, and starts from the last epoch saved if there is one.
 
     The result is that of a run which was never broken off, bit for bit. Of a run that has had all its epochs the result is
-    read and nothing is trained. Where the number of workers has changed and the batch has not, the run goes on with its
+    read and nothing is trained. Where the number of workers has changed and the batch has not, the run continues with its
     per-device state handed to the new workers. The states of the last two epochs are kept; delete the newest (``epoch-N``)
-    and the run goes on from the one before. With several processes all of them call this, with a folder that all of them
+    and the run continues from the one before. With several processes all of them call this, with a folder that all of them
     see; how many there were before does not matter.
 
     The folder is locked until this returns. Only states with a mark of this run are read, replaced or deleted, and
@@ -55,11 +55,11 @@ def train_with_checkpoints(
       seed: of the run.
       folder: made if it is not there. A link to a folder is followed; no link within it is.
       share_folder: saves also where there are other files and no run. They stay as they are.
-      listener: hears how the run goes on.
+      listener: hears how the run proceeds.
 
     Raises:
       SettingError: if ``folder`` holds other things, another run or one that has had more epochs, if its record or a state is
-        damaged, if another run is going on in it, if a process does not see it, or if it cannot be written to. What was saved
+        damaged, if another run is active in it, if a process does not see it, or if it cannot be written to. What was saved
         is there still.
     """
     listener = listener or Listener()
@@ -93,7 +93,7 @@ class _Saver(Listener):
         _in_first(lambda: own.start_saving(epoch), failed)
         try:
             with _without_tracebacks():
-                # In the place of what a process left that was killed while it saved this epoch.
+                # It replaces what a process left that was killed while it saved this epoch.
                 save_checkpoint(own.state(epoch), past.state, overwrite=True)
         except (OSError, ValueError) as error:
             raise SettingError(failed(_reason(error))) from error
@@ -135,7 +135,7 @@ def _opened(trainer: Trainer, seed: int, path: pathlib.Path, share: bool) -> Ite
 
 
 def _finished(trainer: Trainer, seed: int, own: "RunFolder", listener: Listener) -> RunResult:
-    """The result of a run that has had all its epochs."""
+    """Returns the result of a run that has had all its epochs."""
     record = own.record
     for name, have in (("epochs", record.epoch), ("workers", record.workers)):
         if have != getattr(trainer.settings, name):
@@ -175,9 +175,9 @@ def _restore(trainer: Trainer, seed: int, own: "RunFolder", saved: list[int]) ->
 
 
 def _describe(trainer: Trainer, seed: int) -> dict[str, str | bool | int | float | None]:
-    """What two runs must have in common for one to go on with the other."""
+    """Returns what two runs must have in common for one to continue the other."""
     settings = dataclasses.asdict(trainer.settings)
-    # Workers may share the same batch anew; and more epochs are what a run goes on for, unless its rate has fallen to zero.
+    # Workers may share the same batch anew; and more epochs are what a run continues for, unless its rate has fallen to zero.
     for name in ("workers", "batch_per_worker", *(["epochs"] if trainer.settings.schedule == "constant" else [])):
         del settings[name]
     return {
@@ -226,7 +226,7 @@ def _without_tracebacks() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, in one line; of an error of the operating system, in its words."""
+    """Says what went wrong, in one line; of an error of the operating system, in its words."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.strerror} ({error.filename})"
     # As TensorStore writes it, after a page of paths.

@@ -1,4 +1,4 @@
-"""The folder of a run: locked while it goes on, and everything that is not of this run is left as it is."""
+"""The folder of a run: locked while it is active, and everything that is not of this run is left as it is."""
 
 import contextlib
 import errno

@@ -165,6 +165,11 @@ def calibrate(
     one has left in the links' queues. When one worker waits for another, the other waits less, so times are averaged over all
     processes, and all have the same calibration. Every process of ``mesh`` must call this.
 
+    Example:
+        >>> link = gc.calibrate(mesh, axis_name="data", kinds=("all-reduce",), sizes=(1024, 8192), repeats=1, methods=())
+        >>> link.workers
+        8
+
     Args:
         mesh: the mesh of all devices.
         axis_name: the axis along which gradients are exchanged; all lines of devices along it measure at the same time.

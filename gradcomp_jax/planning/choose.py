@@ -89,16 +89,13 @@ def choose(
     default options, as in :func:`gradcomp_jax.should_compress`. A candidate without such a price is not chosen, unless no
     candidate has one. Without both arguments, only the seconds of a step count.
 
-    Example::
-
-        candidates = {
-            "dense": optax.chain(gc.dense(axis_name="data", dtype="bfloat16"), optax.trace(0.9)),
-            "dgc": gc.dgc(axis_name="data", momentum=0.9),
-        }
-        choice = gc.choose(candidates, params, mesh, compute=0.18)
-        tx = optax.chain(candidates[choice.name], optax.sgd(0.1))  # for the whole run; or, where it may change:
-        tx = optax.chain(gc.switched(candidates), optax.sgd(0.1))
-        state = gc.set_choice(gc.init_state(params, tx, mesh), choice.name)
+    Example:
+        >>> candidates = {"dense": gc.dense(axis_name="data"), "powersgd": gc.powersgd(axis_name="data", rank=4)}
+        >>> link = gc.calibrate(mesh, axis_name="data", kinds=("all-reduce",), sizes=(1024, 8192), repeats=1, methods=())
+        >>> choice = gc.choose(candidates, params, mesh, compute=0.18, calibration=link)
+        >>> tx = optax.chain(candidates[choice.name], optax.sgd(0.1))  # or gc.switched(candidates), then gc.set_choice
+        >>> choice.name in candidates
+        True
 
     Args:
         candidates: names and transformations, as for :func:`gradcomp_jax.switched`.

@@ -129,12 +129,20 @@ def profile_step(
 ) -> Workload:
     """Times a step of one worker, and looks at its gradient and its memory.
 
+    Example:
+        >>> workload = gc.profile_step(jax.jit(jax.grad(loss)), (params, batch), params=params, repeats=1)
+        >>> workload.shapes
+        ((256,), (256, 256))
+
     Args:
         step: a step of one device, without an exchange; compiled if it is not. It may donate its arguments: it gets copies.
         args: the arguments of ``step``.
         params: the parameters, whose shapes the gradient has; by default ``args[0].params``, or ``args[0]``.
         repeats: timed calls, after one untimed call; the median is taken.
         overlap: see :class:`Workload`.
+
+    Returns:
+        A :class:`Workload`; ``compute`` is in seconds, ``memory`` in bytes.
 
     Raises:
         ValueError: for ``repeats`` below 1, and a step without parameters.

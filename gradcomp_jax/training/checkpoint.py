@@ -47,6 +47,12 @@ def save_checkpoint(directory: str | os.PathLike[str], state: PyTree, *, overwri
     state, and has a digest of every shard, for :func:`restore_checkpoint` to compare
     (:func:`gradcomp_jax.checkpoint_metadata`). To save in the background, or to keep the last few, see :doc:`checkpoints`.
 
+    Example:
+        >>> state = gc.init_state(params, optax.chain(gc.topk_sgd(axis_name="data"), optax.sgd(0.1)), mesh)
+        >>> gc.save_checkpoint(folder / "step-0", state)
+        >>> gc.restore_checkpoint(folder / "step-0", like=state).params["kernel"].shape
+        (256, 256)
+
     Args:
         directory: a folder of a file system; it must not exist yet unless ``overwrite``.
         state: global arrays, such as a :class:`TrainState` from ``init_state`` or a train step.
@@ -88,6 +94,13 @@ def restore_checkpoint(directory: str | os.PathLike[str], like: PyTree, *, check
     A checkpoint of another number of workers is resized as by :func:`resize_workers`. The number of processes that wrote it
     does not matter. With several processes all of them call this, and all of them see the directory.
 
+    Example:
+        >>> tx = optax.chain(gc.topk_sgd(axis_name="data"), optax.sgd(0.1))
+        >>> gc.save_checkpoint(folder / "step-0", gc.init_state(params, tx, mesh))
+        >>> state = gc.restore_checkpoint(folder / "step-0", like=gc.init_state(params, tx, mesh))
+        >>> int(state.step)
+        0
+
     Args:
         directory: what :func:`save_checkpoint` wrote, or the folder of one step of an ``orbax.checkpoint.CheckpointManager``;
             for a step with several items, the folder of the state.
@@ -96,6 +109,9 @@ def restore_checkpoint(directory: str | os.PathLike[str], like: PyTree, *, check
             ``jax.random.key`` leave it, is restored unbound: a step over any mesh takes it.
         check_method: whether to refuse the state of another method, or of other options. If false, arrays of the same names
             and shapes are restored unchecked, whatever they meant.
+
+    Returns:
+        A state with the structure, dtypes and shardings of ``like``.
 
     Raises:
         FileNotFoundError: if there is no checkpoint.

@@ -45,6 +45,11 @@ def checkpoint_metadata(state: PyTree) -> dict[str, Any]:
     array with the CRC-32 of each shard, which :func:`restore_checkpoint` compares. The arrays are read once, each by a
     process that holds it; with several processes all of them call this.
 
+    Example:
+        >>> state = gc.init_state(params, optax.chain(gc.topk_sgd(axis_name="data"), optax.sgd(0.1)), mesh)
+        >>> sorted(gc.checkpoint_metadata(state))
+        ['gradcomp_jax']
+
     Args:
         state: the state to save, before a step takes its memory.
 

@@ -55,6 +55,14 @@ def gather_params(
     if there is no scale. With ``base``, entries of the base that are not finite count as zeros, so that the copy is finite
     again once the shard is.
 
+    Example:
+        >>> def whole(shard):
+        ...     code = gc.compressors.block_quantized(bits=8)
+        ...     return gc.gather_params(shard, jax.P("data"), axis_name="data", compressor=code)
+        >>> shards = jnp.ones((8, 32, 256))  # of a tensor of 256 x 256
+        >>> jax.eval_shape(jax.vmap(whole, axis_name="data"), shards).shape  # whole on each of 8 workers
+        (8, 256, 256)
+
     Args:
         shards: this worker's parameters, inside ``jax.shard_map``, ``jax.pmap`` or ``jax.vmap``; leaves that do not lie along
             the axis are returned unchanged.

@@ -38,6 +38,11 @@ def local_value_and_grad(
     With ``mesh`` the function is for plain ``jax.jit``, outside of the axis: it maps itself over the workers. Its gradients are
     :class:`PerDevice`, one a worker. They may be added up and scaled leaf by leaf, and go to :func:`gradcomp_jax.unreduced`.
 
+    Example:
+        >>> value, gradient = jax.jit(gc.local_value_and_grad(loss, axis_name=None))(params, batch)
+        >>> gradient["kernel"].shape
+        (256, 256)
+
     Args:
         loss: ``loss(params, *args, **kwargs) -> scalar``, the mean over the batch it sees; ``(scalar, aux)`` with ``has_aux``.
         axis_name: the axis that the workers lie along.

@@ -44,6 +44,12 @@ def init_state(
 ) -> Any:
     """Returns a fresh train state on a mesh: parameters where their specs say, per-device state split along the axis.
 
+    Example:
+        >>> tx = optax.chain(gc.topk_sgd(axis_name="data"), optax.sgd(0.1))
+        >>> state = gc.init_state(params, tx, mesh)
+        >>> int(state.step), state.params["kernel"].shape
+        (0, (256, 256))
+
     Args:
         params: any tree of arrays: plain, ``flax.linen`` variables or ``flax.nnx`` state; whole, even if they are to be
             sharded. Or a state with ``replace``, ``step``, ``params`` and ``opt_state``, such as flax's ``TrainState``: a state
@@ -160,12 +166,22 @@ def init_opt_state(
     ``opt_state, specs = gc.init_opt_state(params, tx, mesh)``: ``specs`` are the ``in_specs`` and ``out_specs`` of the
     state.
 
+    Example:
+        >>> tx = optax.chain(gc.topk_sgd(axis_name="data"), optax.sgd(0.1))
+        >>> opt_state, specs = gc.init_opt_state(params, tx, mesh)
+        >>> jax.tree.structure(opt_state) == jax.tree.structure(specs)
+        True
+
     Args:
         params: as for :func:`init_state`; not donated and not moved.
         tx: as for :func:`init_state`.
         mesh: as for :func:`init_state`.
         axis_name: as for :func:`init_state`.
         param_specs: as for :func:`init_state`.
+
+    Returns:
+        The state, whose per-device leaves are split along the axis, and a tree of the same structure with their
+        ``PartitionSpec``.
 
     Raises:
         ValueError: if the mesh has no such axis.

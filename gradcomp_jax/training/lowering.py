@@ -29,6 +29,12 @@ def lower_update(
     ``gc.wire_bytes(gc.lower_update(params, tx, mesh).compile())`` says what a model of these shapes would send. The
     mesh may be of real devices or of a topology description.
 
+    Example:
+        >>> tx = optax.chain(gc.dense(axis_name="data"), optax.sgd(0.1))
+        >>> lowered = gc.lower_update(params, tx, mesh)
+        >>> "all_reduce" in lowered.as_text()
+        True
+
     Args:
         params: arrays or ``ShapeDtypeStruct``; only shapes and dtypes matter.
         tx: an optax transformation that averages over ``axis_name``.

@@ -158,6 +158,12 @@ def make_overlapped_step(
     XLA:CPU has as many threads for programs as a process may use cores. On one core, an exchange that waits for the network
     holds the only thread, and nothing overlaps: set the environment variable ``PJRT_NPROC=4`` before JAX starts.
 
+    Example:
+        >>> method = gc.topk_sgd(axis_name="data", density=0.01)
+        >>> step = gc.make_overlapped_step(loss, method, optax.sgd(0.1), mesh, delay=1)
+        >>> type(step).__name__  # call step(state, batch), and step.wait() at the end
+        'OverlappedStep'
+
     Args:
         loss: as for :func:`make_train_step`.
         method: an exchange that needs no parameters.

@@ -47,6 +47,12 @@ def make_overlapped_outer_step(
 
     Set ``PJRT_NPROC=4`` if a process has one core, as for :func:`make_overlapped_step`.
 
+    Example:
+        >>> method, outer = gc.block_quantized(axis_name="data", bits=4), optax.sgd(0.7, 0.9, nesterov=True)
+        >>> step = gc.make_overlapped_outer_step(loss, method, optax.adamw(1e-3), outer, mesh, every=100, delay=5)
+        >>> type(step).__name__  # call step(state, batch), and step.wait() at the end
+        'OverlappedStep'
+
     Args:
         loss: as for :func:`make_train_step`.
         method: an exchange that needs no parameters, such as ``gc.block_quantized(axis_name=..., bits=4)``.

@@ -35,6 +35,12 @@ def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
     Memories that are narrower than float32 are widened, resized and rounded once to the nearest values of their dtype: the
     error of the sum is then one such rounding. Rows that are repeated, and owners' shards, keep their bits.
 
+    Example:
+        >>> state = gc.init_state(params, optax.chain(gc.topk_sgd(axis_name="data"), optax.sgd(0.1)), mesh)
+        >>> smaller = gc.resize_workers(state, old=8, new=4)
+        >>> smaller.params["kernel"].shape
+        (256, 256)
+
     Args:
         state: a tree with the global values of its :class:`PerDevice` leaves, as ``init_state`` and checkpoints hold them, or
             with the workers' values stacked, as ``pmap`` and ``vmap`` hold them by :func:`state_axes`.

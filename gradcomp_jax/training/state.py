@@ -65,6 +65,11 @@ def model_field(state: Any) -> str | None:
 def state_specs(state: PyTree, *, axis_name: AxisName = "data", param_specs: PyTree | None = None) -> PyTree:
     """Returns the partition spec of every leaf: ``P(axis_name)`` for per-device state, ``P()`` for all else.
 
+    Example:
+        >>> state = gc.init_state(params, optax.chain(gc.topk_sgd(axis_name="data"), optax.sgd(0.1)), mesh)
+        >>> gc.state_specs(state).params["kernel"] == jax.P()  # equal on every worker
+        True
+
     Args:
         state: any tree with :class:`PerDevice` nodes in it, of arrays or shapes.
         axis_name: the axis of the workers.
@@ -100,7 +105,16 @@ def state_specs(state: PyTree, *, axis_name: AxisName = "data", param_specs: PyT
 
 @_arguments.checked
 def state_axes(state: PyTree) -> PyTree:
-    """Returns ``in_axes`` and ``out_axes`` for ``jax.vmap`` and ``jax.pmap``: 0 for per-device state, ``None`` for all else."""
+    """Returns ``in_axes`` and ``out_axes`` for ``jax.vmap`` and ``jax.pmap``: 0 for per-device state, ``None`` for all else.
+
+    Example:
+        >>> state = gc.init_state(params, optax.chain(gc.topk_sgd(axis_name="data"), optax.sgd(0.1)), mesh)
+        >>> gc.state_axes(state).params["kernel"] is None  # equal on every worker
+        True
+
+    Args:
+        state: any tree with :class:`PerDevice` nodes in it.
+    """
 
     def axis(leaf: Any) -> Any:
         return dataclasses.replace(leaf, value=0) if is_per_device(leaf) else None
@@ -112,7 +126,19 @@ def state_axes(state: PyTree) -> PyTree:
 def state_shardings(
     state: PyTree, mesh: Mesh, *, axis_name: AxisName = "data", param_specs: PyTree | None = None
 ) -> PyTree:
-    """Returns :func:`state_specs` as shardings on a mesh."""
+    """Returns :func:`state_specs` as shardings on a mesh.
+
+    Example:
+        >>> state = gc.init_state(params, optax.chain(gc.topk_sgd(axis_name="data"), optax.sgd(0.1)), mesh)
+        >>> gc.state_shardings(state, mesh).params["kernel"].spec == jax.P()  # equal on every worker
+        True
+
+    Args:
+        state: as for :func:`state_specs`.
+        mesh: a mesh with this axis.
+        axis_name: as for :func:`state_specs`.
+        param_specs: as for :func:`state_specs`.
+    """
     return jax.tree.map(
         lambda s: NamedSharding(mesh, s),
         state_specs(state, axis_name=axis_name, param_specs=param_specs),
@@ -124,9 +150,17 @@ def state_shardings(
 def data_sharding(mesh: Mesh, *, axis_name: AxisName = "data") -> NamedSharding:
     """Returns the sharding of a batch whose leading dimension is split over the workers, for ``jax.device_put``.
 
+    Example:
+        >>> batch = jax.device_put(jnp.ones((16, 256)), gc.data_sharding(mesh))
+        >>> batch.addressable_shards[0].data.shape
+        (2, 256)
+
     Args:
         mesh: a mesh with this axis.
         axis_name: the axis of the workers.
+
+    Returns:
+        A ``NamedSharding`` with the spec ``P(axis_name)``.
 
     Raises:
         ValueError: if the mesh has no such axis.

@@ -71,6 +71,13 @@ def make_train_step(
     largest of the new values of all micro-batches and workers, at the cost of an all-reduce of its size. A leaf does not change
     if that value is not finite, and the collection does not change in a step that is skipped. Replicas each keep their own.
 
+    Example:
+        >>> tx = optax.chain(gc.block_quantized(axis_name="data"), optax.sgd(0.1))
+        >>> step = gc.make_train_step(loss, tx, mesh)
+        >>> state, metrics = step(gc.init_state(params, tx, mesh), batch)
+        >>> int(state.step), int(metrics["skipped"])
+        (1, 0)
+
     Args:
         loss: ``loss(params, batch) -> scalar``, the mean over the batch it sees; ``(scalar, aux)`` with ``has_aux``. It is
             also given ``rngs=`` and, if the state has a model state, ``model_state=``, and then returns

@@ -46,11 +46,22 @@ def unreduced(
 
     State: that of ``tx``, per-device state split along the axis. Wire: that of ``tx``.
 
+    Example:
+        >>> tx = gc.unreduced(optax.chain(gc.dense(axis_name="data"), optax.sgd(0.1)), mesh)
+        >>> value_and_grad = jax.jit(gc.local_value_and_grad(loss, axis_name="data", mesh=mesh))
+        >>> value, gradient = value_and_grad(params, batch)
+        >>> updates, opt_state = jax.jit(tx.update)(gradient, jax.jit(tx.init)(params), params)
+        >>> updates["kernel"].shape
+        (256, 256)
+
     Args:
         tx: an optax transformation that averages over ``axis_name``; all replicas have the same parameters.
         mesh: a mesh with this axis. Further axes are left to the compiler.
         axis_name: the axis of the workers.
         check_vma: as for ``jax.shard_map``; False for a chain that only the tracking refuses, whose updates are then unchecked.
+
+    Returns:
+        A transformation for use outside of the axis. Its updates are equal on every worker.
 
     Raises:
         ValueError: if the mesh has no such axis; when traced, inside the axis, for gradients that are already added up,
