@@ -113,11 +113,7 @@ def public_name(function: Callable[..., Any]) -> str:
 
 
 def refuse_axis(name: str, value: Any) -> None:
-    """Refuses a value that cannot be the name of an axis or a tuple of names.
-
-    Raises:
-        TypeError: with what to write instead.
-    """
+    """Refuses a value that cannot be the name of an axis or a tuple of names."""
     if isinstance(value, list) and value:
         remedy = repr(value[0] if len(value) == 1 else tuple(value))
     elif hasattr(value, "axis_names") and value.axis_names:

@@ -171,9 +171,6 @@ def typed_key(name: str, given: Any) -> Array:
     Args:
         name: name of the option, for errors.
         given: the option's value.
-
-    Raises:
-        TypeError: for anything else.
     """
     # For a string JAX would raise an error without the remedy.
     dtype = np.dtype(object) if isinstance(given, str) else jnp.result_type(given)

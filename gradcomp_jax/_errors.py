@@ -35,9 +35,6 @@ def known_name(kind: str, name: str, table: Iterable[str]) -> str:
     """Returns the name as the table has it, or raises an error with the known names and the closest of them.
 
     In a name ``_`` and ``-`` are the same. ``kind`` says in messages what the names are: ``"method"``, ``"data set"``.
-
-    Raises:
-      UnknownNameError: if ``name`` is not in ``table``.
     """
     names = list(table)
     for spelled in (name, name.replace("_", "-"), name.replace("-", "_")):
@@ -50,11 +47,7 @@ def known_name(kind: str, name: str, table: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def users_code(name: str, file: str | None) -> Iterator[None]:
-    """Turns an exception of the user's own code into one sentence, with the last line of ``file`` that it came through.
-
-    Raises:
-      SettingError: for any exception that is not such a sentence already.
-    """
+    """Turns an exception of the user's own code into one sentence, with the last line of ``file`` that it came through."""
     try:
         yield
     except ExperimentError:

@@ -30,9 +30,6 @@ def write_whole(path: str | os.PathLike[str], content: bytes | str, *, follow: b
         follow: whether to follow a link, as for a path that a user typed: its target is replaced, and the link stays. A path
             that is not a file, such as ``/dev/stdout``, is written to. If false, as for names that a program chooses, a link is
             replaced and its target is not changed.
-
-    Raises:
-        OSError: if the file cannot be written, or the path is neither a file nor a link.
     """
     place, data = os.path.abspath(path), content.encode() if isinstance(content, str) else content
     before = _status(place, follow)
@@ -66,11 +63,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes | str, *, follow: b
 
 
 def local_folder(path: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns the absolute path of a folder of the file system.
-
-    Raises:
-        SettingError: (a ``ValueError``) for a URL, such as ``gs://bucket/run``, which would be taken for the name of a folder.
-    """
+    """Returns the absolute path of a folder of the file system."""
     text = os.fspath(path)
     if _URL.match(text):
         raise SettingError(
@@ -93,10 +86,6 @@ def read_file(path: str | os.PathLike[str], *, limit: int, follow: bool = False)
         path: path of the file.
         limit: the most bytes that the file may have.
         follow: whether to follow a link, as for a path that a user typed.
-
-    Raises:
-        OSError: if the path is not a file but a folder, a device, a pipe or, without ``follow``, a link, or if it has more than
-            ``limit`` bytes.
     """
     try:
         number = os.open(path, _OLD_FILE & ~os.O_NOFOLLOW if follow else _OLD_FILE)
@@ -117,12 +106,7 @@ def read_file(path: str | os.PathLike[str], *, limit: int, follow: bool = False)
 
 
 def read_json(path: str | os.PathLike[str], *, limit: int = 1 << 24) -> Any:
-    """Returns the content of a JSON file that a user has named.
-
-    Raises:
-        OSError: if there is no file, or :func:`read_file` refuses it.
-        ValueError: if the file is not JSON.
-    """
+    """Returns the content of a JSON file that a user has named."""
     content = read_file(path, limit=limit, follow=True)
     if content is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))

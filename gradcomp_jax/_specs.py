@@ -20,11 +20,7 @@ def devices_along(mesh: Mesh, axis_name: AxisName) -> int:
 
 
 def by_leaf(specs: PyTree, tree: PyTree) -> list[PartitionSpec]:
-    """Returns the spec of every leaf of ``tree``; ``specs`` may be a prefix of it, and ``None`` stands for ``P()``.
-
-    Raises:
-        ValueError: if ``specs`` is not a prefix of the tree.
-    """
+    """Returns the spec of every leaf of ``tree``; ``specs`` may be a prefix of it, and ``None`` stands for ``P()``."""
 
     def spread(spec: PartitionSpec | None, part: PyTree) -> PyTree:
         if not _is_spec(spec):
@@ -48,11 +44,7 @@ def like(specs: PyTree, tree: PyTree) -> PyTree:
 
 
 def sharded_dim(spec: PartitionSpec, axis_name: AxisName) -> int | None:
-    """Returns the dimension that lies along the axis, or ``None``.
-
-    Raises:
-        ValueError: if a dimension lies along the axis and others together.
-    """
+    """Returns the dimension that lies along the axis, or ``None``."""
     for dim, entry in enumerate(spec):
         if names_of(entry) == names_of(axis_name):
             return dim

@@ -39,11 +39,7 @@ class EventFiles(Listener):
     }
 
     def __init__(self, folder: pathlib.Path) -> None:
-        """Takes the folder, which is made if it is not there.
-
-        Raises:
-          SettingError: if the library is not installed, or the folder cannot be made.
-        """
+        """Takes the folder, which is made if it is not there."""
         if importlib.util.find_spec("tensorboardX") is None:
             raise SettingError("--log-dir needs tensorboardX: pip install -e '.[tensorboard]' in a checkout")
         self._folder = folder

@@ -61,9 +61,6 @@ def table(*, workers: int = 8, shape: tuple[int, int] = (4096, 1024)) -> list[Ro
     Args:
         workers: N.
         shape: shape of the matrix.
-
-    Raises:
-        ValueError: for fewer than two workers.
     """
     if _checks.positive_int("workers", workers) < 2:
         raise ValueError(f"workers must be at least 2, got {workers}: one worker sends nothing")

@@ -42,11 +42,7 @@ def workers(training: Training) -> int:
 def prepare(
     training: Training, workers: int, *, several_processes: bool = False, quick: bool = False
 ) -> tuple[Problem, Settings]:
-    """Returns what is trained and how, having made sure that a run can start before anything is drawn.
-
-    Raises:
-      SettingError: if the options do not fit each other, the data or the devices.
-    """
+    """Returns what is trained and how, having made sure that a run can start before anything is drawn."""
     RANGES["workers"].check("workers", workers)
     if training.one_device and (training.real_devices or several_processes):
         other = "--real-devices" if training.real_devices else "--distributed"
@@ -147,9 +143,6 @@ def finish(console: Console, result: Comparison, training: Training, stem: str, 
       training: with the folder, and the page.
       stem: the files' name is this and the task's.
       command: that gave the result.
-
-    Raises:
-      SettingError: where the files cannot be written, after the table is printed.
     """
     # Half a second, which only a command that draws should take.
     from gradcomp_jax.cli.plot import picture_of

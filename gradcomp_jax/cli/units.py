@@ -31,11 +31,7 @@ _FASTEST, _LONGEST, _MOST = 1e18, 604_800, 10**12
 
 
 def rate(option: str, text: str) -> float:
-    """Bytes per second: ``10Gbit``, ``10 Gbit/s``, ``10gbps``, ``10Gb/s``, ``1.25GB/s``. A small b is a bit.
-
-    Raises:
-        SettingError: for anything else, and for a rate that is not above 0, or that no link has.
-    """
+    """Bytes per second: ``10Gbit``, ``10 Gbit/s``, ``10gbps``, ``10Gb/s``, ``1.25GB/s``. A small b is a bit."""
     remedy = "a number with bit/s or B/s, such as 10Gbit or 1.25GB/s"
     bits = _parse(option, text, _RATES, remedy)
     if not 0 < bits <= 8 * _FASTEST:
@@ -44,11 +40,7 @@ def rate(option: str, text: str) -> float:
 
 
 def size(option: str, text: str) -> float:
-    """Bytes: ``80GB``, ``80 GB``, ``80gb``.
-
-    Raises:
-        SettingError: for anything else, and for less than one.
-    """
+    """Bytes: ``80GB``, ``80 GB``, ``80gb``."""
     found = _parse(option, text, _SIZES, "a number with B, such as 80GB")
     if not 1 <= found <= _FASTEST:
         raise SettingError(f"{option} must be at least 1 byte and at most {_FASTEST / 1e15:g} PB, got {text!r}")
@@ -56,11 +48,7 @@ def size(option: str, text: str) -> float:
 
 
 def seconds(option: str, text: str) -> float:
-    """Seconds: ``180ms``, ``50us``, ``0``.
-
-    Raises:
-        SettingError: for anything else, and for a time below 0 or above a week.
-    """
+    """Seconds: ``180ms``, ``50us``, ``0``."""
     if text.strip() == "0":
         return 0.0
     found = _parse(option, text, _SECONDS, "a number with s, ms, us or ns, such as 180ms")
@@ -70,11 +58,7 @@ def seconds(option: str, text: str) -> float:
 
 
 def count(option: str, text: str) -> int:
-    """A whole number: ``25.6M``, ``8B``, ``25557032``.
-
-    Raises:
-        SettingError: for anything else, for less than 1, and for more than a million million.
-    """
+    """A whole number: ``25.6M``, ``8B``, ``25557032``."""
     found = _parse(option, text, _COUNTS, "a number, such as 25.6M, 8B or 25557032")
     if not 1 <= found <= _MOST:
         raise SettingError(f"{option} must be at least 1 and at most {_MOST:,}, got {text!r}")

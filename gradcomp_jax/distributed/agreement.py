@@ -57,9 +57,6 @@ def compare(values: Mapping[str, Any], *, timeout: float) -> tuple[str | None, s
     """Returns, in all processes, the first name whose values differ, and a description of what differs.
 
     If nothing differs, ``None`` and the empty string.
-
-    Raises:
-      ClusterError: if a process does not come in time.
     """
     shared = _compat.key_value_store()
     if shared is None:

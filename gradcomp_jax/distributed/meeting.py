@@ -40,11 +40,6 @@ def meet(coordinator: str, index: int, count: int, *, timeout: float) -> str | N
 
     Returns:
       in process 0, the ``host:port`` at which JAX's service is to listen; ``None`` in the others.
-
-    Raises:
-      SettingError: in every process that has come, if two of them contradict each other; in one process, if its host is
-        unknown.
-      ClusterError: if a process does not come in time, or another program uses the port.
     """
     if index > 0:
         _attend(coordinator, index, count, timeout)

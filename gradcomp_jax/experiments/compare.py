@@ -110,10 +110,6 @@ def compare(
     Methods are names of ``recipes.RECIPES``; the settings are those of the problem by default. With ``checkpoint``, a folder,
     each run saves in ``METHOD-seed-SEED`` within it, goes on from there, and is only read when it was complete.
     ``one_device`` is that of :class:`Trainer`.
-
-    Raises:
-      UnknownNameError: if a method is unknown.
-      SettingError: if a method or a seed is given twice or not at all, or the settings do not fit.
     """
     settings = settings or problem.settings
     for kind, values in (("methods", methods), ("seeds", seeds)):

@@ -46,9 +46,6 @@ def own_problem(name: str, function: Callable[..., Any]) -> Problem:
     Args:
       name: ``module:function``, for messages and results.
       function: see above.
-
-    Raises:
-      SettingError: if the function raises, or returns anything else.
     """
     if not callable(function):
         raise SettingError(f"{name} must be a function that returns {_RETURNS}, got a {type(function).__name__}")

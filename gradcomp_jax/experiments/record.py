@@ -84,11 +84,7 @@ class Mark(_Strict):
 
 
 def read_record(path: pathlib.Path, steps_per_epoch: int) -> Record | None:
-    """Returns the record at a path, or ``None`` if nothing is there.
-
-    Raises:
-      SettingError: if it is not the record of a run, differs from what was saved, or its figures do not fit each other.
-    """
+    """Returns the record at a path, or ``None`` if nothing is there."""
     try:
         saved = _read(_Saved, path, _LARGEST_RECORD)
     except (OSError, ValueError) as error:

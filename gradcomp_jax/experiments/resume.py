@@ -56,11 +56,6 @@ def train_with_checkpoints(
       folder: made if it is not there. A link to a folder is followed; no link within it is.
       share_folder: saves also where there are other files and no run. They stay as they are.
       listener: hears how the run goes on.
-
-    Raises:
-      SettingError: if ``folder`` holds other things, another run or one that has had more epochs, if its record or a state is
-        damaged, if another run is going on in it, if a process does not see it, or if it cannot be written to. What was saved
-        is there still.
     """
     listener = listener or Listener()
     with _opened(trainer, seed, local_folder(folder), share_folder) as own:
@@ -190,11 +185,7 @@ def _describe(trainer: Trainer, seed: int) -> dict[str, str | bool | int | float
 
 
 def _in_first(action: Callable[[], _T], failed: Callable[[str], str]) -> _T | None:
-    """Does something in the first process, and returns there what it gave; if it fails, all processes raise.
-
-    Raises:
-      SettingError: that of ``action``, or what ``failed`` makes of the reason of an ``OSError``.
-    """
+    """Does something in the first process, and returns there what it gave; if it fails, all processes raise."""
     result: _T | None = None
     cause: Exception | None = None
     told = ""
@@ -239,9 +230,6 @@ def _check_shared(folder: pathlib.Path) -> None:
     """Makes sure that every process sees the same folder.
 
     The first process writes a file whose name is a random number, and sends the number to the others, which must find it.
-
-    Raises:
-      SettingError: in every process, if one of them sees another folder.
     """
     if jax.process_count() == 1:
         return

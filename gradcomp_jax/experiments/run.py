@@ -48,11 +48,6 @@ class Trainer:
 
         With ``one_device`` all workers share the first device that JAX finds: each is a lane of a ``vmap``. The bytes are those
         of the program that devices of their own would run, lowered and not compiled.
-
-        Raises:
-          UnknownNameError: if there is no such method.
-          SettingError: if the settings fit neither the method, the data nor the devices; in every process, if their programs
-            or initial parameters differ.
         """
         self.method = known_name("method", method, recipes.RECIPES)
         self.problem = problem
@@ -110,9 +105,6 @@ class Trainer:
         The same seed (of the initial parameters, the order of the examples and random rounding) gives the same bits, whether or
         not the run was broken off in between: the order of the examples depends on the seed and the epoch alone. The state of
         ``past`` is donated.
-
-        Raises:
-          SettingError: if all the epochs are past already, or the seed is negative.
         """
         if seed < 0:
             raise SettingError(f"seed must be at least 0, got {seed}")
@@ -208,11 +200,7 @@ class Trainer:
 
 
 def data_mesh(workers: int, axis_name: str) -> Mesh:
-    """Returns a mesh with one axis over the first ``workers`` devices, of all processes.
-
-    Raises:
-      SettingError: if there are fewer devices, or if a process would have none of them.
-    """
+    """Returns a mesh with one axis over the first ``workers`` devices, of all processes."""
     devices = jax.devices()
     if jax.process_count() > 1 and workers != len(devices):
         raise SettingError(

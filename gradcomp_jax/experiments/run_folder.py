@@ -33,11 +33,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def check_free(folder: pathlib.Path, *, share: bool) -> None:
-    """Makes sure that a run may save in a folder: a new one, an empty one, one with a run, or any if it is to be shared.
-
-    Raises:
-      SettingError: if the folder holds other things and no run, is not a folder, or is a URL.
-    """
+    """Makes sure that a run may save in a folder: a new one, an empty one, one with a run, or any if it is to be shared."""
     try:
         names = os.listdir(local_folder(folder))
     except FileNotFoundError:
@@ -59,12 +55,7 @@ def check_free(folder: pathlib.Path, *, share: bool) -> None:
 
 @contextlib.contextmanager
 def locked(folder: pathlib.Path) -> Iterator[None]:
-    """Keeps other runs out of a folder; however the process ends, the operating system lets go of it.
-
-    Raises:
-      SettingError: if another run has it.
-      OSError: if there can be no lock file.
-    """
+    """Keeps other runs out of a folder; however the process ends, the operating system lets go of it."""
     number = os.open(folder / _LOCK, _LOCK_FILE, 0o666)
     try:
         if not stat.S_ISREG(os.fstat(number).st_mode):
@@ -119,22 +110,14 @@ class RunFolder:
 
     @classmethod
     def seen(cls, path: pathlib.Path, steps_per_epoch: int) -> "RunFolder":
-        """Reads what the first process has opened.
-
-        Raises:
-          SettingError: if there is no record, or none that can be right.
-        """
+        """Reads what the first process has opened."""
         record = records.read_record(path / RECORD, steps_per_epoch)
         if record is None:
             raise SettingError(f"there is no {RECORD} in {path}: name a folder that every process shares")
         return cls(path, record)
 
     def check_same(self, what: What) -> None:
-        """Makes sure that the run is of the method, the data and the settings that are asked for.
-
-        Raises:
-          SettingError: naming the first that differs.
-        """
+        """Makes sure that the run is of the method, the data and the settings that are asked for."""
         for name, value in what.items():
             if (have := self.record.what.get(name, _LATER.get(name))) != value:
                 raise SettingError(
@@ -146,11 +129,7 @@ class RunFolder:
         return self.path / f"epoch-{epoch}"
 
     def saved(self) -> list[int]:
-        """Returns the epochs whose states are there, the last one first.
-
-        Raises:
-          SettingError: if something else is where the state of the last epoch was saved.
-        """
+        """Returns the epochs whose states are there, the last one first."""
         last = self.record.epoch
         if not last:
             return []
@@ -164,11 +143,7 @@ class RunFolder:
         return sorted((epoch for epoch in self._own_states() if epoch <= last), reverse=True)
 
     def check_places(self, epochs: range) -> None:
-        """Makes sure that nothing is where states will be saved.
-
-        Raises:
-          SettingError: naming what is in the way.
-        """
+        """Makes sure that nothing is where states will be saved."""
         for entry in _entries(self.path):
             found = _STATE.fullmatch(entry.name) or _BESIDE.fullmatch(entry.name)
             if found and int(found[1]) in epochs and not self._is_own(entry, int(found[1])):

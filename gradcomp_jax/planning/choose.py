@@ -213,9 +213,6 @@ def _methods_of(
     """Returns the registered methods of a candidate's exchanges; for each exchange the one with the most options that match.
 
     Beside each name is the number of parts into which the gradient is divided for it.
-
-    Raises:
-        ValueError: if an exchange is not of a registered method.
     """
     _, state = jax.make_jaxpr(tx.init, axis_env=list(mesh.shape.items()), return_shape=True)(params)
     result = []

@@ -12,11 +12,7 @@ from gradcomp_jax.per_device import is_per_device
 
 
 def refuse_no_state(state: Any) -> None:
-    """Refuses anything but a train state: parameters, an optimizer's state, or all that a step returned.
-
-    Raises:
-        TypeError: saying where a state comes from.
-    """
+    """Refuses anything but a train state: parameters, an optimizer's state, or all that a step returned."""
     if hasattr(state, "params") and hasattr(state, "opt_state"):
         return
     if type(state) is tuple and state and hasattr(state[0], "opt_state"):
@@ -31,11 +27,7 @@ def refuse_no_state(state: Any) -> None:
 
 @contextlib.contextmanager
 def call_explained() -> Iterator[None]:
-    """Says what a step is called with, if JAX refuses the arguments of a call.
-
-    Raises:
-        TypeError: instead of JAX's own error.
-    """
+    """Says what a step is called with, if JAX refuses the arguments of a call."""
     try:
         yield
     except TypeError as error:
@@ -56,11 +48,7 @@ def call_explained() -> Iterator[None]:
 
 
 def refuse_other_gradient(gradient: PyTree, params: PyTree) -> None:
-    """Refuses a gradient that has another number of arrays than the parameters.
-
-    Raises:
-        ValueError: saying what to pass.
-    """
+    """Refuses a gradient that has another number of arrays than the parameters."""
     # Only one set of optax.lookahead's parameters has gradients.
     wanted = len(jax.tree.leaves(getattr(params, "fast", params)))
     found = len(jax.tree.leaves(gradient, is_leaf=is_per_device))

@@ -68,9 +68,6 @@ def carried(saved: Saved, owners: Mapping[str, Any] | None, like: PyTree) -> PyT
         saved: whole arrays by name.
         owners: :func:`owners_of` of the saved state; ``None`` if the checkpoint does not have it.
         like: the state to continue with.
-
-    Raises:
-        ValueError: if saved memories or owners' rows have no place in ``like``.
     """
     old, new = _workers(saved, like), _workers(names_of(like), like)
     if old is None or new is None:
@@ -175,11 +172,7 @@ def _read(
 
 
 def _memories(prefix: str, saved: Saved, like: ExchangeState, workers: int) -> list[Any]:
-    """Returns the memories as they were saved, in whatever rows.
-
-    Raises:
-        ValueError: if the checkpoint has other memories.
-    """
+    """Returns the memories as they were saved, in whatever rows."""
     marks = {name: mark for name, mark in marks_of(like) if name.startswith("memory/")}
     found = {name.removeprefix(prefix) for name in saved if name.startswith(f"{prefix}memory/")}
     if found != set(marks):
@@ -231,11 +224,7 @@ def _said(mark: PerDevice) -> dict[str, Any] | None:
 
 
 def _with_owners(memories: tuple, found: Saved, said: Any, workers: int) -> tuple:
-    """Returns the memories of a group, with what its owners held.
-
-    Raises:
-        ValueError: if the memories cannot take it.
-    """
+    """Returns the memories of a group, with what its owners held."""
     problem = (
         "owners hold a part of what was not sent, and with the options of this state there are other owners or none"
     )

@@ -168,9 +168,6 @@ def _refuse_lost(state: PyTree) -> None:
 
     Only one of the values would be saved. The values are compared, because the sharding alone does not show it: devices do hold
     copies along an axis of the mesh that is not an axis of workers, and along an axis of a single worker.
-
-    Raises:
-        ValueError: naming the first such leaf, in every process.
     """
     # Flax NNX keeps the array inside a variable.
     marked = [(path, data_of(jax.tree.leaves(leaf.value)[0])) for path, leaf in _leaves(state) if is_per_device(leaf)]

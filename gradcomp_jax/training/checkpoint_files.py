@@ -23,10 +23,6 @@ def located(path: pathlib.Path) -> pathlib.Path:
 
     A process that was killed between two renames of :func:`replace` leaves the new checkpoint beside its place; it is found
     there. A folder of that name that no replacement left is ignored.
-
-    Raises:
-        FileNotFoundError: if there is no folder.
-        ValueError: if the folder holds several items, or steps.
     """
     new = beside(path, NEW)
     if not path.is_dir() and new.is_dir() and _is_left(path):
@@ -73,9 +69,6 @@ def place_for(path: pathlib.Path, *, overwrite: bool) -> pathlib.Path:
 
     Finishes an earlier replacement that a killed process left, or removes its remains. If Orbax does not take the name of the
     path literally, the checkpoint is always written beside it.
-
-    Raises:
-        ValueError: if something is there and ``overwrite`` is not set, or what is there is not a checkpoint.
     """
     new, old = beside(path, NEW), beside(path, OLD)
 
@@ -163,11 +156,7 @@ def _state_of(path: pathlib.Path) -> int:
 
 
 def _on_first_process(function: Callable[[], int]) -> int:
-    """Runs a function on a shared folder in the first process, and then returns its result in all processes.
-
-    Raises:
-        Exception: in the first process what the function raises; in the others an ``OSError`` that says so.
-    """
+    """Runs a function on a shared folder in the first process, and then returns its result in all processes."""
     found, problem = 0, None
     if jax.process_index() == 0:
         try:

@@ -13,9 +13,6 @@ def refuse_meeting(state: PyTree) -> None:
 
     Orbax joins the keys of a path with dots and uses the result as the path of a file. The record of a checkpoint joins them
     with slashes. So keys that contain dots or slashes may give equal names.
-
-    Raises:
-        ValueError: naming two such arrays, or a leaf that is not an array; if the state has no arrays.
     """
     leaves = jax.tree_util.tree_leaves_with_path(state)
     if not jax.tree.leaves(state, is_leaf=lambda x: x is None):

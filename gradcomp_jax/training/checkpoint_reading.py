@@ -69,11 +69,7 @@ def _damaged(path: pathlib.Path, reason: str) -> DamagedCheckpointError:
 
 
 def refuse_unreadable(checkpointer: Any, place: pathlib.Path, plain: pathlib.Path) -> None:
-    """Reads the record of a checkpoint that was just written, and deletes the checkpoint if that fails.
-
-    Raises:
-        ValueError: in every process.
-    """
+    """Reads the record of a checkpoint that was just written, and deletes the checkpoint if that fails."""
     reason = ""
     try:
         with without_echoes():

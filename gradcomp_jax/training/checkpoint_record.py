@@ -69,9 +69,6 @@ def read_record(path: pathlib.Path, shapes: Mapping[str, tuple[int, ...]]) -> di
     Args:
         path: the folder with the arrays: the checkpoint, or an item of a manager's step.
         shapes: the shapes of the arrays that are there, by name.
-
-    Raises:
-        ValueError: if the record is damaged, or of other arrays.
     """
     for folder in (path, path.parent):
         if not (folder / FILE).is_file():
@@ -95,11 +92,7 @@ def read_record(path: pathlib.Path, shapes: Mapping[str, tuple[int, ...]]) -> di
 
 
 def compare_makers(path: pathlib.Path, record: Mapping[str, Any] | None, like: PyTree) -> None:
-    """Refuses a state that another method made; warns if options that may differ do differ, and if there is no record.
-
-    Raises:
-        ValueError: naming what differs.
-    """
+    """Refuses a state that another method made; warns if options that may differ do differ, and if there is no record."""
     wanted = _makers(like)
     if record is None:
         if wanted:
@@ -138,11 +131,7 @@ def compare_makers(path: pathlib.Path, record: Mapping[str, Any] | None, like: P
 
 
 def refuse_damaged(tree: PyTree, record: Mapping[str, Any] | None) -> None:
-    """Compares restored arrays with their digests: each process compares its shards, and all have the same outcome.
-
-    Raises:
-        ValueError: naming the first array that differs, in every process.
-    """
+    """Compares restored arrays with their digests: each process compares its shards, and all have the same outcome."""
     if record is None:
         return
     named = _named(tree)

@@ -54,10 +54,6 @@ def taken(path: pathlib.Path) -> Iterator[None]:
 
     However a process ends, the operating system releases the lock. The file, beside the checkpoint, stays if a process is
     killed.
-
-    Raises:
-        ValueError: if something else has the path of the file.
-        OSError: if the file cannot be made.
     """
     lock = beside(path, _LOCK)
     lock.parent.mkdir(parents=True, exist_ok=True)

@@ -251,9 +251,6 @@ def whole_params(
         param_specs: as for :func:`gradcomp_jax.make_train_step`.
         names: the names of the axis of the workers.
         compressor: encodes what is gathered; ``None`` for no compression.
-
-    Raises:
-        ValueError: for a state with copies and no compressor.
     """
     params, copies = state.params, getattr(state, "param_copy", None)
     if compressor is not None:

@@ -46,11 +46,6 @@ def check_order(opt_state: PyTree, tx: optax.GradientTransformation, *, replicas
     Warns of a chain, also inside wrappers, in which a method with a momentum inside, or :func:`gradcomp_jax.accumulate`, which
     would continue between the exchanges, goes before another momentum; of an Adam with a first moment after a residual that
     already is one; and of replicas that meet before the optimizer.
-
-    Raises:
-        ValueError: for ``optax.apply_if_finite`` around an exchange or a method of replicas, ``optax.MultiSteps`` around an
-            exchange, ``gradcomp_jax.accumulate`` around replicas, and for signs or an optimizer's directions instead of a
-            mean.
     """
     for steps in per_device.nodes_within(opt_state, lambda node: isinstance(node, optax.MultiStepsState)):
         if not replicas and per_device.nodes_within(steps.inner_opt_state, lambda n: isinstance(n, ExchangeState)):
@@ -84,12 +79,7 @@ def check_order(opt_state: PyTree, tx: optax.GradientTransformation, *, replicas
 def refuse_lookahead(
     opt_state: PyTree, params: PyTree | None = None, gradient: PyTree = (), *, in_a_step: bool = False
 ) -> None:
-    """Refuses ``optax.lookahead`` unless it gets its two sets of parameters and the gradient of one of them.
-
-    Raises:
-        ValueError: in a train step, which differentiates all parameters; for parameters without ``fast``, a gradient of both
-            sets, and an exchange beside it in a chain, whose state would be for both sets.
-    """
+    """Refuses ``optax.lookahead`` unless it gets its two sets of parameters and the gradient of one of them."""
     around = per_device.nodes_within(opt_state, lambda node: isinstance(node, optax.LookaheadState))
     if not around:
         return

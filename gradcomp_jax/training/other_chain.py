@@ -30,9 +30,6 @@ def chain_explained(tx: optax.GradientTransformation, state: PyTree, params: PyT
         tx: the chain.
         state: the state that it is given. Only after an error it is compared with the structure that ``tx.init`` makes.
         params: the parameters that ``tx.init`` would be given here.
-
-    Raises:
-        ValueError: naming the first difference, and what can continue from such a state.
     """
     try:
         yield

@@ -25,11 +25,7 @@ def plain_name(name: str) -> str:
 
 @contextlib.contextmanager
 def reached(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a path of a folder that Orbax takes literally: its own, or a temporary link to it.
-
-    Raises:
-        ValueError: if there is no place for the link.
-    """
+    """Yields a path of a folder that Orbax takes literally: its own, or a temporary link to it."""
     if is_plain(folder):
         yield folder
         return

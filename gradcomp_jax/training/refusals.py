@@ -21,11 +21,7 @@ from gradcomp_jax.transforms.worker_shards import ShardState
 
 
 def refuse_donated(state: Any, *, called: str = "state") -> None:
-    """Refuses a state whose memory an earlier step has taken: XLA would end the process.
-
-    Raises:
-        ValueError: if an array of it is deleted, naming the first if others are not.
-    """
+    """Refuses a state whose memory an earlier step has taken: XLA would end the process."""
     leaves = jax.tree.leaves(state)
     gone = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array) and _compat.is_deleted(leaf)]
     if gone:
@@ -38,11 +34,7 @@ def refuse_donated(state: Any, *, called: str = "state") -> None:
 
 
 def refuse_unmarked(state: PyTree) -> None:
-    """Refuses the state of an exchange as plain arrays, without the marks that say what they are.
-
-    Raises:
-        ValueError: if a tree has an exchange's arrays, by their names, but no exchange.
-    """
+    """Refuses the state of an exchange as plain arrays, without the marks that say what they are."""
     if per_device.nodes_within(state, lambda node: isinstance(node, ExchangeState)):
         return
     for path, _ in jax.tree_util.tree_leaves_with_path(state):
@@ -58,9 +50,6 @@ def refuse_unmapped(state: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
     """Refuses per-device state of one worker, as ``tx.init`` makes it outside the axis, and of another number of workers.
 
     Also refuses a hierarchy whose axes the step has in another order: the rows of its state would be taken for other devices'.
-
-    Raises:
-        ValueError: when traced.
     """
     names = _specs.names_of(axis_name)
     for node in per_device.nodes_within(state, lambda node: isinstance(node, ShardState)):
@@ -109,11 +98,7 @@ def devices_explained(mesh: Mesh) -> Iterator[None]:
 
 
 def refuse_unplaced(batch: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
-    """Refuses a batch that the workers cannot divide, or that is not split over them along an Explicit axis.
-
-    Raises:
-        ValueError: when traced, naming the first such leaf.
-    """
+    """Refuses a batch that the workers cannot divide, or that is not split over them along an Explicit axis."""
     names = _specs.names_of(axis_name)
     workers = _specs.devices_along(mesh, axis_name)
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
@@ -140,11 +125,7 @@ def refuse_unplaced(batch: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
 
 
 def refuse_no_loss(found: Any, has_aux: bool) -> None:
-    """Refuses what a loss returns if it is not a real scalar, or has an unannounced second value.
-
-    Raises:
-        TypeError: with the remedy.
-    """
+    """Refuses what a loss returns if it is not a real scalar, or has an unannounced second value."""
     if has_aux and not (isinstance(found, (tuple, list)) and len(found) == 2):
         raise TypeError(
             "has_aux=True is for a loss that returns (loss, aux), a pair: return that, or leave has_aux out"
@@ -167,11 +148,7 @@ def refuse_no_loss(found: Any, has_aux: bool) -> None:
 
 
 def refuse_no_arrays(params: PyTree) -> None:
-    """Refuses parameters that contain functions, strings or other objects that are not arrays.
-
-    Raises:
-        TypeError: naming the first such leaf.
-    """
+    """Refuses parameters that contain functions, strings or other objects that are not arrays."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not (hasattr(leaf, "dtype") and hasattr(leaf, "shape")) and not isinstance(
             leaf, (bool, int, float, complex)
@@ -184,11 +161,7 @@ def refuse_no_arrays(params: PyTree) -> None:
 
 
 def refuse_unread(weight: Any, reads: list[bool]) -> None:
-    """Refuses a weight that nothing has read: all workers would have counted the same.
-
-    Raises:
-        ValueError: if there is a weight and there were no reads.
-    """
+    """Refuses a weight that nothing has read: all workers would have counted the same."""
     if weight is not None and not reads:
         raise ValueError(
             "weight= did not come to a gradcomp_jax.weighted, and all workers would count alike: put one around the method, and"
@@ -197,11 +170,7 @@ def refuse_unread(weight: Any, reads: list[bool]) -> None:
 
 
 def refuse_updates(updates: PyTree, params: PyTree, axis_name: AxisName) -> None:
-    """Refuses an update that does not fit its parameter: of another shape, or differing by worker if the parameter does not.
-
-    Raises:
-        ValueError: naming the first such leaf.
-    """
+    """Refuses an update that does not fit its parameter: of another shape, or differing by worker if the parameter does not."""
     tracked = _compat.tracks_varying(axis_name)
     leaves = zip(jax.tree_util.tree_leaves_with_path(updates), jax.tree.leaves(params), strict=True)
     for (path, update), param in leaves:
@@ -227,11 +196,7 @@ def refuse_updates(updates: PyTree, params: PyTree, axis_name: AxisName) -> None
 
 
 def refuse_own_state(after: PyTree, before: PyTree, axis_name: AxisName) -> None:
-    """Refuses an optimizer's state that differs by worker and is not per-device, such as that of a link before an exchange.
-
-    Raises:
-        ValueError: naming the first such leaf.
-    """
+    """Refuses an optimizer's state that differs by worker and is not per-device, such as that of a link before an exchange."""
     if not _compat.tracks_varying(axis_name):
         return
     leaves = jax.tree_util.tree_leaves_with_path(after, is_leaf=is_per_device)
@@ -252,11 +217,7 @@ def _differing(new: Any, old: Any, axis_name: AxisName) -> str:
 
 
 def refuse_averaged(loss: Any, axis_name: AxisName | None) -> None:
-    """Refuses a loss that the workers have averaged or added up: each worker's gradient would be 1/N of its own.
-
-    Raises:
-        ValueError: if JAX tracks which values differ by worker.
-    """
+    """Refuses a loss that the workers have averaged or added up: each worker's gradient would be 1/N of its own."""
     if _compat.tracks_varying(axis_name) and not _compat.is_varying(loss, axis_name):
         raise ValueError(
             f"the loss is the same on all workers: it is averaged or added up over {axis_name!r} inside, and its gradient"
@@ -265,11 +226,7 @@ def refuse_averaged(loss: Any, axis_name: AxisName | None) -> None:
 
 
 def refuse_no_batch(args: tuple[PyTree, ...], is_batch: Callable[[Any], bool]) -> None:
-    """Refuses positional arguments that would be divided along their first dimension but are not part of the batch.
-
-    Raises:
-        ValueError: if the arrays of two arguments differ in their first dimension.
-    """
+    """Refuses positional arguments that would be divided along their first dimension but are not part of the batch."""
     found = [sorted({leaf.shape[0] for leaf in jax.tree.leaves(arg) if is_batch(leaf)}) for arg in args]
     found = [sizes for sizes in found if sizes]
     other = next((sizes for sizes in found if sizes != found[0]), None)

@@ -121,11 +121,7 @@ def _is_resized(node: Any) -> bool:
 
 
 def _is_stacked(state: PyTree, workers: int) -> bool:
-    """Returns whether values lie stacked on a new leading dimension, ``[workers, rows, ...]``, and not joined along their rows.
-
-    Raises:
-        ValueError: if the rest of an exchange's state is stacked too.
-    """
+    """Returns whether values lie stacked, ``[workers, rows, ...]``, and not joined along their rows."""
     exchanges = nodes_of(state, lambda node: isinstance(node, ExchangeState))
     if any(np.ndim(exchange.step) for exchange in exchanges):
         raise ValueError(
@@ -244,11 +240,7 @@ def _own_of_each(each: np.ndarray, new: int) -> np.ndarray:
 
 
 def _each(leaf: PerDevice, value: np.ndarray, workers: int, rows: int) -> np.ndarray:
-    """Returns ``[workers, shards, rows, ...]``, what each device of each worker has.
-
-    Raises:
-        ValueError: if the number of rows does not fit.
-    """
+    """Returns ``[workers, shards, rows, ...]``, what each device of each worker has."""
     if value.shape[0] != workers * leaf.shards * rows:
         within = f" x {leaf.shards} devices" if leaf.shards > 1 else ""
         expected = f"{workers} workers{within} x {rows} rows"

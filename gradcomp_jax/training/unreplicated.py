@@ -17,9 +17,6 @@ def refuse_unreplicated(state: PyTree) -> None:
     """Refuses one worker's memories and owners' rows if the rows show that there were more workers.
 
     The state of a method without owners does not show it.
-
-    Raises:
-        ValueError: naming the first array of owners that shows more than one worker.
     """
     for prefix, exchange in exchanges_of(state):
         ratio = exchange.memory_ratio
@@ -42,9 +39,6 @@ def refuse_other_stacking(saved: Saved, like: PyTree) -> None:
     Args:
         saved: shapes of the checkpoint's arrays, by name.
         like: the state to continue with.
-
-    Raises:
-        ValueError: with the remedy.
     """
     for prefix, exchange in exchanges_of(like):
         name = f"{prefix}{next(iter(names_of(exchange)))}"
