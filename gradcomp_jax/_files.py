@@ -2,12 +2,14 @@
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import pathlib
 import re
 import secrets
 import stat
+import warnings
 from typing import Any
 
 from gradcomp_jax._errors import SettingError
@@ -15,6 +17,8 @@ from gradcomp_jax._errors import SettingError
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/+")
 _DRAFT = re.compile(r"\.[0-9a-f]{16}\.new")
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 _OLD_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -103,6 +107,30 @@ def read_file(path: str | os.PathLike[str], *, limit: int, follow: bool = False)
         return content
     finally:
         os.close(number)
+
+
+def lock_file(path: str | os.PathLike[str], *, wait: bool) -> int:
+    """Opens a file and locks it, and returns its descriptor. Closing that, or the end of the process, releases the lock.
+
+    Raises:
+        BlockingIOError: if another process has the lock, unless this shall ``wait``.
+        OSError: if there can be no such file, or something else has its path.
+    """
+    number = os.open(path, _LOCK_FILE, 0o666)
+    try:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError(errno.EINVAL, "This is not a file", os.fspath(path))
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            folder = os.path.dirname(os.fspath(path))
+            warnings.warn(f"{folder} is on a file system without locks: write there one at a time", stacklevel=3)
+    except BaseException:
+        os.close(number)
+        raise
+    return number
 
 
 def read_json(path: str | os.PathLike[str], *, limit: int = 1 << 24) -> Any:

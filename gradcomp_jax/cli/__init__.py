@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from gradcomp_jax import _process
 from gradcomp_jax.cli import kept_help
 
-_NEEDED = {name: name for name in ("typer", "rich", "matplotlib", "quantiphy", "pydantic")}
+_NEEDED = {name: name for name in ("typer", "rich", "matplotlib", "quantiphy")}
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -9,21 +9,21 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import jax
 
 from gradcomp_jax import _everyone
 from gradcomp_jax._errors import SettingError
 from gradcomp_jax._files import local_folder, read_file, write_whole
+from gradcomp_jax.experiments import record as records
+from gradcomp_jax.experiments import run_folder
 from gradcomp_jax.experiments.listeners import Listener, Listeners, Past
 from gradcomp_jax.experiments.results import RunResult
 from gradcomp_jax.experiments.run import Trainer
+from gradcomp_jax.experiments.run_folder import RunFolder
 from gradcomp_jax.training import restore_checkpoint, save_checkpoint
 from gradcomp_jax.training.checkpoint import DamagedCheckpointError
-
-if TYPE_CHECKING:
-    from gradcomp_jax.experiments.run_folder import RunFolder
 
 _T = TypeVar("_T")
 
@@ -74,7 +74,7 @@ def train_with_checkpoints(
 class _Saver(Listener):
     """Saves the state of every epoch, then the record that names it."""
 
-    def __init__(self, trainer: Trainer, own: "RunFolder") -> None:
+    def __init__(self, trainer: Trainer, own: RunFolder) -> None:
         self._workers = trainer.settings.workers
         self._own = own
 
@@ -92,18 +92,20 @@ class _Saver(Listener):
                 save_checkpoint(own.state(epoch), past.state, overwrite=True)
         except (OSError, ValueError) as error:
             raise SettingError(failed(_reason(error))) from error
-        done = {"epoch": epoch, "loss": past.loss, "evaluation": past.evaluation, "seconds": past.seconds}
-        record = own.record.model_copy(update={**done, "workers": self._workers, "saving": None})
+        record = dataclasses.replace(
+            own.record,
+            epoch=epoch,
+            workers=self._workers,
+            saving=None,
+            **{name: getattr(past, name) for name in ("loss", "evaluation", "seconds")},
+        )
         _in_first(lambda: own.finish_saving(record), failed)
         own.record = record
 
 
 @contextlib.contextmanager
-def _opened(trainer: Trainer, seed: int, path: pathlib.Path, share: bool) -> Iterator["RunFolder"]:
+def _opened(trainer: Trainer, seed: int, path: pathlib.Path, share: bool) -> Iterator[RunFolder]:
     """Locks the folder of a run in the first process, and reads it in all of them."""
-    # What reads records comes with the extra "cli".
-    from gradcomp_jax.experiments import record as records
-    from gradcomp_jax.experiments import run_folder
 
     def failed(reason: str) -> str:
         return f"cannot save in {path}: {reason}; name a folder that can be written to"
@@ -111,7 +113,7 @@ def _opened(trainer: Trainer, seed: int, path: pathlib.Path, share: bool) -> Ite
     what, workers, steps = _describe(trainer, seed), trainer.settings.workers, trainer.steps_per_epoch
     with contextlib.ExitStack() as stack:
 
-        def open_first() -> run_folder.RunFolder:
+        def open_first() -> RunFolder:
             run_folder.check_free(path, share=share)
             # Before anything is written: a record that is not ours is in a folder that is not.
             records.read_record(path / run_folder.RECORD, steps)
@@ -119,17 +121,17 @@ def _opened(trainer: Trainer, seed: int, path: pathlib.Path, share: bool) -> Ite
             stack.enter_context(run_folder.locked(path))
             # Another run may have begun in the meantime, and ended.
             run_folder.check_free(path, share=share)
-            return run_folder.RunFolder.opened(path, what, workers, steps)
+            return RunFolder.opened(path, what, workers, steps)
 
         own = _in_first(open_first, failed)
         _check_shared(path)
         if own is None:
-            own = run_folder.RunFolder.seen(path, steps)
+            own = RunFolder.seen(path, steps)
             own.check_same(what)
         yield own
 
 
-def _finished(trainer: Trainer, seed: int, own: "RunFolder", listener: Listener) -> RunResult:
+def _finished(trainer: Trainer, seed: int, own: RunFolder, listener: Listener) -> RunResult:
     """The result of a run that has had all its epochs."""
     record = own.record
     for name, have in (("epochs", record.epoch), ("workers", record.workers)):
@@ -145,7 +147,7 @@ def _finished(trainer: Trainer, seed: int, own: "RunFolder", listener: Listener)
     return result
 
 
-def _restore(trainer: Trainer, seed: int, own: "RunFolder", saved: list[int]) -> Past:
+def _restore(trainer: Trainer, seed: int, own: RunFolder, saved: list[int]) -> Past:
     if not saved:
         raise SettingError(
             f"{own.path / 'run.json'} says epoch {own.record.epoch}, and no state of it or an earlier one is there: use "

@@ -1,18 +1,15 @@
 """The folder of a run: locked while it goes on, and everything that is not of this run is left as it is."""
 
 import contextlib
-import errno
-import fcntl
+import dataclasses
 import os
 import pathlib
 import re
 import secrets
-import stat
-import warnings
 from collections.abc import Iterator
 
 from gradcomp_jax._errors import SettingError
-from gradcomp_jax._files import is_draft, local_folder
+from gradcomp_jax._files import is_draft, local_folder, lock_file
 from gradcomp_jax.experiments import record as records
 from gradcomp_jax.experiments.record import Mark, Record, What
 from gradcomp_jax.training.checkpoint_parts import delete
@@ -28,8 +25,6 @@ _LATER: What = {"optimizer": "sgd", "schedule": "constant"}
 _STATE = re.compile(r"epoch-([1-9][0-9]{0,9})")
 # What is beside a state while it is written, by Orbax and by save_checkpoint.
 _BESIDE = re.compile(r"epoch-([1-9][0-9]{0,9})(\.gradcomp-(new|old)|\.orbax-checkpoint-tmp.*)")
-_LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def check_free(folder: pathlib.Path, *, share: bool) -> None:
@@ -56,18 +51,11 @@ def check_free(folder: pathlib.Path, *, share: bool) -> None:
 @contextlib.contextmanager
 def locked(folder: pathlib.Path) -> Iterator[None]:
     """Keeps other runs out of a folder; however the process ends, the operating system lets go of it."""
-    number = os.open(folder / _LOCK, _LOCK_FILE, 0o666)
     try:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise OSError(errno.EINVAL, "This is not a file", str(folder / _LOCK))
-        try:
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise SettingError(
-                    f"another run is going on in {folder}: wait for its end, or name another folder"
-                ) from error
-            warnings.warn(f"{folder} is on a file system without locks: start one run at a time there", stacklevel=2)
+        number = lock_file(folder / _LOCK, wait=False)
+    except BlockingIOError as error:
+        raise SettingError(f"another run is going on in {folder}: wait for its end, or name another folder") from error
+    try:
         yield
     finally:
         os.close(number)
@@ -105,7 +93,7 @@ class RunFolder:
             # A process was killed after it had deleted what was in the folder. One that is not empty stays.
             with contextlib.suppress(OSError):
                 folder.state(epoch).rmdir()
-        folder.record = record.model_copy(update={"deleting": ()})
+        folder.record = dataclasses.replace(record, deleting=())
         return folder
 
     @classmethod
@@ -159,7 +147,7 @@ class RunFolder:
           OSError: if it cannot be written.
         """
         self.check_places(range(epoch, epoch + 1))
-        self._write(self.record.model_copy(update={"saving": epoch}))
+        self._write(dataclasses.replace(self.record, saving=epoch))
 
     def finish_saving(self, done: Record) -> None:
         """Marks the state of an epoch, records it, and deletes the run's older states.
@@ -171,7 +159,7 @@ class RunFolder:
         """
         records.write_mark(self.state(done.epoch), self._mark(done.epoch))
         older = tuple(epoch for epoch in self._own_states() if epoch <= done.epoch - _KEPT)
-        self._write(done.model_copy(update={"deleting": older}))
+        self._write(dataclasses.replace(done, deleting=older))
         for epoch in older:
             # What cannot be deleted now is tried again after the next epoch.
             with contextlib.suppress(OSError):
@@ -179,14 +167,14 @@ class RunFolder:
         left = tuple(epoch for epoch in older if os.path.lexists(self.state(epoch)))
         with contextlib.suppress(OSError):
             # An empty folder that comes to the place of a deleted one is somebody else's.
-            self._write(done.model_copy(update={"deleting": left}))
+            self._write(dataclasses.replace(done, deleting=left))
 
     def _write(self, record: Record) -> None:
         records.write(self.path / RECORD, record)
         self.record = record
 
     def _mark(self, epoch: int) -> Mark:
-        return Mark.model_construct(run=self.record.run, epoch=epoch)
+        return Mark(self.record.run, epoch)
 
     def _own_states(self) -> list[int]:
         found = [(entry, _STATE.fullmatch(entry.name)) for entry in _entries(self.path)]

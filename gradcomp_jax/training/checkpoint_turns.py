@@ -2,13 +2,11 @@
 
 import contextlib
 import errno
-import fcntl
 import os
 import pathlib
-import stat
 from collections.abc import Iterator
 
-from gradcomp_jax import _checks
+from gradcomp_jax._files import lock_file
 from gradcomp_jax.training.plain_paths import plain_name
 
 NEW, OLD = ".gradcomp-new", ".gradcomp-old"
@@ -18,8 +16,6 @@ _LOCK = ".gradcomp-lock"
 _CLAIM = (
     b"What ends in .gradcomp-new and .gradcomp-old here is of a save by gradcomp_jax, which the next one clears away.\n"
 )
-_LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def beside(path: pathlib.Path, suffix: str) -> pathlib.Path:
@@ -78,15 +74,12 @@ def taken(path: pathlib.Path) -> Iterator[None]:
 def _acquired(lock: pathlib.Path) -> int:
     while True:
         try:
-            number = os.open(lock, _LOCK_FILE, 0o666)
+            number = lock_file(lock, wait=True)
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EINVAL):
                 raise _foreign(lock) from error
             raise
         try:
-            if not stat.S_ISREG(os.fstat(number).st_mode):
-                raise _foreign(lock)
-            _wait_for(number, lock)
             if os.pread(number, len(_CLAIM) + 1, 0) not in (b"", _CLAIM):
                 raise _foreign(lock)
             # The process that had the lock before may have deleted this file, and there may be another one.
@@ -97,15 +90,6 @@ def _acquired(lock: pathlib.Path) -> int:
             os.close(number)
             raise
         os.close(number)
-
-
-def _wait_for(number: int, lock: pathlib.Path) -> None:
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        _checks.warn(f"{lock.parent} is on a file system without locks: save there one at a time")
 
 
 def _foreign(lock: pathlib.Path) -> ValueError:
