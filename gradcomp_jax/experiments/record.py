@@ -50,7 +50,7 @@ class Record:
 
     def until(self, epoch: int, steps: int) -> "Record":
         """Returns the record as it was after an earlier epoch of as many steps."""
-        cut = {"loss": self.loss[: epoch * steps], "seconds": self.seconds[: epoch * steps]}
+        cut: dict[str, Any] = {"loss": self.loss[: epoch * steps], "seconds": self.seconds[: epoch * steps]}
         return dataclasses.replace(self, epoch=epoch, evaluation=self.evaluation[:epoch], **cut)
 
 

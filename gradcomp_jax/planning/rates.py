@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from gradcomp_jax.planning.links import Cluster, Link
 from gradcomp_jax.planning.predict import predict
@@ -37,25 +38,17 @@ def break_even(
         task: see :func:`predict`.
         optimizer: see :func:`predict`.
     """
-    ask = functools.partial(break_evens, workload, cluster, [method], device=device, prices=prices)
-    return ask(task=task, optimizer=optimizer)[method]
+    return break_evens(workload, cluster, [method], device=device, prices=prices, task=task, optimizer=optimizer)[
+        method
+    ]
 
 
-def break_evens(
-    workload: Workload,
-    cluster: Cluster,
-    methods: Iterable[str],
-    *,
-    device: Device | None = None,
-    prices: Prices | None = None,
-    task: str | None = None,
-    optimizer: str | None = None,
-) -> dict[str, float]:
-    """Returns :func:`break_even` for several methods."""
+def break_evens(workload: Workload, cluster: Cluster, methods: Iterable[str], **how: Any) -> dict[str, float]:
+    """Returns :func:`break_even` for several methods, with its options."""
 
     def progress(name: str, rate: float) -> float:
         there = dataclasses.replace(cluster, outer=Link(rate, cluster.outer.latency))
-        return predict(workload, there, name, device=device, prices=prices, task=task, optimizer=optimizer).progress
+        return predict(workload, there, name, **how).progress
 
     @functools.cache
     def dense(rate: float) -> float:
