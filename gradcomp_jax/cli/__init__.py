@@ -9,9 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from gradcomp_jax import _process
-from gradcomp_jax.cli import kept_help
 
-_NEEDED = {name: name for name in ("typer", "rich", "matplotlib", "quantiphy")}
+_NEEDED = ("typer", "rich", "matplotlib", "quantiphy")
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -26,8 +25,10 @@ def main(args: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if args is None else args)
     # What follows takes seconds: the command is stopped cleanly from here on, and help need not wait for it.
     _process.take_over()
-    kept_help.answer_if_asked(words)
-    missing = [name for name, module in _NEEDED.items() if not _is_installed(module)]
+    from gradcomp_jax.cli import help_pages
+
+    help_pages.answer_if_asked(words)
+    missing = [name for name in _NEEDED if not _is_installed(name)]
     if missing:
         print(
             f"gradcomp: the command line needs {', '.join(missing)}: pip install -e '.[cli]' in a checkout",

@@ -7,7 +7,6 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 import jax
@@ -58,9 +57,7 @@ class EventFiles(Listener):
         """Returns itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         """Closes the file, with all that was said."""
         self._close()
 

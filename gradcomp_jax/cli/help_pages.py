@@ -1,15 +1,19 @@
 """What ``--help`` prints, which is also kept as it is: a process that is asked for nothing else need not import JAX.
 
-``python -m gradcomp_jax.cli.help_pages`` writes the pages that ``kept_help`` prints, after a change of an option.
+``python -m gradcomp_jax.cli.help_pages`` writes the pages, after a change of an option.
 """
 
 import json
+import pathlib
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
+from gradcomp_jax import _process
 from gradcomp_jax._files import write_whole
-from gradcomp_jax.cli import kept_help
 
+PAGES = pathlib.Path(__file__).with_name("help.json")
+"""Help pages by the name of the command; the empty name is for all commands."""
 _WIDTH = 80
 _EXAMPLES = {
     "": (
@@ -24,6 +28,15 @@ _EXAMPLES = {
         "gradcomp plan --model llama-8b --optimizer adamw --cluster h100x8-100G",
     ),
 }
+
+
+def answer_if_asked(words: Sequence[str]) -> None:
+    """Prints a page and ends the process, if the command line asks for help only."""
+    name = words[0] if len(words) == 2 else ""
+    if len(words) in (1, 2) and words[-1] in ("--help", "-h"):
+        kept = json.loads(PAGES.read_text(encoding="utf-8"))
+        if name in kept:
+            _process.run(lambda: print(kept[name], end=""))
 
 
 def page(name: str, command: Any, commands: dict[str, Any] | None = None) -> str:
@@ -76,4 +89,4 @@ def pages() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    write_whole(kept_help.PAGES, json.dumps(pages(), indent=1) + "\n")
+    write_whole(PAGES, json.dumps(pages(), indent=1) + "\n")

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -30,9 +29,7 @@ class Lines(Listener):
         """Does nothing: the lines come as there is something to say."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         """Says where a run was stopped, if a signal has stopped it."""
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             self.say(self.stopped())
@@ -102,9 +99,7 @@ class Bar(Lines):
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         """Stops drawing; the bar stays on the screen unless an error takes its place."""
         if kind is not None:
             self._progress.live.transient = True

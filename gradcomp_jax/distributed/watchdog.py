@@ -5,8 +5,7 @@ import sys
 import threading
 import time
 import traceback
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import jax
 
@@ -61,9 +60,7 @@ class Watchdog:
         threading.Thread(target=self._watch, name="step timeout", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         """Stops watching; ends the process for an error that other processes may not have."""
         self._over.set()
         ends_well = isinstance(error, SystemExit) and not error.code

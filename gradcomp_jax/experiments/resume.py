@@ -188,19 +188,14 @@ def _describe(trainer: Trainer, seed: int) -> dict[str, str | bool | int | float
 
 def _in_first(action: Callable[[], _T], failed: Callable[[str], str]) -> _T | None:
     """Does something in the first process, and returns there what it gave; if it fails, all processes raise."""
-    result: _T | None = None
-    cause: Exception | None = None
-    told = ""
-    if jax.process_index() == 0:
+
+    def told() -> _T:
         try:
-            result = action()
-        except SettingError as error:
-            cause, told = error, str(error)
+            return action()
         except OSError as error:
-            cause, told = error, failed(_reason(error))
-    if told := _everyone.of_first(told):
-        raise SettingError(told) from cause
-    return result
+            raise SettingError(failed(_reason(error))) from error
+
+    return _everyone.in_first(told)
 
 
 @contextlib.contextmanager

@@ -20,13 +20,7 @@ from gradcomp_jax.training.carried import carried, lies_otherwise
 from gradcomp_jax.training.checkpoint_names import refuse_meeting
 from gradcomp_jax.training.checkpoint_reading import DamagedCheckpointError as DamagedCheckpointError
 from gradcomp_jax.training.checkpoint_reading import damage, described, refuse_unreadable, without_echoes
-from gradcomp_jax.training.checkpoint_record import (
-    checkpoint_metadata,
-    compare_makers,
-    data_of,
-    refuse_damaged,
-)
-from gradcomp_jax.training.plain_paths import reached
+from gradcomp_jax.training.checkpoint_record import checkpoint_metadata, compare_makers, data_of, refuse_damaged
 from gradcomp_jax.training.refusals import refuse_donated
 from gradcomp_jax.training.resize import lies_stacked, resize_workers
 from gradcomp_jax.training.restored import as_they_were, has_plain_numbers, placed, targets, typed
@@ -68,7 +62,7 @@ def save_checkpoint(directory: str | os.PathLike[str], state: PyTree, *, overwri
     path, record = _files.local_folder(directory), checkpoint_metadata(state)
     with checkpoint_files.turn(path):
         place = checkpoint_files.place_for(path, overwrite=overwrite)
-        with reached(place.parent) as parent, ocp.StandardCheckpointer() as checkpointer:
+        with checkpoint_files.reached(place.parent) as parent, ocp.StandardCheckpointer() as checkpointer:
             with without_echoes():
                 checkpointer.save(parent / place.name, state, custom_metadata=record)
                 checkpointer.wait_until_finished()
@@ -128,7 +122,7 @@ def _restored(path: pathlib.Path, like: PyTree, check_method: bool) -> PyTree:
     refuse_meeting(like)
     wanted = like
     like = _without_empty(like)
-    with reached(path) as plain, ocp.StandardCheckpointer() as checkpointer:
+    with checkpoint_files.reached(path) as plain, ocp.StandardCheckpointer() as checkpointer:
         with damage(path):
             metadata, record = described(checkpointer, path, plain)
         if check_method:
