@@ -207,10 +207,9 @@ def _word(kind: Any) -> str:
 
 
 def _such_as(name: str, parameter: inspect.Parameter, wanted: list[Any]) -> str:
-    names = [getattr(typing.get_origin(kind) or kind, "__name__", "") for kind in wanted]
-    of_type = next(
-        (_OF_TYPES[n.removesuffix("ExtraArgs")] for n in names if n.removesuffix("ExtraArgs") in _OF_TYPES), ""
-    )
+    kinds = [typing.get_origin(kind) or kind for kind in wanted]
+    names = [getattr(kind, "__name__", "").removesuffix("ExtraArgs") for kind in kinds]
+    of_type = next((_OF_TYPES[name] for name in names if name in _OF_TYPES), "")
     default = parameter.default
     plain = repr(default) if isinstance(default, (int, float, str)) and not isinstance(default, bool) else ""
     by_name = EXAMPLES.get(name, "")
@@ -224,9 +223,7 @@ def _such_as(name: str, parameter: inspect.Parameter, wanted: list[Any]) -> str:
 def meant(value: Any) -> str:
     """Returns what to give instead of a transformation or the name of a compressor; empty for other values."""
     if hasattr(value, "init") and hasattr(value, "update"):
-        return (
-            ": a transformation goes into optax.chain by itself; here goes what sends, one of gradcomp_jax.compressors"
-        )
+        return ": a transformation goes into optax.chain itself; here goes what sends, one of gradcomp_jax.compressors"
     if isinstance(value, str) or callable(value):
         return ": write gradcomp_jax.compressors.topk(0.01), or another of gradcomp_jax.compressors"
     return ""

@@ -7,7 +7,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ _FLUSHED_S = 30.0
 """Seconds after which what is written can be read, within an epoch."""
 
 
-class EventFiles(Listener):
+class EventFiles(Listener, contextlib.AbstractContextManager[Any]):
     """Writes a new event file for each run, in ``FOLDER/METHOD-seed-SEED``.
 
     Steps count from 1. ``train/loss`` is of every step. Of an epoch's last step are the metric (``eval/accuracy``,
@@ -52,10 +52,6 @@ class EventFiles(Listener):
         self._flushed = 0.0
         self._diagnostics: Callable[[Any], Any] = jax.jit(diagnostics)
         self._wires: dict[str, Wire] = {}
-
-    def __enter__(self) -> Self:
-        """Returns itself."""
-        return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         """Closes the file, with all that was said."""

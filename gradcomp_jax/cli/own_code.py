@@ -25,9 +25,7 @@ def imported(source: str) -> Any:
         spec = None
     if spec is None:
         remedy = f"write {module.removesuffix('.py')}:{name}" if module.endswith(".py") else "check its name"
-        raise SettingError(
-            f"--from {source}: there is no module {module} in {here} or among the installed ones: {remedy}"
-        )
+        raise SettingError(f"--from {source}: there is no module {module} in {here} or installed: {remedy}")
     with users_code(f"--from {source}", spec.origin):
         found: Any = importlib.import_module(module)
     for part in name.split("."):

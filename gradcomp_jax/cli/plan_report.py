@@ -241,14 +241,7 @@ def _takes(p: Prediction) -> str:
 
 
 def notes(found: Outlook, calibration: Calibration | None, matrices: bool, *, prices_off: bool = False) -> list[str]:
-    """What a reader has to know of the figures.
-
-    Args:
-        found: what the figures are of.
-        calibration: of the link, if there is one.
-        matrices: whether parameters were a number, taken to be matrices.
-        prices_off: whether seconds alone were asked for.
-    """
+    """What a reader has to know of the figures."""
     lines = [
         "modelled: collectives by latency and bandwidth, bytes as the methods' exchanges send them, defaults throughout."
     ]

@@ -1,5 +1,6 @@
 """How a run tells a person what it does: a bar on a terminal, lines in a log, the end of it, and a word to the watchdog."""
 
+import contextlib
 import sys
 import time
 from typing import Any, Self
@@ -15,7 +16,7 @@ _EVERY_S = 10.0
 """Seconds from one line of a log to the next, within an epoch."""
 
 
-class Lines(Listener):
+class Lines(Listener, contextlib.AbstractContextManager[Any]):
     """Writes a line to stderr for each compilation, start, epoch and end, and now and then in between."""
 
     def __init__(self, advice: str) -> None:
@@ -24,10 +25,6 @@ class Lines(Listener):
         self._run = ""
         self._step = self._steps = 0
         self._told = time.monotonic()
-
-    def __enter__(self) -> Self:
-        """Does nothing: the lines come as there is something to say."""
-        return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         """Says where a run was stopped, if a signal has stopped it."""

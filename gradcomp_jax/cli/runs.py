@@ -11,13 +11,12 @@ from rich.console import Console
 
 from gradcomp_jax._checks import Range
 from gradcomp_jax._errors import SettingError
-from gradcomp_jax._files import write_whole
 from gradcomp_jax.cli import report
 from gradcomp_jax.cli.event_files import EventFiles
 from gradcomp_jax.cli.options import TASK, WORKERS, Training
 from gradcomp_jax.cli.own_code import imported
 from gradcomp_jax.cli.ranges import spelled
-from gradcomp_jax.cli.tables import print_table, tell
+from gradcomp_jax.cli.tables import print_table, tell, write_results
 from gradcomp_jax.experiments import Comparison, Listener, Problem, Settings, data_mesh, load, own_problem, task
 from gradcomp_jax.experiments.recipes import RECIPES
 from gradcomp_jax.experiments.settings import RANGES, split_batch
@@ -29,11 +28,7 @@ _SAID = ("epochs", "learning_rate", "momentum", "density", "delay", "every")
 
 
 def workers(training: Training) -> int:
-    """Returns the number of workers that one is told, or that of the task.
-
-    Raises:
-      UnknownNameError: if there is no such task.
-    """
+    """Returns the number of workers that one is told, or that of the task."""
     if training.workers is not None:
         return training.workers
     return WORKERS if training.source is not None else task(training.task or TASK).settings.workers
@@ -99,9 +94,6 @@ def simulate(workers: int) -> None:
 
     JAX reads the flag when it first looks for devices, not when it is imported. A process that has
     looked already keeps the devices it has; a mesh that needs more then says so.
-
-    Raises:
-      SettingError: for more devices than a machine can simulate.
     """
     _SIMULATED.check("simulated workers", workers)
     kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(_FLAG)]
@@ -136,13 +128,6 @@ def finish(console: Console, result: Comparison, training: Training, stem: str, 
 
     Each is written whole. Of a link in the place of the picture or the JSON the link is replaced, and not what it leads to; a
     link that the user names for the Markdown is followed.
-
-    Args:
-      console: where to print.
-      result: of the runs.
-      training: with the folder, and the page.
-      stem: the files' name is this and the task's.
-      command: that gave the result.
     """
     # Half a second, which only a command that draws should take.
     from gradcomp_jax.cli.plot import picture_of
@@ -155,13 +140,6 @@ def finish(console: Console, result: Comparison, training: Training, stem: str, 
     console.print()
     for note in report.notes(result):
         tell(console, note, "dim")
-    try:
-        write_whole(figures, result.to_json(command=command), follow=False)
-        write_whole(picture, picture_of(result), follow=False)
-        if page is not None:
-            page.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(page, report.markdown(result, command=command))
-    except OSError as error:
-        raise SettingError(f"cannot write the results that are printed above: {error}") from error
-    for path in filter(None, (picture, figures, page)):
-        tell(console, f"wrote {path}")
+    write_results(console, {picture: picture_of(result), figures: result.to_json(command=command)})
+    if page is not None:
+        write_results(console, {page: report.markdown(result, command=command)}, follow=True)

@@ -1,11 +1,15 @@
-"""Tables on a terminal: columns that do not fit are left out, and named."""
+"""Tables on a terminal, of which columns that do not fit are left out, and named; and files of results."""
 
 import dataclasses
+import pathlib
 from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from gradcomp_jax._errors import SettingError
+from gradcomp_jax._files import write_whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +52,7 @@ def fit(columns: Columns, width: int) -> tuple[Table, list[str]]:
 
 
 def print_table(console: Console, columns: Columns, elsewhere: str) -> None:
-    """Prints a table, and below it what a narrow terminal left out; a file or a pipe gets all of it.
-
-    Args:
-      console: where to.
-      columns: the table.
-      elsewhere: where all columns are, as a part of a sentence: ``plan.json has all``.
-    """
+    """Prints a table, and below it what a narrow terminal left out, and where all is; a file or a pipe gets all of it."""
     if not console.is_terminal:
         whole = needed(columns, list(columns.rows[0]))
         Console(file=console.file, width=whole).print(fit(columns, whole)[0])
@@ -66,6 +64,18 @@ def print_table(console: Console, columns: Columns, elsewhere: str) -> None:
         whole = needed(columns, list(columns.rows[0]))
         left_out = f"left out, the terminal is {console.width} characters wide: {names}"
         tell(console, f"{left_out} ({whole} show all, as do pipes and files; {elsewhere})", "dim")
+
+
+def write_results(console: Console, files: Mapping[pathlib.Path, str | bytes], *, follow: bool = False) -> None:
+    """Writes files whole, in new folders where there are none, and says so; ``follow`` is that of :func:`write_whole`."""
+    try:
+        for path, content in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, content, follow=follow)
+    except OSError as error:
+        raise SettingError(f"cannot write the results that are printed above: {error}") from error
+    for path in files:
+        tell(console, f"wrote {path}")
 
 
 def needed(columns: Columns, names: Sequence[str]) -> int:

@@ -121,11 +121,7 @@ def _read(store: Any, key: str, until: float) -> str | None:
 
 
 def difference(told: Sequence[Mapping[str, str]]) -> str:
-    """Returns a description of what differs between processes; the empty string if nothing does.
-
-    Args:
-      told: for each process, by its index, names and values in JSON.
-    """
+    """Returns a description of what differs between processes; the empty string if nothing does."""
     differing = _differing(told)
     shown = "; ".join(_spread(name, [each.get(name, _NOTHING) for each in told]) for name in differing[:_MOST_SHOWN])
     more = len(differing) - _MOST_SHOWN

@@ -193,11 +193,7 @@ def _attend(coordinator: str, index: int, count: int, timeout: float) -> None:
 
 
 def _refuse_second(coordinator: str, count: int) -> None:
-    """Refuses to be a second process 0 of a run whose process 0 has the port and still waits; both report the error.
-
-    Raises:
-      SettingError: if a process 0 of the same run has the port.
-    """
+    """Refuses to be a second process 0 of a run whose process 0 has the port and still waits; both report the error."""
     host, port = addresses.split(coordinator)
     until = time.monotonic() + addresses.SETTLE_S + 2 * _FAREWELL_S
     with contextlib.suppress(_Foreign, ClusterError, OSError):
@@ -224,9 +220,7 @@ def _say(
             stream.flush()
             answer = _answer(connection, until, waiting)
     if time.monotonic() > until:
-        raise ClusterError(
-            f"the processes did not come together at {coordinator}: others did not come: start all of them"
-        )
+        raise ClusterError(f"the processes did not come together at {coordinator}, others did not come: start all")
     if answer is None:
         raise ClusterError(
             f"process 0 at {coordinator} ended before all processes were there: see what it says, and start all again"

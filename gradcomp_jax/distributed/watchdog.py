@@ -31,12 +31,7 @@ class Watchdog:
     """
 
     def __init__(
-        self,
-        *,
-        step_timeout: float,
-        remedy: str,
-        passes: tuple[type[BaseException], ...] = (),
-        name: str = "gradcomp",
+        self, *, step_timeout: float, remedy: str, passes: tuple[type[BaseException], ...] = (), name: str = "gradcomp"
     ) -> None:
         """Prepares a watchdog for this process.
 

@@ -82,17 +82,7 @@ class Source:
 
 
 def load(name: str, *, data_dir: str | pathlib.Path | None = None) -> Data:
-    """Reads a data set that is installed on this machine.
-
-    Args:
-      name: a name of :data:`SOURCES`.
-      data_dir: the folder of its files, if they are not where the package puts them.
-
-    Raises:
-      UnknownNameError: if there is no such data set.
-      MissingDataError: if its files are missing or are not the published ones.
-      SettingError: if ``data_dir`` is given for a data set that has no files of its own.
-    """
+    """Reads a data set that is installed on this machine."""
     return look_up("data set", name, SOURCES).load(name, data_dir)
 
 

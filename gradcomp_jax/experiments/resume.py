@@ -32,12 +32,7 @@ _TIMEOUT_S = 5.0
 
 
 def train_with_checkpoints(
-    trainer: Trainer,
-    seed: int,
-    folder: pathlib.Path,
-    *,
-    share_folder: bool = False,
-    listener: Listener | None = None,
+    trainer: Trainer, seed: int, folder: pathlib.Path, *, share_folder: bool = False, listener: Listener | None = None
 ) -> RunResult:
     """Trains, saves after every epoch, and starts from the last epoch saved if there is one.
 

@@ -71,12 +71,7 @@ class RunFolder:
 
     @classmethod
     def opened(cls, path: pathlib.Path, what: What, workers: int, steps_per_epoch: int) -> "RunFolder":
-        """Reads what is there of a run; where nothing is saved, begins one and says so in the folder.
-
-        Raises:
-          SettingError: if there is another run, or a record that cannot be right.
-          OSError: if nothing can be written there.
-        """
+        """Reads what is there of a run; where nothing is saved, begins one and says so in the folder."""
         for entry in _entries(path):
             # A process was killed while it wrote.
             if is_draft(entry.name, RECORD) and entry.is_file(follow_symlinks=False):
@@ -140,12 +135,7 @@ class RunFolder:
                 )
 
     def start_saving(self, epoch: int) -> None:
-        """Says that the state of an epoch is about to be written.
-
-        Raises:
-          SettingError: if something else has come to its place.
-          OSError: if it cannot be written.
-        """
+        """Says that the state of an epoch is about to be written."""
         self.check_places(range(epoch, epoch + 1))
         self._write(dataclasses.replace(self.record, saving=epoch))
 
@@ -153,9 +143,6 @@ class RunFolder:
         """Marks the state of an epoch, records it, and deletes the run's older states.
 
         A process that is stopped at any moment leaves a record whose state is complete.
-
-        Raises:
-          OSError: if it cannot be written.
         """
         records.write_mark(self.state(done.epoch), self._mark(done.epoch))
         older = tuple(epoch for epoch in self._own_states() if epoch <= done.epoch - _KEPT)

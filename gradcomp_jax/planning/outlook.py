@@ -126,14 +126,14 @@ def outlook(
     how: dict[str, Any] = {"prices": prices, "task": task, "optimizer": optimizer}
     limits: dict[str, Any] = {"methods": methods, "calibration": calibration, "device_memory": device_memory}
     ask = functools.partial(should_compress, cluster=cluster, device=device, **limits, **how)
-    verdict = ask(workload)
+    verdict = ask(workload=workload)
     speed = device or (calibration.device if calibration else None)
     others = [p.method for p in verdict.ranking if p.method not in BASELINES]
     if not others:
         reasons = "; ".join(f"{name}: {why}" for name, why in verdict.skipped.items())
         raise ValueError(f"there is no prediction of any method but {' and '.join(BASELINES)}: {reasons}")
     even = None if calibration else break_evens(workload, cluster, others, device=speed, **how)
-    beside = ask(dataclasses.replace(workload, overlap=OVERLAPPED)) if overlapped else None
+    beside = ask(workload=dataclasses.replace(workload, overlap=OVERLAPPED)) if overlapped else None
     return Outlook(workload, cluster, verdict, even, speed, beside, task or workload.task, optimizer, device_memory)
 
 

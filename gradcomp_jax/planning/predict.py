@@ -121,12 +121,7 @@ def doubt(prediction: Prediction) -> int:
 
 
 def is_tie(steps: Mapping[str, float], baselines: Iterable[str]) -> bool:
-    """Returns whether the fastest method and the fastest baseline are within :data:`CLEAR` of each other.
-
-    Args:
-        steps: seconds of a step by method.
-        baselines: the names of the dense ones.
-    """
+    """Returns whether the fastest method and the fastest baseline are within :data:`CLEAR` of each other."""
     dense = set(baselines)
     plain = min((step for name, step in steps.items() if name in dense), default=0.0)
     best = min((step for name, step in steps.items() if name not in dense), default=0.0)
@@ -238,16 +233,8 @@ def should_compress(
     predicted, because the calibration lacks one of its collectives or the method refuses the shapes, or if its state does not
     fit into a device. The reason is in :attr:`Verdict.skipped`.
 
-    Args:
-        workload: the workload of one worker.
-        cluster: the workers and their links.
-        methods: names; all by default. The dense baselines are always included.
-        device: see :func:`predict`.
-        calibration: see :func:`predict`.
-        prices: see :func:`predict`.
-        task: see :func:`predict`.
-        optimizer: see :func:`predict`.
-        device_memory: bytes of a device; a method whose state alone is larger is left out.
+    ``methods`` are names, all by default; the dense baselines are always included. A method whose state alone is larger than
+    ``device_memory``, the bytes of a device, is left out. Other arguments are those of :func:`predict`.
 
     Raises:
         ValueError: for an unknown method, task or optimizer, an invalid price, and if no dense baseline can be

@@ -29,18 +29,10 @@ def break_even(
     The rate is 0 if the method is never faster, and infinity if it always is. The one with less :attr:`Prediction.progress` is
     the faster one.
 
-    Args:
-        workload: the workload of one worker.
-        cluster: the cluster, with any outer rate; its latency counts.
-        method: the name of the method.
-        device: see :func:`predict`.
-        prices: see :func:`predict`.
-        task: see :func:`predict`.
-        optimizer: see :func:`predict`.
+    The cluster may have any outer rate; its latency counts. Other arguments are those of :func:`predict`.
     """
-    return break_evens(workload, cluster, [method], device=device, prices=prices, task=task, optimizer=optimizer)[
-        method
-    ]
+    how: dict[str, Any] = {"device": device, "prices": prices, "task": task, "optimizer": optimizer}
+    return break_evens(workload, cluster, [method], **how)[method]
 
 
 def break_evens(workload: Workload, cluster: Cluster, methods: Iterable[str], **how: Any) -> dict[str, float]:

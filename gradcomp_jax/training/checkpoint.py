@@ -17,10 +17,15 @@ from gradcomp_jax._typing import PyTree
 from gradcomp_jax.per_device import is_per_device, nodes_of
 from gradcomp_jax.training import checkpoint_files
 from gradcomp_jax.training.carried import carried, lies_otherwise
-from gradcomp_jax.training.checkpoint_names import refuse_meeting
 from gradcomp_jax.training.checkpoint_reading import DamagedCheckpointError as DamagedCheckpointError
 from gradcomp_jax.training.checkpoint_reading import damage, described, refuse_unreadable, without_echoes
-from gradcomp_jax.training.checkpoint_record import checkpoint_metadata, compare_makers, data_of, refuse_damaged
+from gradcomp_jax.training.checkpoint_record import (
+    checkpoint_metadata,
+    compare_makers,
+    data_of,
+    refuse_damaged,
+    refuse_meeting,
+)
 from gradcomp_jax.training.refusals import refuse_donated
 from gradcomp_jax.training.resize import lies_stacked, resize_workers
 from gradcomp_jax.training.restored import as_they_were, has_plain_numbers, placed, targets, typed
@@ -129,32 +134,29 @@ def _restored(path: pathlib.Path, like: PyTree, check_method: bool) -> PyTree:
             compare_makers(path, record, like)
         named = {path_name(p): leaf for p, leaf in tree_leaves_with_path(metadata)}
         refuse_other_stacking(named, like)
-        if lies_otherwise(named, like):
-            with damage(path):
-                host = checkpointer.restore(plain, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), metadata))
-                refuse_damaged(host, record)
-            whole = {path_name(p): leaf for p, leaf in tree_leaves_with_path(host)}
-            moved = carried(whole, None if record is None else record.get("owners"), like)
-            _same_shapes(moved, like)
-            return _with_empty(jax.tree.map(placed, moved, like), wanted)
-        saved = _saved_shapes(metadata, path, like)
-        old, new = _workers(saved), _workers(like)
+        moves = lies_otherwise(named, like)
+        saved = metadata if moves else _saved_shapes(metadata, path, like)
+        old, new = (None, None) if moves else (_workers(saved), _workers(like))
         if old is None or new is None:
             old = new = 1
-        if old == new and not has_plain_numbers(saved, like):
+        in_place = not moves and old == new and not has_plain_numbers(saved, like)
+        if in_place:
             _same_shapes(saved, like)
-            with damage(path):
-                restored = checkpointer.restore(plain, targets(like))
-                refuse_damaged(restored, record)
-            return _with_empty(as_they_were(restored, like), wanted)
-        # Restored to the host first, in every process, because the saved shapes do not fit the present mesh.
+        # Otherwise to the host first, in every process, because the saved shapes do not fit the present mesh.
+        wants = targets(like) if in_place else jax.tree.map(lambda x: np.empty(x.shape, x.dtype), saved)
         with damage(path):
-            host = checkpointer.restore(plain, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), saved))
-            refuse_damaged(host, record)
-    host = jax.tree.map(typed, host, like)
-    resized = host if old == new else resize_workers(host, old=old, new=new)
-    _same_shapes(resized, like)
-    return _with_empty(jax.tree.map(placed, resized, like), wanted)
+            found = checkpointer.restore(plain, wants)
+            refuse_damaged(found, record)
+    if in_place:
+        return _with_empty(as_they_were(found, like), wanted)
+    if moves:
+        whole = {path_name(p): leaf for p, leaf in tree_leaves_with_path(found)}
+        found = carried(whole, None if record is None else record.get("owners"), like)
+    else:
+        found = jax.tree.map(typed, found, like)
+        found = found if old == new else resize_workers(found, old=old, new=new)
+    _same_shapes(found, like)
+    return _with_empty(jax.tree.map(placed, found, like), wanted)
 
 
 def _refuse_lost(state: PyTree) -> None:

@@ -188,9 +188,7 @@ def _prepared(path: pathlib.Path, overwrite: bool) -> bool:
             " another directory"
         )
     if not is_free and not overwrite:
-        raise ValueError(
-            f"{path} exists already: pass overwrite=True to replace the checkpoint there, or another directory"
-        )
+        raise ValueError(f"{path} exists already: pass overwrite=True to replace it, or another directory")
     if not is_free or not is_plain(path.name):
         # What will lie beside the checkpoint is its writer's.
         number = os.open(beside(path, _LOCK), os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

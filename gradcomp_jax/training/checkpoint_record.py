@@ -1,8 +1,10 @@
 """The record of a checkpoint: which methods made the state, and a digest of every array."""
 
+import collections
 import dataclasses
 import json
 import pathlib
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,7 +23,6 @@ from gradcomp_jax.methods.registry import DRAWN, METHODS, SENT
 from gradcomp_jax.per_device import nodes_within
 from gradcomp_jax.replicas import MARKED
 from gradcomp_jax.training.carried import owners_of
-from gradcomp_jax.training.checkpoint_names import refuse_meeting
 from gradcomp_jax.training.refusals import refuse_donated, refuse_unmarked
 from gradcomp_jax.training.unreplicated import refuse_unreplicated
 from gradcomp_jax.transforms import SwitchedState
@@ -61,6 +62,37 @@ def checkpoint_metadata(state: PyTree) -> dict[str, Any]:
     makers = [list(maker) for maker in _makers(state)]
     record = {"made_by": makers, "arrays": _arrays(state), "owners": owners_of(state)}
     return {_KEY: {"record": record, "crc32": _crc_of(record)}}
+
+
+def refuse_meeting(state: PyTree) -> None:
+    """Refuses a state if two of its arrays would be saved under one name, or if a leaf cannot be saved.
+
+    Orbax joins the keys of a path with dots and uses the result as the path of a file. The record of a checkpoint joins them
+    with slashes. So keys that contain dots or slashes may give equal names.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    if not jax.tree.leaves(state, is_leaf=lambda x: x is None):
+        raise ValueError("the state has no arrays: there is nothing to save or restore")
+    meeting = collections.defaultdict[tuple[str, str], list[str]](list)
+    for path, leaf in leaves:
+        keys, shown = [jax.tree_util.keystr((key,), simple=True) for key in path], jax.tree_util.keystr(path)
+        if not (hasattr(leaf, "dtype") or isinstance(leaf, (bool, int, float, complex))):
+            raise ValueError(
+                f"{shown or 'the state'} is a {type(leaf).__name__}: a checkpoint holds arrays and numbers; take it out of the"
+                " state, and keep it in a file of its own"
+            )
+        try:
+            "".join(keys).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{shown} of the state has a name that is not Unicode: rename it") from error
+        meeting["files", re.sub("/+", "/", f"/{'.'.join(keys)}/")].append(shown)
+        meeting["names", "/".join(keys)].append(shown)
+    for found in meeting.values():
+        if len(found) > 1:
+            raise ValueError(
+                f"{found[0]} and {found[1]} of the state would be one array in a checkpoint, which joins the keys of a path:"
+                " rename one of them"
+            )
 
 
 def read_record(path: pathlib.Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any] | None:

@@ -244,14 +244,7 @@ def _check_base(path: str, shard: tuple[int, ...], dim: Any, workers: int, whole
 def whole_params(
     state: Any, param_specs: PyTree | None, names: tuple[Any, ...], compressor: Compressor | None
 ) -> tuple[PyTree, PyTree | None]:
-    """Returns the parameters, those of which a device has a shard gathered, and new copies if there are any.
-
-    Args:
-        state: a train state's part on one device.
-        param_specs: as for :func:`gradcomp_jax.make_train_step`.
-        names: the names of the axis of the workers.
-        compressor: encodes what is gathered; ``None`` for no compression.
-    """
+    """Returns the parameters, those of which a device has a shard gathered, and new copies if there are any."""
     params, copies = state.params, getattr(state, "param_copy", None)
     if compressor is not None:
         for name in names:

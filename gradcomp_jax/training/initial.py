@@ -126,7 +126,7 @@ def init_state(
     in_specs = manual_specs(param_specs, params, axis_name)
     everywhere = PartitionSpec()
     args, args_specs = (params, model_state, copies), (in_specs, everywhere, everywhere)
-    with refusals.axis_explained(axis_name):
+    with refusals.update_explained(axis_name):
         shapes = _compat.local_shapes(start, *args, in_specs=args_specs, **mapping)
     specs = state_specs(shapes, axis_name=axis_name, param_specs=None if replicas else in_specs)
     mapped = jax.shard_map(start, in_specs=args_specs, out_specs=specs, **mapping)
@@ -160,12 +160,7 @@ def init_opt_state(
     ``opt_state, specs = gc.init_opt_state(params, tx, mesh)``: ``specs`` are the ``in_specs`` and ``out_specs`` of the
     state.
 
-    Args:
-        params: as for :func:`init_state`; not donated and not moved.
-        tx: as for :func:`init_state`.
-        mesh: as for :func:`init_state`.
-        axis_name: as for :func:`init_state`.
-        param_specs: as for :func:`init_state`.
+    The arguments are those of :func:`init_state`; parameters are not donated and not moved.
 
     Raises:
         ValueError: if the mesh has no such axis.

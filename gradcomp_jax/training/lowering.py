@@ -59,7 +59,7 @@ def lower_update(
     def update(stacked: PyTree, state: PyTree, params: PyTree) -> Any:
         if replicas:
             state, params = per_device.lower((state, params))
-        with refusals.axis_explained(axis_name):
+        with refusals.update_explained(axis_name):
             updates, state = tx.update(jax.tree.map(lambda g: g[0], stacked), state, params)
         if replicas:
             state, updates = lift_opt_state(state), per_device.lift(updates)

@@ -27,6 +27,7 @@ from gradcomp_jax.training.donation import OwnBuffers
 from gradcomp_jax.training.gradients import worker_value_and_grad
 from gradcomp_jax.training.observed import as_metric
 from gradcomp_jax.training.overlapped_link import Link
+from gradcomp_jax.training.resize import on_marks
 from gradcomp_jax.training.state import TrainState, check_axis, has_replicas, lift_replicas, state_specs
 from gradcomp_jax.transforms import skipped
 
@@ -158,18 +159,10 @@ def make_overlapped_step(
     XLA:CPU has as many threads for programs as a process may use cores. On one core, an exchange that waits for the network
     holds the only thread, and nothing overlaps: set the environment variable ``PJRT_NPROC=4`` before JAX starts.
 
-    Args:
-        loss: as for :func:`make_train_step`.
-        method: an exchange that needs no parameters.
-        optimizer: the optimizer after it, on every replica.
-        mesh: the mesh of ``init_state``.
-        axis_name: the axis of the workers.
-        delay: as for :func:`gradcomp_jax.delayed_average`, at least 1.
-        every: as for :func:`gradcomp_jax.delayed_average`.
-        compensate: as for :func:`gradcomp_jax.delayed_average`.
-        has_aux: as for :func:`make_train_step`.
-        aux: as for :func:`make_train_step`.
-        check_vma: as for :func:`make_train_step`.
+    ``loss``, ``has_aux``, ``aux`` and ``check_vma`` are those of :func:`make_train_step`, ``every``, ``compensate`` and
+    ``delay``, at least 1, those of :func:`gradcomp_jax.delayed_average`. ``method`` is an exchange that needs no parameters,
+    ``optimizer`` the optimizer after it, on every replica, and ``mesh`` that of ``init_state``, with the workers along
+    ``axis_name``.
 
     Returns:
         ``step``. ``step(state, batch)`` returns a new state and ``metrics``, each worker's own, ``[N]``; the state is donated.
@@ -221,20 +214,9 @@ def beside(
     aux: PyTree,
     check_vma: bool,
 ) -> OverlappedStep:
-    """Returns steps of a chain with a late link.
+    """Returns steps of a chain with a late link; other arguments are those of :func:`make_train_step`.
 
-    Args:
-        loss: as for :func:`make_train_step`.
-        chains: the chain; the same with :func:`arriving` instead of its exchange; and the exchange of what the link sends.
-        mesh: the mesh of the workers.
-        link: the late link.
-        axis_name: the axis of the workers.
-        has_aux: as for :func:`make_train_step`.
-        aux: as for :func:`make_train_step`.
-        check_vma: as for :func:`make_train_step`.
-
-    Raises:
-        ValueError: if the mesh has no such axis.
+    ``chains`` are the chain, the same with :func:`arriving` instead of its exchange, and the exchange of what the link sends.
     """
     check_axis(mesh, axis_name)
     tx, quiet, exchange = chains
@@ -313,8 +295,6 @@ def check_delay(delay: int) -> None:
 
 def _slot(flying: PyTree, period: Any) -> PyTree:
     """Returns one worker's sums of a period, from the ring."""
-
-    def one(mark: PerDevice) -> PerDevice:
-        return PerDevice(lax.dynamic_slice_in_dim(mark.value, period % mark.rows, 1), 1, lifted=True)
-
-    return jax.tree.map(one, flying, is_leaf=is_per_device)
+    return on_marks(
+        flying, lambda mark: PerDevice(lax.dynamic_slice_in_dim(mark.value, period % mark.rows, 1), 1, lifted=True)
+    )

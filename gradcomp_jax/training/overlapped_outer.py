@@ -11,12 +11,13 @@ from jax.sharding import Mesh
 
 from gradcomp_jax import _arguments
 from gradcomp_jax._typing import AxisName, PyTree
-from gradcomp_jax.per_device import PerDevice, is_per_device
+from gradcomp_jax.per_device import PerDevice
 from gradcomp_jax.replicas import outer_average
 from gradcomp_jax.replicas.fragments import Parts
 from gradcomp_jax.replicas.outer import offset_of
 from gradcomp_jax.training.overlapped import OverlappedStep, arriving, beside, check_delay
 from gradcomp_jax.training.overlapped_link import Link
+from gradcomp_jax.training.resize import on_marks
 
 
 @_arguments.checked
@@ -47,20 +48,11 @@ def make_overlapped_outer_step(
 
     Set ``PJRT_NPROC=4`` if a process has one core, as for :func:`make_overlapped_step`.
 
-    Args:
-        loss: as for :func:`make_train_step`.
-        method: an exchange that needs no parameters, such as ``gc.block_quantized(axis_name=..., bits=4)``.
-        optimizer: the optimizer of each replica's own steps.
-        outer: the outer optimizer, such as ``optax.sgd(0.7, 0.9, nesterov=True)``.
-        mesh: the mesh of ``init_state``.
-        axis_name: the axis of the workers.
-        every: as for :func:`gradcomp_jax.outer_average`.
-        delay: as for :func:`gradcomp_jax.outer_average`, at least 1.
-        parts: as for :func:`gradcomp_jax.outer_average`.
-        mix: as for :func:`gradcomp_jax.outer_average`.
-        has_aux: as for :func:`make_train_step`.
-        aux: as for :func:`make_train_step`.
-        check_vma: as for :func:`make_train_step`.
+    ``loss``, ``has_aux``, ``aux`` and ``check_vma`` are those of :func:`make_train_step`; ``outer``, the outer optimizer, such
+    as ``optax.sgd(0.7, 0.9, nesterov=True)``, ``every``, ``parts``, ``mix`` and ``delay``, at least 1, those of
+    :func:`gradcomp_jax.outer_average`. ``method`` is an exchange that needs no parameters, such as
+    ``gc.block_quantized(axis_name=..., bits=4)``, ``optimizer`` that of each replica's own steps, and ``mesh`` that of
+    ``init_state``, with the workers along ``axis_name``.
 
     Returns:
         ``step``, as from :func:`make_overlapped_step`: call ``step.wait()`` at the end.
@@ -78,7 +70,8 @@ def make_overlapped_outer_step(
         turns = {every - 1 - offset_of(part, count, every): part for part in range(count)}
         return turns.get(step % every) if step >= 0 else None
 
-    copied = jax.jit(_copy)
+    # Copied, because the next step takes the memory of the state.
+    copied = jax.jit(lambda flying: on_marks(flying, lambda mark: PerDevice(jnp.copy(mark.value), 1, lifted=True)))
     link = Link(
         # The link is after the replica's own optimizer.
         place=1,
@@ -91,12 +84,3 @@ def make_overlapped_outer_step(
     )
     given: dict[str, Any] = {"axis_name": axis_name, "has_aux": has_aux, "aux": aux, "check_vma": check_vma}
     return beside(loss, (tx, quiet, method), mesh, link, **given)
-
-
-def _copy(flying: PyTree) -> PyTree:
-    """Copies how far replicas have moved, because the next step takes the memory of the state."""
-
-    def one(mark: PerDevice) -> PerDevice:
-        return PerDevice(jnp.copy(mark.value), 1, lifted=True)
-
-    return jax.tree.map(one, flying, is_leaf=is_per_device)

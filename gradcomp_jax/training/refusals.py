@@ -82,21 +82,6 @@ def refuse_unmapped(state: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
         )
 
 
-@contextlib.contextmanager
-def devices_explained(mesh: Mesh) -> Iterator[None]:
-    """Says what to do if a state or a batch lies on other devices than the step."""
-    try:
-        yield
-    except ValueError as error:
-        if "incompatible devices for jitted computation" not in str(error):
-            raise
-        raise ValueError(
-            f"the state or the batch lies on other devices than the {mesh.size} of the step's mesh: make the state on that mesh"
-            " with gradcomp_jax.init_state, or restore a checkpoint into such a one, and place the batch with"
-            " jax.device_put(batch, gradcomp_jax.data_sharding(mesh))"
-        ) from error
-
-
 def refuse_unplaced(batch: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
     """Refuses a batch that the workers cannot divide, or that is not split over them along an Explicit axis."""
     names = _specs.names_of(axis_name)
@@ -105,7 +90,7 @@ def refuse_unplaced(batch: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
         where = f" {path_name(path)!r}" if path else ""
         if not jnp.ndim(leaf):
             raise ValueError(
-                f"the batch{where} is one number, and a batch is divided over {axis_name!r}: close over it"
+                f"the batch{where} is one number, and batches are divided over {axis_name!r}: close over it"
             )
         if leaf.shape[0] % workers:
             raise ValueError(
@@ -127,9 +112,7 @@ def refuse_unplaced(batch: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
 def refuse_no_loss(found: Any, has_aux: bool) -> None:
     """Refuses what a loss returns if it is not a real scalar, or has an unannounced second value."""
     if has_aux and not (isinstance(found, (tuple, list)) and len(found) == 2):
-        raise TypeError(
-            "has_aux=True is for a loss that returns (loss, aux), a pair: return that, or leave has_aux out"
-        )
+        raise TypeError("has_aux=True is for a loss that returns (loss, aux), a pair: return it, or leave has_aux out")
     value = found[0] if has_aux else found
     if isinstance(value, (tuple, list, dict)):
         raise TypeError(
@@ -138,9 +121,7 @@ def refuse_no_loss(found: Any, has_aux: bool) -> None:
         )
     if value is None or jnp.shape(value):
         got = "None" if value is None else f"an array of shape {jnp.shape(value)}"
-        raise TypeError(
-            f"the loss returns {got}, and must return one number: the mean over its batch, by jnp.mean(...)"
-        )
+        raise TypeError(f"the loss returns {got}, and must return one number: the mean over its batch, jnp.mean(...)")
     if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
         raise TypeError(
             f"the loss is {jnp.result_type(value)}, and must be a real floating-point number: its mean, or real part"
@@ -239,39 +220,11 @@ def refuse_no_batch(args: tuple[PyTree, ...], is_batch: Callable[[Any], bool]) -
         )
 
 
-@contextlib.contextmanager
-def axis_explained(axis_name: AxisName) -> Iterator[None]:
-    """Names the axis of the workers if an exchange is over another axis."""
-    try:
-        yield
-    except NameError as error:
-        if "is not bound here" not in str(error):
-            raise
-        raise NameError(
-            f"the workers lie along {axis_name!r}, and an exchange is over an axis that is not mapped: give both the same"
-            f" axis_name. {str(error)[0].upper()}{str(error)[1:]}"
-        ) from error
-
-
 CHOICE = (
     "a wrapper around the exchange, such as optax.apply_if_finite, chooses on each worker by itself between the update of all"
     " and another. An exchange skips a gradient that is not finite by itself, on all workers together (`skipped` in its state),"
     " and replicas drop it: leave the wrapper out, or put it around what comes after the exchange"
 )
-
-
-@contextlib.contextmanager
-def branches_explained() -> Iterator[None]:
-    """Adds a remedy if a wrapper of optax chooses between an exchange's update and a worker's own gradient."""
-    try:
-        yield
-    except TypeError as error:
-        if "branches must have equal output types" not in str(error):
-            raise
-        raise ValueError(
-            f"{CHOICE}. What chooses by the loss of"
-            " a replica, such as optax.contrib.reduce_on_plateau, needs make_train_step(..., check_vma=False)"
-        ) from error
 
 
 _GIVE = (
@@ -286,16 +239,27 @@ _EVALUATES = (
 
 
 @contextlib.contextmanager
-def extras_explained(extra: Iterable[str]) -> Iterator[None]:
-    """Adds a remedy if an optimizer of the chain needs other extra arguments than those of a step, or refuses these."""
+def update_explained(axis_name: AxisName, extra: Iterable[str] = ()) -> Iterator[None]:
+    """Adds a remedy to errors of JAX and optax about the axis, branches and extra arguments of a chain's update."""
     try:
         yield
-    except TypeError as error:
-        if needs := re.search(r"missing \d+ required keyword-only arguments?: (.*)", str(error)):
-            raise TypeError(f"{error}: {_EVALUATES if 'value_fn' in needs[1] else _GIVE}") from error
-        if not any(f"unexpected keyword argument '{name}'" in str(error) for name in extra):
-            raise
-        raise TypeError(
-            f"{error}: a step gives every part of the chain what optax calls extra arguments, such as value=, the loss. Put"
-            " optax.GradientTransformation(tx.init, tx.update) around the part that does not take them"
-        ) from error
+    except (NameError, TypeError) as error:
+        said = str(error)
+        if isinstance(error, NameError) and "is not bound here" in said:
+            raise NameError(
+                f"the workers lie along {axis_name!r}, and an exchange is over an axis that is not mapped: give both the same"
+                f" axis_name. {said[0].upper()}{said[1:]}"
+            ) from error
+        if "branches must have equal output types" in said:
+            raise ValueError(
+                f"{CHOICE}. What chooses by the loss of a replica, such as optax.contrib.reduce_on_plateau, needs"
+                " make_train_step(..., check_vma=False)"
+            ) from error
+        if needs := re.search(r"missing \d+ required keyword-only arguments?: (.*)", said):
+            raise TypeError(f"{said}: {_EVALUATES if 'value_fn' in needs[1] else _GIVE}") from error
+        if any(f"unexpected keyword argument '{name}'" in said for name in extra):
+            raise TypeError(
+                f"{said}: a step gives every part of the chain what optax calls extra arguments, such as value=, the loss. Put"
+                " optax.GradientTransformation(tx.init, tx.update) around the part that does not take them"
+            ) from error
+        raise

@@ -141,11 +141,7 @@ def lift_replicas(state: Any) -> Any:
     The train step removes the mark before an update and adds it again after it. So any optax chain runs on replicas, and specs,
     checkpoints and a change of the number of workers follow from the mark, as they do for residuals.
     """
-    return with_parts(
-        state,
-        params=per_device.lift(state.params),
-        opt_state=lift_opt_state(state.opt_state),
-    )
+    return with_parts(state, params=per_device.lift(state.params), opt_state=lift_opt_state(state.opt_state))
 
 
 def lift_opt_state(opt_state: PyTree) -> PyTree:

@@ -26,7 +26,7 @@ from gradcomp_jax.training.gathered import whole_params
 from gradcomp_jax.training.gradients import worker_value_and_grad
 from gradcomp_jax.training.observed import as_metric, next_model_state, observed
 from gradcomp_jax.training.order import refuse_lookahead
-from gradcomp_jax.training.other_chain import chain_explained
+from gradcomp_jax.training.other_chain import updated
 from gradcomp_jax.training.pinned import PinWatch, refuse_whole
 from gradcomp_jax.training.state import (
     along_axis,
@@ -129,9 +129,7 @@ def make_train_step(
     """
     check_axis(mesh, axis_name)
     if param_compressor is not None and param_specs is None:
-        raise ValueError(
-            "param_compressor is for parameters that lie along the axis of the workers: give their param_specs"
-        )
+        raise ValueError("param_compressor is for parameters along the axis of the workers: give their param_specs")
     names = _specs.names_of(axis_name)
     local = worker_step(
         loss,
@@ -198,7 +196,6 @@ def worker_step(
         accumulate=accumulate,
         weight=weight,
     )
-    update_with_extra = optax.with_extra_args_support(tx).update
     key = None if rngs is None else typed_key("rngs", rngs)
 
     def local(state: Any, batch: PyTree) -> tuple[Any, dict[str, Any], dict[str, Any]]:
@@ -235,14 +232,7 @@ def worker_step(
 
         def update(gradient: PyTree, before: PyTree, params: PyTree, **more: Any) -> tuple[PyTree, PyTree]:
             refuse_lookahead(before, in_a_step=True)
-            with (
-                refusals.axis_explained(axis_name),
-                refusals.branches_explained(),
-                refusals.extras_explained(extra),
-                _tracking.explained(axis_name),
-                chain_explained(tx, before, params),
-            ):
-                updates, after = update_with_extra(gradient, before, params, **{**extra, **more})
+            updates, after = updated(tx, gradient, before, params, {**extra, **more}, axis_name)
             refusals.refuse_unread(weight, reads)
             if replicas:
                 return updates, restored(after, before, (ExchangeState, *MARKED))
@@ -311,18 +301,14 @@ class TrainStep:
         self._buffers = OwnBuffers() if donates else None
 
     def __call__(self, state: Any, *args: Any) -> Any:
-        """Runs the step.
-
-        Raises:
-            ValueError: if an earlier step has taken the memory of ``state``, or it lies on other devices.
-        """
+        """Runs the step."""
         if self._buffers is None:
             refusals.refuse_donated(state)
         else:
             state = self._buffers.of(state, args)
         if self._pins is not None:
             self._pins(state)
-        with refusals.devices_explained(self._mesh), calls.call_explained():
+        with calls.call_explained(self._mesh):
             new, metrics = self._jitted(state, *args)
         if not _compat.is_traced(metrics["loss"]):
             if self._buffers is not None:

@@ -1,19 +1,24 @@
-"""What ``--help`` prints, which is also kept as it is: a process that is asked for nothing else need not import JAX.
+"""Writes what ``gradcomp --help`` prints into the package, after a change of an option.
 
-``python -m gradcomp_jax.cli.help_pages`` writes the pages, after a change of an option.
+    python benchmarks/help_pages.py
+
+The pages are kept as they are, so that a process that is asked for nothing else need not import JAX.
 """
 
 import json
 import pathlib
+import sys
 import textwrap
-from collections.abc import Sequence
 from typing import Any
 
-from gradcomp_jax import _process
-from gradcomp_jax._files import write_whole
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-PAGES = pathlib.Path(__file__).with_name("help.json")
-"""Help pages by the name of the command; the empty name is for all commands."""
+from typer.main import get_command
+
+from gradcomp_jax import cli
+from gradcomp_jax._files import write_whole
+from gradcomp_jax.cli.app import app
+
 _WIDTH = 80
 _EXAMPLES = {
     "": (
@@ -30,23 +35,8 @@ _EXAMPLES = {
 }
 
 
-def answer_if_asked(words: Sequence[str]) -> None:
-    """Prints a page and ends the process, if the command line asks for help only."""
-    name = words[0] if len(words) == 2 else ""
-    if len(words) in (1, 2) and words[-1] in ("--help", "-h"):
-        kept = json.loads(PAGES.read_text(encoding="utf-8"))
-        if name in kept:
-            _process.run(lambda: print(kept[name], end=""))
-
-
 def page(name: str, command: Any, commands: dict[str, Any] | None = None) -> str:
-    """Returns the help of a command: what it does, an example, then its options.
-
-    Args:
-      name: of the command; nothing for that of all.
-      command: as typer has made it.
-      commands: by name, where there are some within it.
-    """
+    """Returns the help of a command: what it does, an example, then its options."""
     usage = " ".join(filter(None, ("gradcomp", name, "COMMAND" if commands else "", "[OPTIONS]")))
     parts = [f"Usage: {usage}", *_paragraphs(command.help or "")]
     parts.append("\n".join(["For example:", *(f"  {line}" for line in _EXAMPLES[name])]))
@@ -79,14 +69,10 @@ def _entry(name: str, text: str) -> str:
 
 def pages() -> dict[str, str]:
     """Returns all pages, by the name of the command."""
-    from typer.main import get_command
-
-    from gradcomp_jax.cli.app import app
-
     group: Any = get_command(app)
     commands = {name: group.get_command(None, name) for name in group.list_commands(None)}
     return {"": page("", group, commands), **{name: page(name, one) for name, one in commands.items()}}
 
 
 if __name__ == "__main__":
-    write_whole(PAGES, json.dumps(pages(), indent=1) + "\n")
+    write_whole(cli.PAGES, json.dumps(pages(), indent=1) + "\n")
