@@ -223,7 +223,9 @@ def _such_as(name: str, parameter: inspect.Parameter, wanted: list[Any]) -> str:
 def meant(value: Any) -> str:
     """Returns what to give instead of a transformation or the name of a compressor; empty for other values."""
     if hasattr(value, "init") and hasattr(value, "update"):
-        return ": a transformation goes into optax.chain itself; here goes what sends, one of gradcomp_jax.compressors"
+        return (
+            ": a transformation goes into optax.chain by itself; here goes what sends, one of gradcomp_jax.compressors"
+        )
     if isinstance(value, str) or callable(value):
         return ": write gradcomp_jax.compressors.topk(0.01), or another of gradcomp_jax.compressors"
     return ""

@@ -157,11 +157,6 @@ def _without_names(aval: Any, axes: tuple[Any, ...]) -> Any:
     return aval.update(manual_axis_type=manual.update(varying=manual.varying - frozenset(axes)))
 
 
-def _invarying_transpose(cotangent: Any, _: Any, *, axes: tuple[Any, ...]) -> tuple[Any]:
-    # One value on all workers came from N equal ones, so its cotangent is divided among them.
-    return (varying(cotangent, axes) / lax.axis_size(axes),)
-
-
 def _invarying_batched(axis_data: Any, xs: Any, dims: Any, *, axes: tuple[Any, ...]) -> tuple[Any, Any]:
     """Batches the cast: under ``vmap`` over the axis itself, a value equal on all workers is one that is not mapped."""
     (x,), (dim,) = xs, dims
@@ -178,7 +173,8 @@ _invarying_p.def_impl(lambda x, *, axes: x)
 _invarying_p.def_abstract_eval(lambda aval, *, axes: _without_names(aval, axes))
 mlir.register_lowering(_invarying_p, lambda _, x, *, axes: [x])
 batching.fancy_primitive_batchers[_invarying_p] = _invarying_batched
-ad.deflinear2(_invarying_p, _invarying_transpose)
+# One value on all workers came from N equal ones, so its cotangent is divided among them.
+ad.deflinear2(_invarying_p, lambda cotangent, _, *, axes: (varying(cotangent, axes) / lax.axis_size(axes),))
 
 
 def invarying(tree: PyTree, axis_name: AxisName | None) -> PyTree:

@@ -28,7 +28,7 @@ def main(args: Sequence[str] | None = None) -> None:
     # What follows takes seconds: the command is stopped cleanly from here on, and help need not wait for it.
     _process.take_over()
     answer_if_asked(words)
-    missing = [name for name in _NEEDED if not _is_installed(name)]
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         print(
             f"gradcomp: the command line needs {', '.join(missing)}: pip install -e '.[cli]' in a checkout",
@@ -45,16 +45,12 @@ def main(args: Sequence[str] | None = None) -> None:
     _process.run(command)
 
 
-def kept_help(name: str) -> str | None:
+def help_of(name: str) -> str | None:
     """Returns the help of a command, of all commands for an empty name; ``None`` if there is no such command."""
     return json.loads(PAGES.read_text(encoding="utf-8")).get(name)
 
 
 def answer_if_asked(words: Sequence[str]) -> None:
     """Prints a page and ends the process, if the command line asks for help only."""
-    if len(words) in (1, 2) and words[-1] in ("--help", "-h") and (page := kept_help("".join(words[:-1]))):
+    if len(words) in (1, 2) and words[-1] in ("--help", "-h") and (page := help_of("".join(words[:-1]))):
         _process.run(lambda: print(page, end=""))
-
-
-def _is_installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None

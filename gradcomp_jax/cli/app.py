@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from gradcomp_jax._errors import UnknownNameError, known_name
-from gradcomp_jax.cli import kept_help
+from gradcomp_jax.cli import help_of
 from gradcomp_jax.cli.ranges import unparsed
 
 _COMMANDS = ("compare", "train", "methods", "plan")
@@ -25,11 +25,11 @@ class _OnDemand(TyperGroup):
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         alone.command(cmd_name)(getattr(module, f"{cmd_name}_command"))
         made: Any = typer.main.get_command(alone)
-        made.format_help = lambda ctx, formatter: formatter.write(kept_help(cmd_name))
+        made.format_help = lambda ctx, formatter: formatter.write(help_of(cmd_name))
         return made
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(kept_help(""))
+        formatter.write(help_of(""))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if not args[0].startswith("-"):

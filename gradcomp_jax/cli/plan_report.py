@@ -1,7 +1,6 @@
 """A plan as a table and a sentence."""
 
 import math
-from collections.abc import Container
 
 from gradcomp_jax.cli import units
 from gradcomp_jax.cli.tables import Columns
@@ -57,9 +56,10 @@ def link(found: Outlook) -> str:
 
 def _cells(found: Outlook, p: Prediction) -> dict[str, str]:
     """Returns what can be said of a method, by column."""
+    hierarchical = " *" if p.layout == "hierarchical" else ""
     price = "" if p.method in BASELINES else str(p.price or "no price")
     return {
-        "method": _name(p),
+        "method": f"{command_name(p.method)}{hierarchical}{' !' if METHODS[p.method].caution else ''}",
         **{part: units.show_seconds(getattr(p, part)) for part in _TIMES},
         "x dense": f"{found.dense.step / p.step:.2f}x" if p.step else "-",
         "efficiency": f"{100 * speed_up(p, found.cluster.workers) / found.cluster.workers:.0f}%",
@@ -72,11 +72,6 @@ def _cells(found: Outlook, p: Prediction) -> dict[str, str]:
         "price": price,
         "price of": p.price.source if p.price and p.method not in BASELINES else "",
     }
-
-
-def _name(p: Prediction) -> str:
-    hierarchical = " *" if p.layout == "hierarchical" else ""
-    return f"{command_name(p.method)}{hierarchical}{' !' if METHODS[p.method].caution else ''}"
 
 
 def table(found: Outlook) -> Columns:
@@ -261,7 +256,8 @@ def notes(found: Outlook, calibration: Calibration | None, matrices: bool, *, pr
         lines.append(
             "compress: copies of the gradient, as measured on a CPU, at --memory-rate; calibrate for your device."
         )
-    timed = [p.method for p in found.verdict.ranking if p.method not in COPIES and p.method not in _own_copies(found)]
+    known = COPIES.keys() | (found.device.copies if found.device else {})
+    timed = [p.method for p in found.verdict.ranking if p.method not in known]
     if timed:
         lines.append(f"compress of {', '.join(map(command_name, timed))}: timed on this machine just now.")
     reasons: dict[str, list[str]] = {}
@@ -294,10 +290,6 @@ def notes(found: Outlook, calibration: Calibration | None, matrices: bool, *, pr
     above = "" if found.break_even is None else " loses above: the rate from which the better dense one is faster."
     lines.append(f"sent: bytes that leave a node in a step.{above}")
     return lines
-
-
-def _own_copies(found: Outlook) -> Container[str]:
-    return found.device.copies if found.device else ()
 
 
 def _even(found: Outlook, p: Prediction) -> str:

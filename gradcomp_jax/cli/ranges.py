@@ -42,11 +42,6 @@ def _parser(allowed: Range) -> Callable[[Any], Any]:
     return parse
 
 
-def spelled(name: str) -> str:
-    """Returns the option of a parameter."""
-    return f"--{name.replace('_', '-')}"
-
-
 def unparsed(error: Any) -> str:
     """Returns the sentence on words that are no value of their option."""
     if error.param is None:

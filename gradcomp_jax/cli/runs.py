@@ -15,7 +15,6 @@ from gradcomp_jax.cli import report
 from gradcomp_jax.cli.event_files import EventFiles
 from gradcomp_jax.cli.options import TASK, WORKERS, Training
 from gradcomp_jax.cli.own_code import imported
-from gradcomp_jax.cli.ranges import spelled
 from gradcomp_jax.cli.tables import print_table, tell, write_results
 from gradcomp_jax.experiments import Comparison, Listener, Problem, Settings, data_mesh, load, own_problem, task
 from gradcomp_jax.experiments.recipes import RECIPES
@@ -49,7 +48,7 @@ def prepare(
         folder = getattr(training, option)
         # Not folder.exists(), which raises for a name that is too long.
         if folder is not None and os.path.exists(folder) and not os.path.isdir(folder):
-            raise SettingError(f"{spelled(option)} must name a folder, and {folder} is none: name another")
+            raise SettingError(f"--{option.replace('_', '-')} must name a folder, and {folder} is none: name another")
     if training.markdown is not None and training.markdown.is_dir():
         raise SettingError(f"--markdown must name a file, and {training.markdown} is a folder: name a file in it")
     if training.source is None:

@@ -82,8 +82,4 @@ def needed(columns: Columns, names: Sequence[str]) -> int:
     """Returns how many characters wide a table of some columns is."""
     # Each has a space after it, and there is one between two.
     cells = ([name, *(row[name] for row in columns.rows)] for name in names)
-    return sum(max(map(_width, column)) + 2 for column in cells) - 1
-
-
-def _width(text: str) -> int:
-    return max(map(len, text.split("\n")))
+    return sum(max(len(line) for cell in column for line in cell.split("\n")) + 2 for column in cells) - 1

@@ -20,7 +20,6 @@ from gradcomp_jax.distributed import Watchdog, check_equal, find_place, join
 from gradcomp_jax.experiments import (
     Listener,
     Listeners,
-    RunResult,
     Trainer,
     count_baselines,
     summarize,
@@ -59,7 +58,10 @@ def train_command(
         if distributed:
             place = find_place(coordinator, process_id, processes)
             join(place, heartbeat_timeout=heartbeat_timeout)
-            _print_results_once()
+            if jax.process_index() != 0:
+                # What libraries print goes to stderr: the first process prints the results.
+                sys.stdout.flush()
+                os.dup2(2, 1)
             told = {"--method": method, "--seed": seed, "--verify-every": verify_every, **training.must_be_equal()}
             check_equal(told, remedy="start all of them with the same command line")
         elif not (coordinator is None and process_id is None and processes is None):
@@ -95,25 +97,14 @@ def train_command(
             one: dict[str, Any] = {"one_device": training.one_device}
             trainer = Trainer(method, problem, settings, listener=listener, verify_every=verify_every, **one)
             baselines = count_baselines(problem, settings, known=[trainer], listener=listener, **one)
-            run = _train(trainer, seed, training.checkpoint, share_folder, listener)
+            if training.checkpoint is None:
+                run = trainer.run(seed, listener=listener)
+            else:
+                how: dict[str, Any] = {"share_folder": share_folder, "listener": listener}
+                run = train_with_checkpoints(trainer, seed, training.checkpoint, **how)
         if first:
             result = summarize([run], baselines, **one)
             runs.finish(console, result, training, f"train-{method}", context.obj or "gradcomp train")
-
-
-def _print_results_once() -> None:
-    """Sends what libraries print in all processes but the first to stderr: the first prints the results."""
-    if jax.process_index() != 0:
-        sys.stdout.flush()
-        os.dup2(2, 1)
-
-
-def _train(
-    trainer: Trainer, seed: int, checkpoint: pathlib.Path | None, share_folder: bool, listener: Listener
-) -> RunResult:
-    if checkpoint is None:
-        return trainer.run(seed, listener=listener)
-    return train_with_checkpoints(trainer, seed, checkpoint, share_folder=share_folder, listener=listener)
 
 
 def _restart(checkpoint: pathlib.Path | None) -> str:

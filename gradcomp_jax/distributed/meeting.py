@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 
-from gradcomp_jax._errors import SettingError
+from gradcomp_jax._errors import SettingError, numbered
 from gradcomp_jax.distributed import address as addresses
 from gradcomp_jax.distributed.address import ClusterError
 
@@ -85,7 +85,7 @@ class _Host:
             try:
                 while (missing := self._missing()) and time.monotonic() < self._until:
                     if not wrong:
-                        waiting.tell(f"waits for {_named(missing)}")
+                        waiting.tell(f"waits for {numbered(missing)}")
                     for key, _ in selector.select(0.2):
                         if key.fileobj is self._server:
                             self._welcome(selector)
@@ -297,11 +297,6 @@ class _Waiting:
 
 def _absent(coordinator: str, missing: list[int], timeout: float) -> str:
     return (
-        f"the processes did not come together at {coordinator}: {_named(missing)} did not come within {timeout:g} s: start "
+        f"the processes did not come together at {coordinator}: {numbered(missing)} did not come within {timeout:g} s: start "
         "all of them, and make sure that they reach process 0"
     )
-
-
-def _named(missing: list[int]) -> str:
-    shown = ", ".join(map(str, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
-    return f"process {shown}" if len(missing) == 1 else f"processes {shown}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gradcomp_jax._errors import SettingError, look_up
+from gradcomp_jax._errors import SettingError
 from gradcomp_jax.experiments import recipes
 from gradcomp_jax.experiments.listeners import Listener
 from gradcomp_jax.experiments.machine import machine, versions
@@ -123,8 +123,6 @@ def compare(
             f"{problem.name} takes no seed, so all runs of a method would be one run: give it an argument seed, or ask for one"
             " seed"
         )
-    for method in methods:
-        look_up("method", method, recipes.RECIPES)
     for method in methods:
         # What it refuses, it refuses before any other is compiled.
         recipes.build(method, settings, problem.steps_per_epoch(settings))

@@ -110,10 +110,6 @@ _LEAST_TEXT, _MOST_TEXT = 10_000, 1 << 23
 """Characters."""
 
 
-def _standard_library() -> pathlib.Path:
-    return pathlib.Path(sysconfig.get_paths()["stdlib"])
-
-
 def _read_standard_library(name: str, folder: pathlib.Path | None) -> Text:
     """The source of modules in order, in ASCII: nine tenths for training, a twentieth each for validation and test."""
     if folder is None:
@@ -143,5 +139,9 @@ def _read_standard_library(name: str, folder: pathlib.Path | None) -> Text:
 
 SOURCES: dict[str, Source] = {
     "digits": Source(_read_digits, None, "pip install -e '.[cli]' in a checkout"),
-    "standard-library": Source(_read_standard_library, _standard_library, "a Python with its library's source"),
+    "standard-library": Source(
+        _read_standard_library,
+        lambda: pathlib.Path(sysconfig.get_paths()["stdlib"]),
+        "a Python with its library's source",
+    ),
 }

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import logging
 import os
 import pathlib
 import re
@@ -82,9 +81,8 @@ class _Saver(Listener):
 
         _in_first(lambda: own.start_saving(epoch), failed)
         try:
-            with _without_tracebacks():
-                # In the place of what a process left that was killed while it saved this epoch.
-                save_checkpoint(own.state(epoch), past.state, overwrite=True)
+            # In the place of what a process left that was killed while it saved this epoch.
+            save_checkpoint(own.state(epoch), past.state, overwrite=True)
         except (OSError, ValueError) as error:
             raise SettingError(failed(_reason(error))) from error
         record = dataclasses.replace(
@@ -191,21 +189,6 @@ def _in_first(action: Callable[[], _T], failed: Callable[[str], str]) -> _T | No
             raise SettingError(failed(_reason(error))) from error
 
     return _everyone.in_first(told)
-
-
-@contextlib.contextmanager
-def _without_tracebacks() -> Iterator[None]:
-    """Keeps the threads of Orbax from logging what they raise: the first of it is raised here as well."""
-
-    def has_none(record: logging.LogRecord) -> bool:
-        return not record.exc_info
-
-    logger = logging.getLogger("absl")
-    logger.addFilter(has_none)
-    try:
-        yield
-    finally:
-        logger.removeFilter(has_none)
 
 
 def _reason(error: Exception) -> str:

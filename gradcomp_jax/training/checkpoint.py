@@ -3,7 +3,6 @@
 import itertools
 import os
 import pathlib
-import zlib
 from typing import Any, cast
 
 import jax
@@ -16,12 +15,13 @@ from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.per_device import is_per_device, nodes_of
 from gradcomp_jax.training import checkpoint_files
-from gradcomp_jax.training.carried import carried, lies_otherwise
+from gradcomp_jax.training.carried import carried, lies_otherwise, names_of
 from gradcomp_jax.training.checkpoint_reading import DamagedCheckpointError as DamagedCheckpointError
 from gradcomp_jax.training.checkpoint_reading import damage, described, refuse_unreadable, without_echoes
 from gradcomp_jax.training.checkpoint_record import (
     checkpoint_metadata,
     compare_makers,
+    crc_of,
     data_of,
     refuse_damaged,
     refuse_meeting,
@@ -132,10 +132,10 @@ def _restored(path: pathlib.Path, like: PyTree, check_method: bool) -> PyTree:
             metadata, record = described(checkpointer, path, plain)
         if check_method:
             compare_makers(path, record, like)
-        named = {path_name(p): leaf for p, leaf in tree_leaves_with_path(metadata)}
+        named = names_of(metadata)
         refuse_other_stacking(named, like)
         moves = lies_otherwise(named, like)
-        saved = metadata if moves else _saved_shapes(metadata, path, like)
+        saved = metadata if moves else _saved_shapes(named, path, like)
         old, new = (None, None) if moves else (_workers(saved), _workers(like))
         if old is None or new is None:
             old = new = 1
@@ -150,8 +150,7 @@ def _restored(path: pathlib.Path, like: PyTree, check_method: bool) -> PyTree:
     if in_place:
         return _with_empty(as_they_were(found, like), wanted)
     if moves:
-        whole = {path_name(p): leaf for p, leaf in tree_leaves_with_path(found)}
-        found = carried(whole, None if record is None else record.get("owners"), like)
+        found = carried(names_of(found), None if record is None else record.get("owners"), like)
     else:
         found = jax.tree.map(typed, found, like)
         found = found if old == new else resize_workers(found, old=old, new=new)
@@ -166,11 +165,14 @@ def _refuse_lost(state: PyTree) -> None:
     copies along an axis of the mesh that is not an axis of workers, and along an axis of a single worker.
     """
     # Flax NNX keeps the array inside a variable.
-    marked = [(path, data_of(jax.tree.leaves(leaf.value)[0])) for path, leaf in _leaves(state) if is_per_device(leaf)]
+    leaves = tree_leaves_with_path(state, is_leaf=is_per_device)
+    marked = [(path, data_of(jax.tree.leaves(leaf.value)[0])) for path, leaf in leaves if is_per_device(leaf)]
     shared = [(path, value) for path, value in marked if isinstance(value, jax.Array) and _has_copies(value)]
     if not shared:
         return
-    own = [[(shard.device.id, _digest(shard)) for shard in value.addressable_shards] for _, value in shared]
+    own = [
+        [(shard.device.id, crc_of(np.asarray(shard.data))) for shard in value.addressable_shards] for _, value in shared
+    ]
     for (path, value), *found in zip(shared, *_everyone.of_all(own), strict=True):
         by_device, by_index = dict(itertools.chain(*found)), dict[str, set[int]]()
         for device, index in value.sharding.devices_indices_map(value.shape).items():
@@ -196,23 +198,14 @@ def _with_empty(state: PyTree, like: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf, empty: leaf if np.size(empty) else empty, state, like)
 
 
-def _leaves(state: PyTree) -> list[tuple[Any, Any]]:
-    return tree_leaves_with_path(state, is_leaf=is_per_device)
-
-
 def _has_copies(value: jax.Array) -> bool:
     places = value.sharding.devices_indices_map(value.shape)
     return len({str(index) for index in places.values()}) < len(places)
 
 
-def _digest(shard: Any) -> int:
-    return zlib.crc32(np.ascontiguousarray(shard.data).view(np.uint8).data)
-
-
-def _saved_shapes(metadata: PyTree, path: pathlib.Path, like: PyTree) -> PyTree:
+def _saved_shapes(found: dict[str, Any], path: pathlib.Path, like: PyTree) -> PyTree:
     """Returns the shapes in the checkpoint, in the structure of ``like``."""
-    found = {path_name(p): leaf for p, leaf in tree_leaves_with_path(metadata)}
-    wanted = [path_name(p) for p, _ in tree_leaves_with_path(like)]
+    wanted = list(names_of(like))
     missing, surplus = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
     if missing or surplus:
         differences = [

@@ -15,14 +15,13 @@ import numpy as np
 
 from gradcomp_jax import _arguments, _checks, _everyone
 from gradcomp_jax._checks import is_typed_key
-from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.core import ExchangeState
 from gradcomp_jax.core.made_by import MadeBy, made_by
 from gradcomp_jax.methods.registry import DRAWN, METHODS, SENT
 from gradcomp_jax.per_device import nodes_within
 from gradcomp_jax.replicas import MARKED
-from gradcomp_jax.training.carried import owners_of
+from gradcomp_jax.training.carried import names_of, owners_of
 from gradcomp_jax.training.refusals import refuse_donated, refuse_unmarked
 from gradcomp_jax.training.unreplicated import refuse_unreplicated
 from gradcomp_jax.transforms import SwitchedState
@@ -166,7 +165,7 @@ def refuse_damaged(tree: PyTree, record: Mapping[str, Any] | None) -> None:
     """Compares restored arrays with their digests: each process compares its shards, and all have the same outcome."""
     if record is None:
         return
-    named = _named(tree)
+    named = list(names_of(tree).items())
     damaged = next((i for i, (name, leaf) in enumerate(named) if not _is_whole(leaf, record["arrays"][name])), -1)
     damaged = max(_everyone.of_all(damaged))
     if damaged >= 0:
@@ -212,15 +211,11 @@ def _crc_of(record: Any) -> int:
     return zlib.crc32(json.dumps(record, sort_keys=True).encode())
 
 
-def _named(tree: PyTree) -> list[tuple[str, Any]]:
-    return [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
-
-
 def _arrays(state: PyTree) -> dict[str, Any]:
     """Returns for every array its shape, dtype, number of shards along each dimension, and their digests in C order."""
     found: dict[str, Any] = {}
     digests: dict[str, dict[str, int]] = {}
-    for name, leaf in _named(state):
+    for name, leaf in names_of(state).items():
         array = data_of(leaf)
         counts = [1] * array.ndim
         if isinstance(array, jax.Array):
@@ -228,7 +223,7 @@ def _arrays(state: PyTree) -> dict[str, Any]:
             counts = [size // part if part else 1 for size, part in zip(array.shape, shard, strict=True)]
         found[name] = {"shape": list(array.shape), "dtype": str(array.dtype), "shards": counts}
         digests[name] = {
-            str(_number(place, counts, array.shape)): _crc(data) for place, data in _pieces(array, first=True)
+            str(_number(place, counts, array.shape)): crc_of(data) for place, data in _pieces(array, first=True)
         }
     for every in _everyone.of_all(digests):
         for name, some in every.items():
@@ -244,7 +239,7 @@ def _is_whole(leaf: Any, entry: Mapping[str, Any]) -> bool:
         return False
     for place, data in _pieces(array):
         for cell, digest in zip(_cells(entry), entry["crc32"], strict=True):
-            if _holds(place, cell) and _crc(data[_within(cell, place)].astype(jnp.dtype(entry["dtype"]))) != digest:
+            if _holds(place, cell) and crc_of(data[_within(cell, place)].astype(jnp.dtype(entry["dtype"]))) != digest:
                 return False
     return True
 
@@ -285,7 +280,8 @@ def _within(cell: Place, place: Place) -> tuple[slice, ...]:
     return tuple(slice(c - a, d - a) for (a, _), (c, d) in zip(place, cell, strict=True))
 
 
-def _crc(data: np.ndarray) -> int:
+def crc_of(data: np.ndarray) -> int:
+    """Returns the CRC-32 of an array's bytes, in C order."""
     return zlib.crc32(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
 
 

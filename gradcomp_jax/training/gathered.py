@@ -1,5 +1,6 @@
 """Gathers whole parameters from their shards, in few bits: the all-gather of FSDP."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -114,20 +115,16 @@ def gather_params(
     return jax.tree.unflatten(treedef, leaves)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Rules:
     """Says how the leaves along the axis are divided and encoded, and how their gradients are."""
 
-    def __init__(
-        self,
-        dims: Sequence[Any],
-        wanted: Sequence[bool],
-        axis_name: AxisName,
-        workers: int,
-        compressor: Compressor,
-        gradient: Compressor | None,
-    ) -> None:
-        self.dims, self.wanted, self.axis_name, self.workers = dims, wanted, axis_name, workers
-        self.compressor, self.gradient = compressor, gradient
+    dims: Sequence[Any]
+    wanted: Sequence[bool]
+    axis_name: AxisName
+    workers: int
+    compressor: Compressor
+    gradient: Compressor | None
 
     def gather(self, leaves: list[Array], bases: list[Any], key: Any) -> list[Array]:
         """Returns the whole tensors, with a gradient that passes straight through."""

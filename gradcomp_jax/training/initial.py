@@ -137,7 +137,13 @@ def init_state(
             return state
         # Zeros have no sharding, so moments would lie whole on every device until the first step.
         places = state_shardings(state, mesh, axis_name=axis_name, param_specs=param_specs)
-        return jax.tree.map(_constrain, state, places, is_leaf=is_per_device)
+        # Per-device state already lies where ``shard_map`` has put it.
+        return jax.tree.map(
+            lambda leaf, at: leaf if is_per_device(leaf) else lax.with_sharding_constraint(leaf, at),
+            state,
+            places,
+            is_leaf=is_per_device,
+        )
 
     # It goes through the same shard_map as a train step's state, so that the first and the second step are one program.
     state = jax.jit(place)(*args)
@@ -208,8 +214,3 @@ def _placed_copy(x: Any, mesh: Mesh) -> Any:
         if isinstance(at, NamedSharding) and at.mesh == mesh
         else jax.device_put(copy, NamedSharding(mesh, PartitionSpec()))
     )
-
-
-def _constrain(leaf: Any, place: Any) -> Any:
-    """Constrains an array to its sharding; per-device state already lies where ``shard_map`` has put it."""
-    return leaf if is_per_device(leaf) else lax.with_sharding_constraint(leaf, place)

@@ -103,7 +103,8 @@ def _update_of(exchange: ExchangeState) -> str:
 
 
 def _warn_of_order(opt_state: PyTree, tx: optax.GradientTransformation) -> None:
-    decays = _decays(tx)
+    # Of every Adam whose functions have b1, which no state has; a scheduled one cannot be read.
+    decays = [b1 for b1 in _found(tx.update, []) if isinstance(b1, (int, float))]
     for inside, after in dict.fromkeys(_two_momenta(opt_state)):
         if after == "Adam" and decays and not any(decays):
             continue
@@ -170,17 +171,15 @@ def _two_momenta(state: PyTree) -> Iterator[tuple[str, str]]:
     for chain in _chains(state):
         inside = ""
         for link in chain:
-            after = next((_MOMENTA[type(node)] for node in per_device.nodes_of(link, _is_momentum)), None)
+            after = next(
+                (_MOMENTA[type(node)] for node in per_device.nodes_of(link, lambda node: type(node) in _MOMENTA)), None
+            )
             if inside and after:
                 yield inside, after
             exchanges = _exchanges(link)
             inside = next(filter(None, map(_momentum_inside, exchanges)), inside)
             if exchanges and per_device.nodes_of(link, lambda node: isinstance(node, AccumulateState)):
                 inside = _ACCUMULATE
-
-
-def _is_momentum(node: Any) -> bool:
-    return type(node) in _MOMENTA
 
 
 def _momentum_inside(exchange: ExchangeState) -> str:
@@ -196,11 +195,6 @@ def _momentum_inside(exchange: ExchangeState) -> str:
 
 _MADE = optax.scale_by_adam(b1=0.5).update
 _FUNCTION = (_MADE.__module__, _MADE.__qualname__)
-
-
-def _decays(tx: optax.GradientTransformation) -> list[float]:
-    """Returns b1 of every Adam in an optimizer, which its functions have and no state; a scheduled b1 cannot be read."""
-    return [b1 for b1 in _found(tx.update, []) if isinstance(b1, (int, float))]
 
 
 def _found(value: Any, seen: list[Any]) -> Iterator[Any]:

@@ -15,8 +15,7 @@ from gradcomp_jax.per_device import PerDevice
 from gradcomp_jax.replicas import outer_average
 from gradcomp_jax.replicas.fragments import Parts
 from gradcomp_jax.replicas.outer import offset_of
-from gradcomp_jax.training.overlapped import OverlappedStep, arriving, beside, check_delay
-from gradcomp_jax.training.overlapped_link import Link
+from gradcomp_jax.training.overlapped import Link, OverlappedStep, arriving, beside, check_delay
 from gradcomp_jax.training.resize import on_marks
 
 

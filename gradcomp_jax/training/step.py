@@ -203,8 +203,10 @@ def worker_step(
         model_state = getattr(state, field) if field else None
         if replicas:
             state = per_device.lower(state)
-        given = {"rngs": _key_of(key, state.step, axis_name), "model_state": per_device.lower(model_state)}
+        given: dict[str, Any] = {"rngs": key, "model_state": per_device.lower(model_state)}
         given = {name: value for name, value in given.items() if value is not None}
+        if key is not None:
+            given["rngs"] = jax.random.fold_in(jax.random.fold_in(key, state.step), lax.axis_index(axis_name))
         params, copies = whole_params(state, param_specs, names, param_compressor)
         found = value_and_grad(params, batch, scale=loss_scale(state.opt_state), given=given)
         extra, reads, share = {}, list[bool](), None
@@ -273,11 +275,6 @@ def worker_step(
         return new, metrics, _compat.varying(examples, axis_name)
 
     return local
-
-
-def _key_of(key: Any, step: Any, axis_name: AxisName) -> Any:
-    """Returns a key for one step of one worker."""
-    return None if key is None else jax.random.fold_in(jax.random.fold_in(key, step), lax.axis_index(axis_name))
 
 
 class TrainStep:
