@@ -1,6 +1,7 @@
 """Where parameters lie on a mesh: what a user's partition specs say about one axis."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,6 +18,21 @@ def names_of(axis_name: AxisName) -> tuple[Any, ...]:
 def devices_along(mesh: Mesh, axis_name: AxisName) -> int:
     """Returns how many devices of a mesh lie along one or several axes."""
     return math.prod(mesh.shape[name] for name in names_of(axis_name))
+
+
+def mapped(
+    function: Callable[..., Any],
+    mesh: Mesh,
+    axis_name: AxisName,
+    in_specs: Any,
+    out_specs: Any,
+    *,
+    check_vma: bool = True,
+) -> Callable[..., Any]:
+    """Maps a function over the devices along one or several axes; others are left to the compiler."""
+    names = set(names_of(axis_name))
+    how: dict[str, Any] = {"mesh": mesh, "axis_names": names, "check_vma": check_vma}
+    return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, **how)
 
 
 def by_leaf(specs: PyTree, tree: PyTree) -> list[PartitionSpec]:

@@ -132,7 +132,7 @@ Distributed = Annotated[
     ),
 ]
 Coordinator = Annotated[
-    str | None, typer.Option(help=f"HOST:PORT of process 0, of --distributed; else ${cluster.ADDRESS}.")
+    str | None, typer.Option(help=f"HOST:PORT of process 0, for --distributed; else ${cluster.ADDRESS}.")
 ]
 Process = Annotated[
     int | None, ranges.number(ranges.PROCESS, f"Number of this process, for --distributed; else ${cluster.INDEX}.")

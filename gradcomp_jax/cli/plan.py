@@ -15,7 +15,7 @@ from gradcomp_jax._errors import SettingError, known_name, look_up, users_code
 from gradcomp_jax._files import read_json
 from gradcomp_jax.cli import plan_figures, plan_report, ranges, units
 from gradcomp_jax.cli.own_code import imported
-from gradcomp_jax.cli.tables import print_table, tell, write_results
+from gradcomp_jax.cli.tables import print_table, tell, write_result
 from gradcomp_jax.cli.user_errors import user_errors
 from gradcomp_jax.methods import METHODS
 from gradcomp_jax.planning import CLUSTERS, MODELS, Calibration, Cluster, Device, Link, Workload
@@ -168,15 +168,12 @@ def plan_command(
         for note in notes:
             told(note, "dim")
         if out is not None:
-            files: dict[pathlib.Path, str | bytes] = {
-                out / "plan.json": json.dumps(plan_figures.to_dict(found), indent=1) + "\n"
-            }
+            write_result(console, out / "plan.json", json.dumps(plan_figures.to_dict(found), indent=1) + "\n")
             if found.has_curves:
                 from gradcomp_jax.cli.plan_plot import picture_of
 
-                files = {out / "plan.png": picture_of(found, what), **files}
-            write_results(console, files)
-            if not found.has_curves:
+                write_result(console, out / "plan.png", picture_of(found, what))
+            else:
                 why = "knows one rate and one number of workers" if known else "has no speed-up"
                 tell(console, f"no picture: {'a calibration' if known else 'a step that computes nothing'} {why}")
 

@@ -6,7 +6,7 @@ import time
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from gradcomp_jax._process import raise_if_stopped
 from gradcomp_jax.distributed import Watchdog
@@ -78,17 +78,9 @@ class Bar(Lines):
         """Makes a bar for ``runs`` runs of equal length, shown between enter and exit."""
         super().__init__(advice)
         self._runs = runs
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("steps"),
-            TimeElapsedColumn(),
-            TextColumn("elapsed,"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-            console=console,
-        )
+        done = ("{task.description}", BarColumn(), MofNCompleteColumn(), "steps")
+        times = (TimeElapsedColumn(), "elapsed,", TimeRemainingColumn(), "left")
+        self._progress = Progress(*done, *times, console=console)
         self._task = self._progress.add_task("starting", total=None)
 
     def __enter__(self) -> Self:

@@ -15,7 +15,7 @@ from gradcomp_jax.cli import report
 from gradcomp_jax.cli.event_files import EventFiles
 from gradcomp_jax.cli.options import TASK, WORKERS, Training
 from gradcomp_jax.cli.own_code import imported
-from gradcomp_jax.cli.tables import print_table, tell, write_results
+from gradcomp_jax.cli.tables import print_table, tell, write_result
 from gradcomp_jax.experiments import Comparison, Listener, Problem, Settings, data_mesh, load, own_problem, task
 from gradcomp_jax.experiments.recipes import RECIPES
 from gradcomp_jax.experiments.settings import RANGES, split_batch
@@ -139,6 +139,7 @@ def finish(console: Console, result: Comparison, training: Training, stem: str, 
     console.print()
     for note in report.notes(result):
         tell(console, note, "dim")
-    write_results(console, {picture: picture_of(result), figures: result.to_json(command=command)})
+    write_result(console, figures, result.to_json(command=command))
+    write_result(console, picture, picture_of(result))
     if page is not None:
-        write_results(console, {page: report.markdown(result, command=command)}, follow=True)
+        write_result(console, page, report.markdown(result, command=command), follow=True)

@@ -66,16 +66,14 @@ def print_table(console: Console, columns: Columns, elsewhere: str) -> None:
         tell(console, f"{left_out} ({whole} show all, as do pipes and files; {elsewhere})", "dim")
 
 
-def write_results(console: Console, files: Mapping[pathlib.Path, str | bytes], *, follow: bool = False) -> None:
-    """Writes files whole, in new folders where there are none, and says so; ``follow`` is that of :func:`write_whole`."""
+def write_result(console: Console, path: pathlib.Path, content: str | bytes, *, follow: bool = False) -> None:
+    """Writes a file whole, in a new folder where there is none, and says so; ``follow`` is that of :func:`write_whole`."""
     try:
-        for path, content in files.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, content, follow=follow)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content, follow=follow)
     except OSError as error:
         raise SettingError(f"cannot write the results that are printed above: {error}") from error
-    for path in files:
-        tell(console, f"wrote {path}")
+    tell(console, f"wrote {path}")
 
 
 def needed(columns: Columns, names: Sequence[str]) -> int:

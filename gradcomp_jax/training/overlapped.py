@@ -1,6 +1,7 @@
 """Delayed averages whose exchanges run beside the steps, in a thread, where one program cannot overlap them."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -212,9 +213,8 @@ def make_overlapped_step(
     quiet = optax.chain(delayed_average(arriving(method), **options), optimizer)
 
     def pick(flying: PyTree, period: Any) -> PyTree:
-        axes: dict[str, Any] = {"mesh": mesh, "axis_names": set(_specs.names_of(axis_name))}
         specs = (state_specs(flying, axis_name=axis_name), PartitionSpec())
-        return jax.shard_map(_slot, in_specs=specs, out_specs=PartitionSpec(axis_name), **axes)(flying, period)
+        return _specs.mapped(_slot, mesh, axis_name, specs, PartitionSpec(axis_name))(flying, period)
 
     def departs(step: int, parts: int) -> int | None:
         # With ``every=1`` one program exchanges from its first step on; the first exchanges are of zeros.
@@ -259,8 +259,7 @@ def beside(
         loss, axis_name=axis_name, has_aux=has_aux, aux=aux, accumulate=1, weight=None
     )
     by_worker, everywhere = PartitionSpec(axis_name), PartitionSpec()
-    names = set(_specs.names_of(axis_name))
-    mapping: dict[str, Any] = {"mesh": mesh, "axis_names": names, "check_vma": check_vma}
+    mapped = functools.partial(_specs.mapped, mesh=mesh, axis_name=axis_name, check_vma=check_vma)
     with_arrived = optax.with_extra_args_support(quiet).update
 
     def own(observed: PyTree) -> PyTree:
@@ -278,7 +277,7 @@ def beside(
     def gradient(params: PyTree, batch: PyTree) -> Any:
         refusals.refuse_unplaced(batch, mesh, axis_name)
         specs = state_specs(params, axis_name=axis_name)
-        return jax.shard_map(local_gradient, in_specs=(specs, by_worker), out_specs=by_worker, **mapping)(params, batch)
+        return mapped(local_gradient, in_specs=(specs, by_worker), out_specs=by_worker)(params, batch)
 
     def local(
         state: TrainState, gradient: PyTree, arrived: PyTree, skips: list[Array]
@@ -297,18 +296,14 @@ def beside(
     def step(state: TrainState, gradient: PyTree, arrived: PyTree, skips: list[Array]) -> Any:
         specs = state_specs(state, axis_name=axis_name)
         in_specs = (specs, by_worker, everywhere, everywhere)
-        mapped = jax.shard_map(local, in_specs=in_specs, out_specs=(specs, by_worker), **mapping)
-        return mapped(state, gradient, arrived, skips)
+        return mapped(local, in_specs=in_specs, out_specs=(specs, by_worker))(state, gradient, arrived, skips)
 
     def cross(sent: PyTree, inner: Any) -> Any:
         specs = state_specs((sent, inner), axis_name=axis_name)
-        mapped = jax.shard_map(
-            lambda s, i: exchange.update(per_device.lower(s), i),
-            in_specs=specs,
-            out_specs=(everywhere, specs[1]),
-            **mapping,
+        update = mapped(
+            lambda s, i: exchange.update(per_device.lower(s), i), in_specs=specs, out_specs=(everywhere, specs[1])
         )
-        return mapped(sent, inner)
+        return update(sent, inner)
 
     return OverlappedStep(tx, (jax.jit(gradient), jax.jit(step, donate_argnums=0), jax.jit(cross)), link, mesh)
 

@@ -130,7 +130,6 @@ def make_train_step(
     check_axis(mesh, axis_name)
     if param_compressor is not None and param_specs is None:
         raise ValueError("param_compressor is for parameters along the axis of the workers: give their param_specs")
-    names = _specs.names_of(axis_name)
     local = worker_step(
         loss,
         tx,
@@ -153,14 +152,9 @@ def make_train_step(
         refusals.refuse_unplaced(batch, mesh, axis_name)
         manual = None if has_replicas(state) else manual_specs(param_specs, state.params, axis_name)
         specs = state_specs(state, axis_name=axis_name, param_specs=manual)
-        mapped = jax.shard_map(
-            local,
-            mesh=mesh,
-            axis_names=set(names),
-            in_specs=(specs, PartitionSpec(axis_name)),
-            out_specs=(specs, PartitionSpec() if mean_metrics else PartitionSpec(axis_name), PartitionSpec(axis_name)),
-            check_vma=check_vma,
-        )
+        by_worker = PartitionSpec(axis_name)
+        out_specs = (specs, PartitionSpec() if mean_metrics else by_worker, by_worker)
+        mapped = _specs.mapped(local, mesh, axis_name, (specs, by_worker), out_specs, check_vma=check_vma)
         new, metrics, examples = mapped(state, batch)
         metrics = seen.together(metrics, dict.fromkeys(metrics) | examples)
         return new, metrics | (diagnose(new) if diagnostics else {})

@@ -57,7 +57,6 @@ def unreduced(
             weights that are not ``[N]``, and as :func:`make_train_step` does for a chain without an exchange.
     """
     check_axis(mesh, axis_name)
-    names = _specs.names_of(axis_name)
     workers = _specs.devices_along(mesh, axis_name)
     everywhere = PartitionSpec()
     pins = PinWatch(mesh, axis_name)
@@ -102,14 +101,8 @@ def unreduced(
             refusals.refuse_own_state(new, state, axis_name)
             return moved, new
 
-        mapped = jax.shard_map(
-            one_worker,
-            mesh=mesh,
-            axis_names=set(names),
-            in_specs=(by_worker, specs, everywhere, PartitionSpec(axis_name)),
-            out_specs=(everywhere, specs),
-            check_vma=check_vma,
-        )
+        in_specs = (by_worker, specs, everywhere, PartitionSpec(axis_name))
+        mapped = _specs.mapped(one_worker, mesh, axis_name, in_specs, (everywhere, specs), check_vma=check_vma)
         return mapped(updates, state, params, weights)
 
     return optax.GradientTransformationExtraArgs(MappedInit(init), update)
