@@ -85,7 +85,8 @@ def refuse_unmapped(state: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
 def refuse_unplaced(batch: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
     """Refuses a batch that the workers cannot divide, or that is not split over them along an Explicit axis."""
     names = _specs.names_of(axis_name)
-    workers = _specs.devices_along(mesh, axis_name)
+    workers, types = _specs.devices_along(mesh, axis_name), dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    explicit = all(types[name] == AxisType.Explicit for name in names)
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         where = f" {path_name(path)!r}" if path else ""
         if not jnp.ndim(leaf):
@@ -97,12 +98,8 @@ def refuse_unplaced(batch: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
                 f"{workers} devices along {axis_name!r} do not divide the batch{where} of {leaf.shape[0]}: choose a multiple,"
                 " or fill it up with examples of weight 0 (gradcomp_jax.weighted)"
             )
-    if any(dict(zip(mesh.axis_names, mesh.axis_types, strict=True))[name] != AxisType.Explicit for name in names):
-        return
-    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-        spec = jax.typeof(leaf).sharding.spec
-        if not spec or _specs.names_of(spec[0]) != names:
-            where = f" {path_name(path)!r}" if path else ""
+        spec = jax.typeof(leaf).sharding.spec if explicit else ()
+        if explicit and (not spec or _specs.names_of(spec[0]) != names):
             raise ValueError(
                 f"the batch{where} is not split over {axis_name!r}, an axis of Explicit type: place it with"
                 f" jax.device_put(batch, gradcomp_jax.data_sharding(mesh, axis_name={axis_name!r}))"

@@ -33,14 +33,8 @@ class TrainState(NamedTuple):
 class CopiedTrainState(NamedTuple):
     """Extends :class:`TrainState` with the copies from which gathered parameters differ.
 
-    It is a separate type, so that checkpoints of other states do not change.
-
-    Attributes:
-        step: as in :class:`TrainState`.
-        params: as in :class:`TrainState`.
-        opt_state: as in :class:`TrainState`.
-        model_state: as in :class:`TrainState`.
-        param_copy: whole copies of the parameters that lie along the axis, equal on all workers; ``()`` for each of the others.
+    It is a separate type, so that checkpoints of other states do not change. ``param_copy`` has whole copies of the parameters
+    that lie along the axis, equal on all workers, and ``()`` for each of the others.
     """
 
     step: Array
