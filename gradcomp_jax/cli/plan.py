@@ -1,9 +1,11 @@
 """``gradcomp plan``: should I compress, with what, and what will it give?"""
 
+import contextlib
 import functools
 import json
 import pathlib
 import sys
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import jax
@@ -120,7 +122,8 @@ def plan_command(
     """Predict a step with every method, and say whether to compress. Nothing is run: the figures are modelled."""
     what = model or source or f"{params} parameters"
     with user_errors():
-        known = _calibration(calibration)
+        with _reading(calibration):
+            known = None if calibration is None else Calibration.load(calibration)
         weighed = _prices(prices)
         preset = None if cluster is None else look_up("cluster", cluster, CLUSTERS)
         rate = _DEFAULT.memory_rate if preset is None else preset.memory_rate
@@ -226,24 +229,17 @@ def _names(methods: str) -> list[str] | None:
     return None if words == ["all"] else [known_name("method", word, METHODS) for word in words]
 
 
-def _calibration(path: pathlib.Path | None) -> Calibration | None:
-    if path is None:
-        return None
-    try:
-        return Calibration.load(path)
-    except (OSError, ValueError) as error:
-        raise _cannot_read(path, error) from error
-
-
 def _prices(given: str | None) -> known_prices.Prices | None:
     if given is None or given == "none":
         return None if given is None else {}
-    try:
+    with _reading(given):
         read = known_prices.from_dict(read_json(given))
-    except (OSError, ValueError) as error:
-        raise _cannot_read(given, error) from error
     return {known_name("method", name, METHODS): price for name, price in read.items()}
 
 
-def _cannot_read(path: str | pathlib.Path, error: OSError | ValueError) -> SettingError:
-    return SettingError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}")
+@contextlib.contextmanager
+def _reading(path: str | pathlib.Path | None) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise SettingError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error

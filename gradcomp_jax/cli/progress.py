@@ -3,13 +3,12 @@
 import contextlib
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
-from gradcomp_jax._process import raise_if_stopped
-from gradcomp_jax.distributed import Watchdog
 from gradcomp_jax.experiments import Listener, Past, RunResult, show
 
 _EVERY_S = 10.0
@@ -125,23 +124,14 @@ def progress(runs: int, advice: str) -> Lines:
     return Bar(Console(stderr=True), runs, advice) if sys.stderr.isatty() else Lines(advice)
 
 
-class Leaving(Listener):
-    """Leaves a run after a signal, at the end of a step, of a compilation or of an epoch that is saved."""
+class Each(Listener):
+    """Calls a function at every event but the end of a run: to leave it after a signal, or to tell a watchdog of it."""
 
-    def _leave(self, *event: Any, **more: Any) -> None:
-        raise_if_stopped()
+    def __init__(self, function: Callable[[], None]) -> None:
+        """Takes the function."""
+        self._function = function
 
-    compiling = compiled = started = stepped = finished_epoch = _leave
+    def _call(self, *event: Any, **more: Any) -> None:
+        self._function()
 
-
-class Beating(Listener):
-    """Calls ``watchdog.beat()`` at every event."""
-
-    def __init__(self, watchdog: Watchdog) -> None:
-        """Takes the watchdog of this process."""
-        self._watchdog = watchdog
-
-    def _beat(self, *event: Any, **more: Any) -> None:
-        self._watchdog.beat()
-
-    compiling = compiled = started = stepped = finished_epoch = finished = _beat
+    compiling = compiled = started = stepped = finished_epoch = _call

@@ -11,10 +11,10 @@ import typer
 from rich.console import Console
 
 from gradcomp_jax._errors import ExperimentError, SettingError, known_name
-from gradcomp_jax._process import leaving
+from gradcomp_jax._process import leaving, raise_if_stopped
 from gradcomp_jax.cli import options, ranges, runs
 from gradcomp_jax.cli.options import Training, with_training_options
-from gradcomp_jax.cli.progress import Beating, Leaving, progress
+from gradcomp_jax.cli.progress import Each, progress
 from gradcomp_jax.cli.user_errors import mistakes, user_errors
 from gradcomp_jax.distributed import Watchdog, check_equal, find_place, join
 from gradcomp_jax.experiments import (
@@ -88,20 +88,17 @@ def train_command(
                 shown = stack.enter_context(progress(1, runs.advice(training.checkpoint)))
                 listener = Listeners(log, shown)
             if distributed:
-                listener = Listeners(Beating(watchdog), listener)
+                listener = Listeners(Each(watchdog.beat), listener)
                 # The watchdog says that this process is gone, and the others must not wait for it.
                 stack.enter_context(leaving(str, grace_s=0.0))
             else:
                 stack.enter_context(leaving(shown.stopped))
-                listener = Listeners(listener, Leaving())
+                listener = Listeners(listener, Each(raise_if_stopped))
             one: dict[str, Any] = {"one_device": training.one_device}
             trainer = Trainer(method, problem, settings, listener=listener, verify_every=verify_every, **one)
             baselines = count_baselines(problem, settings, known=[trainer], listener=listener, **one)
-            if training.checkpoint is None:
-                run = trainer.run(seed, listener=listener)
-            else:
-                how: dict[str, Any] = {"share_folder": share_folder, "listener": listener}
-                run = train_with_checkpoints(trainer, seed, training.checkpoint, **how)
+            how: dict[str, Any] = {"share_folder": share_folder, "listener": listener}
+            run = train_with_checkpoints(trainer, seed, training.checkpoint, **how)
         if first:
             result = summarize([run], baselines, **one)
             runs.finish(console, result, training, f"train-{method}", context.obj or "gradcomp train")

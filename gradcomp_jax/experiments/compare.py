@@ -130,14 +130,11 @@ def compare(
     how: dict[str, Any] = {"listener": listener, "one_device": one_device}
     trainers = {method: Trainer(method, problem, settings, **how) for method in methods}
     baseline_bytes = count_baselines(problem, settings, known=trainers.values(), **how)
-    runs: list[RunResult] = []
-    for seed in seeds:
-        for method, trainer in trainers.items():
-            if checkpoint is None:
-                runs.append(trainer.run(seed, listener=listener))
-            else:
-                folder = checkpoint / f"{method}-seed-{seed}"
-                runs.append(train_with_checkpoints(trainer, seed, folder, listener=listener))
+    runs = [
+        train_with_checkpoints(trainer, seed, checkpoint and checkpoint / f"{method}-seed-{seed}", listener=listener)
+        for seed in seeds
+        for method, trainer in trainers.items()
+    ]
     return summarize(runs, baseline_bytes, one_device=one_device)
 
 

@@ -31,7 +31,12 @@ _TIMEOUT_S = 5.0
 
 
 def train_with_checkpoints(
-    trainer: Trainer, seed: int, folder: pathlib.Path, *, share_folder: bool = False, listener: Listener | None = None
+    trainer: Trainer,
+    seed: int,
+    folder: pathlib.Path | None,
+    *,
+    share_folder: bool = False,
+    listener: Listener | None = None,
 ) -> RunResult:
     """Trains, saves after every epoch, and starts from the last epoch saved if there is one.
 
@@ -47,11 +52,13 @@ def train_with_checkpoints(
     Args:
       trainer: of the method, on the problem.
       seed: of the run.
-      folder: made if it is not there. A link to a folder is followed; no link within it is.
+      folder: made if it is not there; ``None`` to save nothing. A link to a folder is followed; no link within it is.
       share_folder: saves also where there are other files and no run. They stay as they are.
       listener: hears how the run goes on.
     """
     listener = listener or Listener()
+    if folder is None:
+        return trainer.run(seed, listener=listener)
     with _opened(trainer, seed, local_folder(folder), share_folder) as own:
         try:
             saved = own.saved()
