@@ -58,10 +58,7 @@ def draw(comparison: Comparison) -> Figure:
     if limits is not None:
         judged.set_ylim(*limits)
     cost.set(
-        xlabel="bytes that one device sends in a step",
-        xscale="log",
-        ylabel=f"final {unit}",
-        title="What it costs",
+        xlabel="bytes that one device sends in a step", xscale="log", ylabel=f"final {unit}", title="What it costs"
     )
     for axes in (loss, judged):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

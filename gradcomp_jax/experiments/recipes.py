@@ -35,10 +35,6 @@ def build(method: str, settings: Settings, steps_per_epoch: int, *, seed: int = 
 
     The seed of random rounding is part of the state: transformations that differ in nothing but their seed have states of one
     structure and the same ``update``, so a step that was compiled with one of them runs with the state of another.
-
-    Raises:
-      UnknownNameError: if there is no such method.
-      SettingError: if the method cannot run with these settings.
     """
     recipe = look_up("method", method, RECIPES)
     counted = CountedSettings(**dataclasses.asdict(settings), steps=settings.epochs * steps_per_epoch)

@@ -1,5 +1,6 @@
 """Gathers whole parameters from their shards, in few bits: the all-gather of FSDP."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -122,20 +123,16 @@ def gather_params(
     return jax.tree.unflatten(treedef, leaves)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Rules:
     """Says how the leaves along the axis are divided and encoded, and how their gradients are."""
 
-    def __init__(
-        self,
-        dims: Sequence[Any],
-        wanted: Sequence[bool],
-        axis_name: AxisName,
-        workers: int,
-        compressor: Compressor,
-        gradient: Compressor | None,
-    ) -> None:
-        self.dims, self.wanted, self.axis_name, self.workers = dims, wanted, axis_name, workers
-        self.compressor, self.gradient = compressor, gradient
+    dims: Sequence[Any]
+    wanted: Sequence[bool]
+    axis_name: AxisName
+    workers: int
+    compressor: Compressor
+    gradient: Compressor | None
 
     def gather(self, leaves: list[Array], bases: list[Any], key: Any) -> list[Array]:
         """Returns the whole tensors, with a gradient that passes straight through."""
@@ -252,17 +249,7 @@ def _check_base(path: str, shard: tuple[int, ...], dim: Any, workers: int, whole
 def whole_params(
     state: Any, param_specs: PyTree | None, names: tuple[Any, ...], compressor: Compressor | None
 ) -> tuple[PyTree, PyTree | None]:
-    """Returns the parameters, those of which a device has a shard gathered, and new copies if there are any.
-
-    Args:
-        state: a train state's part on one device.
-        param_specs: as for :func:`gradcomp_jax.make_train_step`.
-        names: the names of the axis of the workers.
-        compressor: encodes what is gathered; ``None`` for no compression.
-
-    Raises:
-        ValueError: for a state with copies and no compressor.
-    """
+    """Returns the parameters, those of which a device has a shard gathered, and new copies if there are any."""
     params, copies = state.params, getattr(state, "param_copy", None)
     if compressor is not None:
         for name in names:

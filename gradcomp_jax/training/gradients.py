@@ -299,13 +299,9 @@ def _outside(
             gradient = overwriting.heard(found.gradient, params, axis_name, weight=found.weight)
             return (value, numbers), examples, jax.tree_util.tree_map_with_path(own_of_each, gradient)
 
-        (value, numbers), examples, gradient = jax.shard_map(
-            one_worker,
-            mesh=mesh,
-            axis_names=set(_specs.names_of(axis_name)),
-            in_specs=(everywhere, batch_specs, everywhere),
-            out_specs=(everywhere, by_worker, jax.tree_util.tree_map_with_path(spec, params)),
-        )(params, args, kwargs)
+        out_specs = (everywhere, by_worker, jax.tree_util.tree_map_with_path(spec, params))
+        step = _specs.mapped(one_worker, mesh, axis_name, (everywhere, batch_specs, everywhere), out_specs)
+        (value, numbers), examples, gradient = step(params, args, kwargs)
         return ((value, seen.together(numbers, examples)) if has_aux else value), gradient
 
     return mapped

@@ -33,14 +33,8 @@ class TrainState(NamedTuple):
 class CopiedTrainState(NamedTuple):
     """Extends :class:`TrainState` with the copies from which gathered parameters differ.
 
-    It is a separate type, so that checkpoints of other states do not change.
-
-    Attributes:
-        step: as in :class:`TrainState`.
-        params: as in :class:`TrainState`.
-        opt_state: as in :class:`TrainState`.
-        model_state: as in :class:`TrainState`.
-        param_copy: whole copies of the parameters that lie along the axis, equal on all workers; ``()`` for each of the others.
+    It is a separate type, so that checkpoints of other states do not change. ``param_copy`` has whole copies of the parameters
+    that lie along the axis, equal on all workers, and ``()`` for each of the others.
     """
 
     step: Array
@@ -175,11 +169,7 @@ def lift_replicas(state: Any) -> Any:
     The train step removes the mark before an update and adds it again after it. So any optax chain runs on replicas, and specs,
     checkpoints and a change of the number of workers follow from the mark, as they do for residuals.
     """
-    return with_parts(
-        state,
-        params=per_device.lift(state.params),
-        opt_state=lift_opt_state(state.opt_state),
-    )
+    return with_parts(state, params=per_device.lift(state.params), opt_state=lift_opt_state(state.opt_state))
 
 
 def lift_opt_state(opt_state: PyTree) -> PyTree:

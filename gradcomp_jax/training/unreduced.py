@@ -8,7 +8,7 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from gradcomp_jax import _arguments, _compat, _specs, _tracking, per_device
+from gradcomp_jax import _arguments, _compat, _specs, per_device
 from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.core.context import with_context
@@ -19,7 +19,7 @@ from gradcomp_jax.training import refusals
 from gradcomp_jax.training.calls import refuse_other_gradient
 from gradcomp_jax.training.initial import MappedInit, init_opt_state
 from gradcomp_jax.training.order import refuse_lookahead
-from gradcomp_jax.training.other_chain import chain_explained
+from gradcomp_jax.training.other_chain import updated
 from gradcomp_jax.training.pinned import PinWatch, refuse_whole
 from gradcomp_jax.training.state import check_axis
 
@@ -68,9 +68,7 @@ def unreduced(
             weights that are not ``[N]``, and as :func:`make_train_step` does for a chain without an exchange.
     """
     check_axis(mesh, axis_name)
-    names = _specs.names_of(axis_name)
     workers = _specs.devices_along(mesh, axis_name)
-    update_with_extra = optax.with_extra_args_support(tx).update
     everywhere = PartitionSpec()
     pins = PinWatch(mesh, axis_name)
 
@@ -108,26 +106,14 @@ def unreduced(
         def one_worker(updates: PyTree, state: PyTree, params: PyTree | None, weights: Any) -> tuple[PyTree, PyTree]:
             own_gradients = jax.tree.map(own, updates, is_leaf=is_per_device)
             given = with_context({**weights, **extra}, weight_read=lambda: reads.append(True))
-            with (
-                refusals.branches_explained(),
-                refusals.extras_explained(given),
-                _tracking.explained(axis_name),
-                chain_explained(tx, state, params),
-            ):
-                moved, new = update_with_extra(own_gradients, state, params, **given)
+            moved, new = updated(tx, own_gradients, state, params, given, axis_name)
             refusals.refuse_unread(weight, reads)
             refusals.refuse_updates(moved, own_gradients if params is None else params, axis_name)
             refusals.refuse_own_state(new, state, axis_name)
             return moved, new
 
-        mapped = jax.shard_map(
-            one_worker,
-            mesh=mesh,
-            axis_names=set(names),
-            in_specs=(by_worker, specs, everywhere, PartitionSpec(axis_name)),
-            out_specs=(everywhere, specs),
-            check_vma=check_vma,
-        )
+        in_specs = (by_worker, specs, everywhere, PartitionSpec(axis_name))
+        mapped = _specs.mapped(one_worker, mesh, axis_name, in_specs, (everywhere, specs), check_vma=check_vma)
         return mapped(updates, state, params, weights)
 
     return optax.GradientTransformationExtraArgs(MappedInit(init), update)

@@ -120,7 +120,7 @@ def test_who_does_not_come_is_named() -> None:
     found = come((0, 4), (2, 4), timeout=1.0)
     assert time.monotonic() - start < 15
     assert all(isinstance(error, ClusterError) for error in found), found
-    assert "processes 1, 3 did not come within 1 s" in str(found[0])
+    assert "processes 1 and 3 did not come within 1 s" in str(found[0])
     (alone,) = come((1, 2), timeout=0.5)
     assert isinstance(alone, ClusterError)
     assert "process 0 did not come within 0.5 s" in str(alone) and "Connection refused" in str(alone)

@@ -1,14 +1,23 @@
-"""What ``--help`` prints, which is also kept as it is: a process that is asked for nothing else need not import JAX.
+"""Writes what ``gradcomp --help`` prints into the package, after a change of an option.
 
-``python -m gradcomp_jax.cli.help_pages`` writes the pages that ``kept_help`` prints, after a change of an option.
+    python benchmarks/help_pages.py
+
+The pages are kept as they are, so that a process that is asked for nothing else need not import JAX.
 """
 
 import json
+import pathlib
+import sys
 import textwrap
 from typing import Any
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from typer.main import get_command
+
+from gradcomp_jax import cli
 from gradcomp_jax._files import write_whole
-from gradcomp_jax.cli import kept_help
+from gradcomp_jax.cli.app import app
 
 _WIDTH = 80
 _EXAMPLES = {
@@ -27,13 +36,7 @@ _EXAMPLES = {
 
 
 def page(name: str, command: Any, commands: dict[str, Any] | None = None) -> str:
-    """Returns the help of a command: what it does, an example, then its options.
-
-    Args:
-      name: of the command; nothing for that of all.
-      command: as typer has made it.
-      commands: by name, where there are some within it.
-    """
+    """Returns the help of a command: what it does, an example, then its options."""
     usage = " ".join(filter(None, ("gradcomp", name, "COMMAND" if commands else "", "[OPTIONS]")))
     parts = [f"Usage: {usage}", *_paragraphs(command.help or "")]
     parts.append("\n".join(["For example:", *(f"  {line}" for line in _EXAMPLES[name])]))
@@ -66,14 +69,10 @@ def _entry(name: str, text: str) -> str:
 
 def pages() -> dict[str, str]:
     """Returns all pages, by the name of the command."""
-    from typer.main import get_command
-
-    from gradcomp_jax.cli.app import app
-
     group: Any = get_command(app)
     commands = {name: group.get_command(None, name) for name in group.list_commands(None)}
     return {"": page("", group, commands), **{name: page(name, one) for name, one in commands.items()}}
 
 
 if __name__ == "__main__":
-    write_whole(kept_help.PAGES, json.dumps(pages(), indent=1) + "\n")
+    write_whole(cli.PAGES, json.dumps(pages(), indent=1) + "\n")
