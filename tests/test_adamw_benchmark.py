@@ -41,11 +41,6 @@ def found(of: dict[str, float]) -> dict[str, Any]:
     return made
 
 
-def test_runs_have_names_of_their_own() -> None:
-    names = [Run(name, rate, 1000, 0).name for name, row in ROWS.items() for rate in row.rates]
-    assert len(set(names)) == len(names) and all("/" not in name for name in names)
-
-
 def test_a_row_is_tuned_before_it_has_other_runs() -> None:
     first = list(runs.wanted([DENSE, SPARSE], {}))
     assert [run.rate for run in first] == [*ROWS[DENSE].rates[2:4], *ROWS[SPARSE].rates[2:4]]
@@ -66,14 +61,6 @@ def test_rates_are_tried_until_the_best_has_worse_ones_on_both_sides() -> None:
             tried.append(rate)
     assert tried == [rates[2], rates[3], rates[1], rates[0]]
     assert runs.best_rate(DENSE, ROWS[DENSE], made) == rates[1]
-
-
-def test_a_run_that_diverged_is_never_the_best() -> None:
-    made, rates = {}, ROWS[DENSE].rates
-    for number, rate in enumerate(rates):
-        run = Run(DENSE, rate, runs.TUNED_AT, 0)
-        made[run.name] = result(run, math.nan if number % 2 else 3.0 - number)
-    assert runs.best_rate(DENSE, ROWS[DENSE], made) == rates[4]
 
 
 def test_gaps_are_those_of_the_same_seed_and_p_is_of_a_t_test() -> None:
@@ -110,14 +97,6 @@ def test_a_goal_is_met_by_a_small_gap_of_enough_seeds() -> None:
         0.03: ["missed: p", "missed: p", "missed: p"],
     }
     assert "not run" in goals.goals(found({DENSE: 0.0}), fewer)
-
-
-def test_dense_steps_are_where_dense_has_the_same_loss() -> None:
-    both = found({DENSE: 0.0, SPARSE: 0.0})
-    share = table.dense_equivalent(SPARSE, 4_000, both)
-    assert share is not None and abs(share - 1) < 0.01
-    worse = table.dense_equivalent(SPARSE, 4_000, found({DENSE: 0.0, SPARSE: 0.01}))
-    assert worse is not None and worse < 0.9
 
 
 def test_the_table_and_the_pictures() -> None:
