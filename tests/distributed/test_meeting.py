@@ -156,12 +156,7 @@ def test_a_process_that_ends_may_come_again_and_other_programs_are_not_heard() -
     found: list = []
     host.start()
     until = time.monotonic() + 10
-    for words in (
-        b'{"index": 1, "count": 2',
-        b"GET / HTTP/1.1\r\n\r\n",
-        b'{"index": [], "count": {}}\n',
-        b"x" * 5000,
-    ):
+    for words in (b'{"index": 1, "count": 2', b"GET / HTTP/1.1\r\n\r\n", b'{"index": [], "count": {}}\n', b"x" * 5000):
         while True:
             try:
                 stranger = socket.create_connection(("127.0.0.1", port), timeout=5)

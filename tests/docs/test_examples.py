@@ -11,15 +11,17 @@ import pytest
 
 import gradcomp_jax as gc
 from tests.docs.test_site import names_of
+from tests.marks import slow_but
 
 FUNCTIONS = sorted(name for name, value in names_of(gc).items() if callable(value) and not isinstance(value, type))
+QUICK = ("topk_sgd", "dgc", "exchange", "init_state", "make_train_step", "wire_bytes", "fragments", "predict")
 
 
 def loss(params: dict, batch: jax.Array) -> jax.Array:
     return jnp.mean((batch @ params["kernel"] + params["bias"]) ** 2)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", slow_but(QUICK, FUNCTIONS))
 @pytest.mark.standard_promotion
 def test_the_example_runs(name: str, mesh8: jax.sharding.Mesh, tmp_path: Path) -> None:
     shared = {
