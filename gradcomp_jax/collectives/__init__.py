@@ -7,6 +7,7 @@ from gradcomp_jax.collectives.auto import as_collective as as_collective
 from gradcomp_jax.collectives.auto import rides_along as rides_along
 from gradcomp_jax.collectives.base import Collective as Collective
 from gradcomp_jax.collectives.base import Remainder as Remainder
+from gradcomp_jax.collectives.base import Send as Send
 from gradcomp_jax.collectives.base import Steps as Steps
 from gradcomp_jax.collectives.base import Workers as Workers
 from gradcomp_jax.collectives.fused import permute as permute

@@ -64,30 +64,30 @@ def refuse_other_method(state: Any, maker: MadeBy) -> None:
         made = node.made_by
         if made.name and made.name != maker.name:
             raise ValueError(_sentence(said_of(node), f"gradcomp_jax.{maker.name}"))
-        before, now = dict(made.options), dict(maker.options)
-        if maker.name != _EXCHANGE or not made.name:
-            continue
-        kinds = [{option: said.get(option) for option in _KINDS} for said in (before, now)]
-        for said in kinds:
-            said["memory"] = _DEFAULT if said["memory"] == "None" else said["memory"]
-        if kinds[0] != kinds[1]:
-            of = [", ".join(f"{option}={value}" for option, value in said.items()) for said in kinds]
-            raise ValueError(_sentence(*(f"gradcomp_jax.{_EXCHANGE}({options})" for options in of)))
+        if made.name == _EXCHANGE:
+            _refuse_other_kinds(made, maker)
+
+
+def _refuse_other_kinds(made: MadeBy, maker: MadeBy) -> None:
+    """Refuses the state of an exchange with another compressor or memory, where no method has named it."""
+    kinds = [{option: dict(by.options).get(option) for option in _KINDS} for by in (made, maker)]
+    for said in kinds:
+        said["memory"] = _DEFAULT if said["memory"] == "None" else said["memory"]
+    if kinds[0] != kinds[1]:
+        of = [", ".join(f"{option}={value}" for option, value in said.items()) for said in kinds]
+        raise ValueError(_sentence(*(f"gradcomp_jax.{_EXCHANGE}({options})" for options in of)))
 
 
 @contextlib.contextmanager
-def one_method() -> Iterator[None]:
-    """Marks that a method runs which has checked the states of all exchanges inside it."""
+def one_method(state: Any, maker: MadeBy) -> Iterator[None]:
+    """Runs a method, which refuses what another one made. The states of all exchanges inside it are checked once, here."""
+    if not _within.get():
+        refuse_other_method(state, maker)
     token = _within.set(True)
     try:
         yield
     finally:
         _within.reset(token)
-
-
-def is_within() -> bool:
-    """Returns whether a method that has looked at the state is running."""
-    return _within.get()
 
 
 REMEDY = (

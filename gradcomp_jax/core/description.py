@@ -11,7 +11,6 @@ from gradcomp_jax._typing import Array
 from gradcomp_jax.collectives import owners
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.core.layout import Layout
-from gradcomp_jax.core.outbound import resolved
 from gradcomp_jax.core.transport import transport
 
 
@@ -41,9 +40,9 @@ def describe(layout: Layout, buckets: Sequence[Sequence[int]] | None, workers: c
             size = sum(spec.size for spec in specs if spec is not None)
             operation([jnp.zeros(size)] if size else [], workers.axis_name)
         messages = []
-        for n, (group, segments), (collective, remainder) in zip(
-            numbers, groups, resolved(groups, workers), strict=True
-        ):
+        crossing = layout.crossing(bucket)
+        for n, (group, segments) in zip(numbers, groups, strict=True):
+            collective, remainder = crossing[n]
             rows = [group.rows(s) for s in segments]
             places = [sum(rows[:-1])]
             if remainder in ("split", "server"):

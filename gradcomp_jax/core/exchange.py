@@ -1,6 +1,7 @@
 """The exchange: per-device gradients in, the averaged update out, what was not sent in explicit state."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -21,7 +22,8 @@ from gradcomp_jax.core.layout import Layout, View
 from gradcomp_jax.core.layout_rules import layout_rules
 from gradcomp_jax.core.made_by import MadeBy, made_by
 from gradcomp_jax.core.masks import Mask
-from gradcomp_jax.core.outbound import Piece, all_finite, outbound
+from gradcomp_jax.core.mean import MeanMessage
+from gradcomp_jax.core.outbound import all_finite, outbound
 from gradcomp_jax.core.policies import Policy
 from gradcomp_jax.core.refusals import (
     refuse_around,
@@ -34,7 +36,7 @@ from gradcomp_jax.core.refusals import (
 from gradcomp_jax.core.state import init_memory, init_server, ratio_of
 from gradcomp_jax.core.step_keys import StepKeys
 from gradcomp_jax.core.transport import Transported, transport
-from gradcomp_jax.per_device import PerDevice
+from gradcomp_jax.per_device import PerDevice, is_per_device
 
 
 @_registered.node
@@ -133,12 +135,21 @@ def exchange(
         compressor, memory=memory, collective=collective, mask=mask, view=view, dense_compressor=dense_compressor
     )
 
+    @functools.lru_cache(maxsize=64)
+    def layout_of(treedef: Any, shapes: tuple[jax.ShapeDtypeStruct, ...], workers: int) -> Layout:
+        return rules.layout(jax.tree.unflatten(treedef, shapes), axis_name, workers)
+
+    def flat(tree: PyTree, workers: int) -> tuple[list[Any], Any, tuple[jax.ShapeDtypeStruct, ...], Layout]:
+        leaves, treedef = jax.tree.flatten(tree)
+        shapes = tuple(jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+        return leaves, treedef, shapes, layout_of(treedef, shapes, workers)
+
     def init(params: PyTree) -> ExchangeState:
         if isinstance(rules.collective, co.ReduceScatter):
             refuse_unbound(axis_name)
         workers = _compat.axis_size(axis_name) or 1
         memories, states, servers = [], [], []
-        for group, segments in rules.layout(rules.whole(params, axis_name, workers), axis_name, workers).groups:
+        for group, segments in flat(rules.whole(params, axis_name, workers), workers)[-1].groups:
             memories.append(tuple(init_memory(group, s, axis_name) for s in segments))
             states.append(tuple(group.compressor.init((s.size,)) for s in segments))
             servers.append(init_server(group, segments, workers, axis_name))
@@ -155,11 +166,11 @@ def exchange(
     ) -> tuple[PyTree, ExchangeState]:
         refuse_unbound(axis_name)
         context, workers = context_of(extra), co.Workers.along(axis_name)
-        layout = rules.layout(updates, axis_name, workers.count)
-        refuse_around(rules, layout, extra, axis_name)
+        leaves, treedef, shapes, layout = flat(updates, workers.count)
+        if extra:
+            refuse_around(rules.collective, layout, extra, axis_name)
         refuse_beyond_float32(updates, layout.averaged)
         refuse_reduced(updates, axis_name, layout.averaged)
-        leaves, treedef = jax.tree.flatten(updates)
         if not leaves:
             return updates, state._replace(step=count_on(state.step))
         if context.describes:
@@ -167,7 +178,7 @@ def exchange(
             return updates, state
         refuse_other_layout(layout, state.memory)
         refuse_shared(state, axis_name, workers.count)
-        keys = StepKeys.of(key, state.step, workers.index, context.inner_axis_name)
+        keys = functools.cache(lambda: StepKeys.of(key, state.step, workers.index, context.inner_axis_name))
         crossed: list[Transported] = []
         for number, bucket in enumerate(layout.buckets(context.buckets)):
             before = crossed[-1] if crossed else None
@@ -177,25 +188,31 @@ def exchange(
             crossed.append(transport(messages, bad, workers, before.received if before else None))
         ok = _together(jnp.stack([t.ok for t in crossed]).all(), context)
         sent: dict[int, Array] = {}
-        kept: dict[tuple[int, int], Piece] = {}
-        servers = list(state.server)
-        wanted = context.wanted(updates)
+        memory, code, server = (
+            [list(of) for of in state.memory],
+            [list(of) for of in state.compressor],
+            list(state.server),
+        )
+        wanted = context.wanted(updates) if context.dtypes else shapes
         for done in crossed:
             for message, came in zip(done.messages, done.inbound, strict=True):
+                if isinstance(message, MeanMessage):
+                    sent |= message.updates(came.payload, wanted, ok, workers.count)
+                    continue
                 n = message.number
-                updated, pieces, servers[n] = take_in(message, came, leaves, wanted, servers[n], ok, workers)
+                updated, pieces, server[n] = take_in(message, came, leaves, wanted, server[n], ok, workers)
                 sent |= updated
-                kept |= {(n, piece.number): piece for piece in pieces}
+                for piece in pieces:
+                    memory[n][piece.number], code[n][piece.number] = piece.memory, piece.code
         result = [_result(i, leaf, wanted[i].dtype, sent, layout, ok, axis_name) for i, leaf in enumerate(leaves)]
-        new = [[kept[n, j] for j in range(len(segments))] for n, (_, segments) in enumerate(layout.groups)]
-        memory = tuple(tuple(piece.memory for piece in pieces) for pieces in new)
+        ratio = state.memory_ratio
         return jax.tree.unflatten(treedef, result), state._replace(
             step=count_on(state.step),
             skipped=jnp.where(ok, state.skipped, count_on(state.skipped)),
-            memory=memory,
-            compressor=tuple(tuple(piece.code for piece in pieces) for pieces in new),
-            server=tuple(servers),
-            memory_ratio=ratio_of(layout, memory, leaves, state.memory_ratio, ok),
+            memory=tuple(map(tuple, memory)),
+            compressor=tuple(map(tuple, code)),
+            server=tuple(server),
+            memory_ratio=ratio_of(layout, memory, leaves, ratio, ok) if is_per_device(ratio) else ratio,
         )
 
     return of_state(ExchangeState, init, update, maker)

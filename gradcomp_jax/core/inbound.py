@@ -100,7 +100,9 @@ def _kept(
             # Entries that no owner kept were not sent after all.
             sent_mask &= came.mean(span, laid, passes.again) != 0
             sent = jnp.where(came.mean(span, laid, passes.again) != 0, sent, 0.0)
-    sent = carried(sent, group, segment, came, span, wanted, workers)
+    bound = _bound(group, segment, wanted)
+    if bound is not None:
+        sent = carried(sent, bound, group, segment, came, span, workers)
     return group.memory.update(target, sent, sent_mask, memory), before
 
 
@@ -141,21 +143,18 @@ def owners_written(
 
 def carried(
     sent: Array,
+    bound: Array | float,
     group: Group,
     segment: Segment,
     came: co.InboundMessage,
     span: co.Span,
-    leaves: Sequence[jax.ShapeDtypeStruct],
     workers: co.Workers,
 ) -> Array:
     """Returns what counts as sent, less the part of the mean that is beyond the updates' range, as the memory lies.
 
     Every worker has the same mean and takes all of that part back. Where only an owner has the mean, the owner takes it back N
-    times. ``leaves`` have the updates' dtypes, such as float16.
+    times. ``bound`` is the largest magnitude of an update, such as float16's.
     """
-    bound = _bound(group, segment, leaves)
-    if bound is None:
-        return sent
     mean = came.mean(span, group.laid(segment), passes.again)
     beyond = mean - jnp.clip(mean, -bound, bound)
     if segment.shards:

@@ -12,8 +12,9 @@ from jax import lax
 
 from gradcomp_jax import kernels
 from gradcomp_jax._typing import Array
-from gradcomp_jax.collectives import Collective, ReduceScatter
+from gradcomp_jax.collectives import AllReduce, Collective, ReduceScatter, Remainder, TwoPhase, rides_along
 from gradcomp_jax.compressors import Compressor, RowInfo
+from gradcomp_jax.compressors.dense import Dense
 from gradcomp_jax.memory import Memory
 
 
@@ -133,6 +134,11 @@ class Group:
                 f"a reduce-scatter divides tensors by owner, view={self.view!r} otherwise; use view='rows'"
             )
 
+    def is_sum(self, collective: Collective) -> bool:
+        """Returns whether the exchange is a sum: float32 entries are added up as they are, and nothing is kept."""
+        plain = isinstance(self.compressor, Dense) and self.compressor.lossless and not self.memory.keeps
+        return plain and self.view == "rows" and isinstance(collective, AllReduce)
+
     @property
     def dealt(self) -> bool:
         """Returns whether entries are dealt out over the rows."""
@@ -184,6 +190,16 @@ class Group:
         if like is not None and like.size == segment.size and not self.is_padded(segment) and like.ndim > 1:
             width = max(like.shape[-1], 1)
         return self.deal(segment), width
+
+    def sources(self, segment: Segment, leaves: Sequence[Array]) -> dict[int, Array]:
+        """Returns a segment's leaves, from which :meth:`join` makes its rows.
+
+        Where rows are only a reshape, the reshape comes first: a backend whose layout is not linear then copies once, not once
+        for each pass.
+        """
+        reshaped = self.view in ("rows", "dealt") and len(segment.leaves) == 1 and not segment.shards
+        free, block = reshaped and not self.is_padded(segment), self.compressor.block
+        return {i: leaves[i].reshape(-1, block) if free else leaves[i] for i in segment.leaves}
 
     def join(self, segment: Segment, leaves: Mapping[int, Array]) -> Array:
         """Returns the float32 rows of a segment's leaves, given by their number in the tree, as the memory lies."""
@@ -254,16 +270,22 @@ class Group:
         return jnp.concatenate(by_owner, axis=1).reshape(-1, *arrays[0].shape[1:])
 
 
+Crossing = tuple[Collective, Remainder | None]
+"""How a group crosses: its collective, which is not ``auto``, and what becomes of what the downlink loses."""
+
+
 class Layout(NamedTuple):
     """Says what becomes of every leaf.
 
     Attributes:
         groups: every group, with its segments.
         averaged: leaves that are the workers' mean already.
+        crossings: how each group crosses.
     """
 
     groups: list[tuple[Group, list[Segment]]]
     averaged: list[int]
+    crossings: list[Crossing]
 
     def starts(self, number: int) -> list[int]:
         """Returns the number of the first row of each segment of a group, among all rows of the group."""
@@ -281,3 +303,17 @@ class Layout(NamedTuple):
         places = [[max(of_leaf[i] for i in s.leaves) for s in segments] for _, segments in self.groups]
         used = sorted({place for of_group in places for place in of_group}) or [0]
         return [[[j for j, place in enumerate(of) if place == b] for of in places] for b in used]
+
+    def crossing(self, bucket: Sequence[Sequence[int]]) -> dict[int, Crossing]:
+        """Returns how each group crosses that has segments in a bucket, by its number.
+
+        A small dense group takes two phases if another group does, which saves a collective.
+        """
+        chosen = {n: self.crossings[n] for n, members in enumerate(bucket) if members}
+        if any(isinstance(collective, TwoPhase) for collective, _ in chosen.values()):
+            for n, (collective, remainder) in chosen.items():
+                group, segments = self.groups[n]
+                rows = sum(group.rows(segments[j]) for j in bucket[n])
+                if rides_along(group.collective, collective, group.compressor, rows):
+                    chosen[n] = TwoPhase(), remainder
+        return chosen

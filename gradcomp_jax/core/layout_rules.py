@@ -12,7 +12,7 @@ from gradcomp_jax import memory as mem
 from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.compressors import Compressor, dense
-from gradcomp_jax.core.layout import Group, Layout, Segment, Shards, View
+from gradcomp_jax.core.layout import Crossing, Group, Layout, Segment, Shards, View
 from gradcomp_jax.core.masks import Mask, by_leaf, gains
 from gradcomp_jax.core.overwritten import refuse_overwritten
 from gradcomp_jax.core.policies import ByPath, Policy, warn_of_idle_patterns
@@ -76,7 +76,8 @@ class LayoutRules:
         Raises:
             TypeError: for a leaf that is not a real floating-point array.
             ValueError: for a leaf that the policy has no rule for, whose sharded dimension does not divide, or that has
-                2**31 entries or more; for a mask of another structure, and what Flax overwrites with its gradient.
+                2**31 entries or more; for a mask of another structure, what Flax overwrites with its gradient, and a
+                collective that does not work with this number of workers.
         """
         refuse_overwritten(tree)
         tree = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), tree)
@@ -103,7 +104,8 @@ class LayoutRules:
             *((self._group(compressor), segments) for compressor, segments in chosen.items()),
             (self.dense, dense),
         ]
-        return Layout([pair for group, segments in groups for pair in self._by_owner(group, segments)], averaged)
+        divided = [pair for group, segments in groups for pair in self._by_owner(group, segments)]
+        return Layout(divided, averaged, [_crossing(group, segments, workers) for group, segments in divided])
 
     def _shards(self, tree: PyTree, axis_name: AxisName | None, workers: int) -> list[Shards | None]:
         """Returns how every leaf is divided among owners; ``None`` for a leaf that every worker wants whole."""
@@ -168,6 +170,15 @@ def _join(segments: list[Segment], below: int | None) -> list[Segment]:
     leaves = tuple(i for s in small for i in s.leaves)
     periods = tuple(n for s in small for n in s.periods)
     return [*large, Segment(leaves, sum(s.size for s in small), periods=periods)]
+
+
+def _crossing(group: Group, segments: list[Segment], workers: int) -> Crossing:
+    """Returns how a group crosses; where it has no segments, the collective stays as it was asked for."""
+    if not segments:
+        return group.collective, None
+    rows = sum(group.rows(s) for s in segments)
+    collective = group.collective.resolve(group.compressor, rows, workers)
+    return collective, collective.remainder_of(group.compressor, group.memory, workers)
 
 
 def _segment(number: int, leaf: jax.ShapeDtypeStruct, shards: Shards | None) -> Segment:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,8 @@ from gradcomp_jax.collectives import owners
 from gradcomp_jax.compressors import RowInfo
 from gradcomp_jax.compressors.base import largest_of
 from gradcomp_jax.core import passes
-from gradcomp_jax.core.layout import Group, Layout, Segment
+from gradcomp_jax.core.layout import Crossing, Group, Layout, Segment
+from gradcomp_jax.core.mean import MeanMessage
 from gradcomp_jax.core.refusals import refuse_other_rows
 from gradcomp_jax.core.step_keys import StepKeys
 from gradcomp_jax.memory import narrow
@@ -83,9 +84,21 @@ class OutboundMessage:
         """Returns the shapes of the segments' leaves."""
         return [p.segment.shape for p in self.pieces]
 
+    @property
+    def payloads(self) -> list[Any]:
+        """Returns the payload of each piece."""
+        return [p.payload for p in self.pieces]
+
+    def finite(self, largest: float) -> list[Array]:
+        """Returns for each piece whether what was encoded is finite and at most ``largest``."""
+        return [self.compressor.finite(p.payload, p.info.statistic, largest) for p in self.pieces]
+
     def steps(self, workers: co.Workers) -> co.Steps:
         """Takes the message across the axis."""
         return self.collective.steps(self, workers)
+
+
+Message = OutboundMessage | MeanMessage
 
 
 def outbound(
@@ -94,18 +107,40 @@ def outbound(
     number: int,
     leaves: Sequence[Array],
     state: Any,
+    keys: Callable[[], StepKeys],
+    workers: co.Workers,
+    before: Sequence[Message],
+) -> list[Message]:
+    """Makes the messages of one bucket of a layout: one for each group that has segments in it.
+
+    ``bucket`` has for each group the numbers of its segments, and ``before`` the messages of the previous bucket. ``keys`` are
+    made only if something is encoded.
+    """
+    turn, crossing = passes.Bucket([payload for m in before for payload in m.payloads]), layout.crossing(bucket)
+    sums = [n for n, (collective, _) in crossing.items() if layout.groups[n][0].is_sum(collective)]
+    messages: dict[int, Message] = {}
+    if len(sums) < len(crossing):
+        coded = {n: _pieces(layout, n, bucket[n], state) for n in crossing if n not in sums}
+        messages |= encoded(layout, coded, crossing, number, leaves, state, keys(), workers, turn)
+    for n in sums:
+        group, segments = layout.groups[n]
+        messages[n] = MeanMessage.of(group, [segments[j] for j in bucket[n]], leaves, turn)
+    return [messages[n] for n in crossing]
+
+
+def encoded(
+    layout: Layout,
+    pieces_of: dict[int, list[Piece]],
+    crossing: Mapping[int, Crossing],
+    number: int,
+    leaves: Sequence[Array],
+    state: Any,
     keys: StepKeys,
     workers: co.Workers,
-    before: Sequence[OutboundMessage],
-) -> list[OutboundMessage]:
-    """Encodes one bucket of a layout: a message for each group that has segments in it.
-
-    ``bucket`` has for each group the numbers of its segments, and ``before`` the messages of the previous bucket.
-    """
-    groups = [
-        (n, layout.groups[n][0], _pieces(layout, n, members, state)) for n, members in enumerate(bucket) if members
-    ]
-    turn = passes.Bucket([p.payload for m in before for p in m.pieces])
+    turn: passes.Bucket,
+) -> dict[int, OutboundMessage]:
+    """Encodes the pieces of some groups of a bucket, and returns a message for each group."""
+    groups = [(n, layout.groups[n][0], pieces) for n, pieces in pieces_of.items()]
 
     def target(group: Group, piece: Piece) -> Array:
         return turn.in_turn(compensated(group, piece.segment, leaves, piece.memory)[0])
@@ -115,10 +150,10 @@ def outbound(
             rows = group.encoded_rows(piece.segment, target(group, piece))
             statistic = group.compressor.statistic(rows, piece.info, piece.code)
             pieces[i] = dataclasses.replace(piece, info=piece.info._replace(statistic=statistic))
-    agree([(group, pieces) for _, group, pieces in groups], keys, workers)
-    collectives = resolved([(group, [p.segment for p in pieces]) for _, group, pieces in groups], workers)
-    messages = []
-    for (n, group, pieces), (collective, remainder) in zip(groups, collectives, strict=True):
+    if any(group.compressor.side_information for _, group, _ in groups):
+        agree([(group, pieces) for _, group, pieces in groups], keys, workers)
+    messages = {}
+    for n, group, pieces in groups:
         own = keys.of_leaves(keys.own, [p.segment.leaves[0] for p in pieces])
         for i, piece in enumerate(pieces):
             side = group.compressor.side_of(piece.agreed, workers.index)
@@ -126,10 +161,10 @@ def outbound(
             with passes.after(piece.info.statistic, piece.agreed):
                 rows = target(group, piece)
             payload, next_code = group.encode(piece.segment, rows, piece.code, info)
-            refuse_other_rows(group, piece.segment, payload)
+            refuse_other_rows(group, group.rows(piece.segment), payload)
             pieces[i] = dataclasses.replace(piece, info=info, payload=payload, next_code=next_code)
         key = keys.of_downlink(number * len(layout.groups) + n)
-        messages.append(_joined(group, n, pieces, collective, remainder, state.server[n], key, workers))
+        messages[n] = _joined(group, n, pieces, crossing[n], state.server[n], key, workers)
     return messages
 
 
@@ -147,15 +182,16 @@ def _joined(
     group: Group,
     n: int,
     pieces: Sequence[Piece],
-    collective: co.Collective,
-    remainder: co.Remainder | None,
+    crossing: Crossing,
     server: Any,
     key: Array,
     workers: co.Workers,
 ) -> OutboundMessage:
     """Joins encoded pieces to one message; where owners have a residual, in the order of the owners."""
-    segments = [p.segment for p in pieces]
-    places, residual = _owned(group, segments, [p.start for p in pieces], remainder, server, workers)
+    segments, (collective, remainder) = [p.segment for p in pieces], crossing
+    places, residual = None, None
+    if server or remainder in ("split", "server"):
+        places, residual = _owned(group, segments, [p.start for p in pieces], remainder, server, workers)
 
     def join(arrays: Sequence[Array]) -> Array:
         return group.joined(segments, arrays) if places is None else owners.spread(arrays, places)
@@ -174,40 +210,18 @@ def compensated(group: Group, segment: Segment, leaves: Sequence[Array], kept: A
     """Returns the target of a segment, its memory with the gradient in it, and its memory as it was.
 
     Every call computes the target again: it is one fused multiply-add of gradient and memory. If several passes shared it,
-    it would be held as a dense copy, written and read again, which costs more than reading its sources. Where rows are only a
-    reshape, the reshape comes first: a backend whose layout is not linear then copies once, not once for each pass.
+    it would be held as a dense copy, written and read again, which costs more than reading its sources.
     """
-    block = group.compressor.block
-    reshaped = group.view in ("rows", "dealt") and len(segment.leaves) == 1 and not segment.shards
-    free = reshaped and not group.is_padded(segment)
-    sources = {i: leaves[i].reshape(-1, block) if free else leaves[i] for i in segment.leaves}
     values = jax.tree.map(lambda p: p.value, kept, is_leaf=is_per_device)
-    sources, old = passes.held(group, (sources, values))
+    sources, old = passes.held(group, (group.sources(segment, leaves), values))
     return *group.memory.compensate(group.join(segment, sources), narrow.opened(old)), old
 
 
-def all_finite(messages: Sequence[OutboundMessage], also: Sequence[Array], workers: co.Workers) -> Array:
+def all_finite(messages: Sequence[Message], also: Sequence[Array], workers: co.Workers) -> Array:
     """Returns whether all messages, and the arrays of ``also``, are finite and no sum can overflow: boolean scalar."""
     largest = largest_of(workers.count)
-    found = [m.compressor.finite(piece.payload, piece.info.statistic, largest) for m in messages for piece in m.pieces]
+    found = [finite for message in messages for finite in message.finite(largest)]
     return jnp.stack([*found, *(kernels.all_finite(x) for x in also)] or [jnp.array(True)]).all()
-
-
-def resolved(
-    groups: Sequence[tuple[Group, Sequence[Segment]]], workers: co.Workers
-) -> list[tuple[co.Collective, co.Remainder | None]]:
-    """Returns the collective of each group. A small dense group takes two phases if another does, which saves a collective."""
-    rows = [sum(group.rows(s) for s in segments) for group, segments in groups]
-    chosen = [g.collective.resolve(g.compressor, n, workers.count) for (g, _), n in zip(groups, rows, strict=True)]
-    remainders = [
-        c.remainder_of(g.compressor, g.memory, workers.count) for (g, _), c in zip(groups, chosen, strict=True)
-    ]
-    if any(isinstance(c, co.TwoPhase) for c in chosen):
-        chosen = [
-            co.TwoPhase() if co.rides_along(group.collective, c, group.compressor, n) else c
-            for (group, _), c, n in zip(groups, chosen, rows, strict=True)
-        ]
-    return list(zip(chosen, remainders, strict=True))
 
 
 def _owned(
@@ -223,10 +237,7 @@ def _owned(
     Raises:
         ValueError: if the state was made for another number of workers, or for none.
     """
-    keeps = remainder in ("split", "server")
     mark = narrow.values_of(server)
-    if not keeps and not is_per_device(mark):
-        return None, None
     found = mark.value.shape if is_per_device(mark) else None
     if found is None or found != (mark.held(workers.count), group.compressor.block):
         raise ValueError(
@@ -234,7 +245,7 @@ def _owned(
             " inside the axis (gradcomp_jax.init_state and init_opt_state do), or use gradcomp_jax.resize_workers after a"
             " change of their number"
         )
-    if not keeps:
+    if remainder not in ("split", "server"):
         return None, None
     rows = [group.rows(s) for s in segments]
     runs = owners.runs(starts, rows)

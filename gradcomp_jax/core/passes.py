@@ -65,14 +65,11 @@ def after(*arrays: Any) -> Iterator[None]:
 
 
 def held(group: Group, read: Any) -> Any:
-    """Returns what a target is made of, held for the pass that makes it.
-
-    Rows of one entry without a memory are read in one pass, over any shape that the compiler chooses.
-    """
+    """Returns what a target is made of, held for the pass that makes it."""
     now = _now.get()
     waits_for = now.waits_for if now else []
     if group.compressor.block == 1 and not group.memory.keeps:
-        return kernels.held_on_cpu((read, waits_for))[0]
+        return read_once((read, waits_for))[0]
     if group.compressor.row_shape is None:
         return lax.optimization_barrier((read, waits_for))[0]
 
@@ -83,6 +80,11 @@ def held(group: Group, read: Any) -> Any:
         return _as_matrices(group, read, waits_for)
 
     return lax.platform_dependent(read, waits_for, tpu=as_matrices, default=as_they_are)
+
+
+def read_once(read: Any) -> Any:
+    """Returns rows of one entry without a memory, which are read in one pass, over any shape that the compiler chooses."""
+    return kernels.held_on_cpu(read)
 
 
 def again(payload: Any) -> Any:
@@ -127,7 +129,7 @@ class Bucket:
 
     def __init__(self, payloads_before: Sequence[Any]) -> None:
         """Takes the payloads of the bucket before, none for the first."""
-        self._there = co.are_there(jax.tree.leaves(payloads_before))
+        self._there = co.are_there(jax.tree.leaves(payloads_before)) if payloads_before else None
 
     def in_turn(self, target: Array) -> Array:
         """Returns the target, complete only once the payloads before are there."""

@@ -51,11 +51,9 @@ def ratio_of(layout: Layout, memory: Sequence[Sequence[Any]], gradient: Sequence
     """Estimates the norm of a worker's memories over that of its gradient: ``PerDevice`` float32 ``[1]``.
 
     Both norms are from at most ``MOST`` entries of each tensor, evenly spread, so the estimate costs no pass. It stays
-    what it was (``before``) where the exchange was skipped (``ok`` is false), or the sampled entries have no gradient. It is
-    ``()`` where there is no memory. ``memory`` is the new state of each group and segment.
+    what it was (``before``) where the exchange was skipped (``ok`` is false), or the sampled entries have no gradient.
+    ``memory`` is the new state of each group and segment.
     """
-    if not is_per_device(before):
-        return before
     kept, seen = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
     for (group, segments), states in zip(layout.groups, memory, strict=True):
         for segment, state in zip(segments, states, strict=True):

@@ -11,7 +11,7 @@ from gradcomp_jax import collectives as co
 from gradcomp_jax._typing import Array
 from gradcomp_jax.collectives import fused
 from gradcomp_jax.core import passes
-from gradcomp_jax.core.outbound import OutboundMessage
+from gradcomp_jax.core.outbound import Message
 
 
 class Received(NamedTuple):
@@ -31,14 +31,14 @@ class Transported(NamedTuple):
         received: the arrays that came in.
     """
 
-    messages: Sequence[OutboundMessage]
+    messages: Sequence[Message]
     inbound: list[co.InboundMessage]
     ok: Array
     received: Received
 
 
 def transport(
-    messages: Sequence[OutboundMessage], bad: Array, workers: co.Workers, after: Received | None = None
+    messages: Sequence[Message], bad: Array, workers: co.Workers, after: Received | None = None
 ) -> Transported:
     """Takes every message across the axis: all-to-all, then all-gather, then all-reduce, each at most once.
 
@@ -48,16 +48,20 @@ def transport(
     the later gradients.
     """
     after, axis_name = after or Received(), workers.axis_name
+
+    def wait(arrays: list[Array], received: Sequence[Array]) -> list[Array]:
+        return passes.wait(arrays, received) if received else arrays
+
     in_flight = [_InFlight(m.steps(workers)) for m in messages]
     while meeting := _waiting(in_flight, "permute"):
         partners = meeting[0].send.partners
         _go_on(meeting, functools.partial(fused.permute, to=partners, axis_name=axis_name))
     to_owners = _go_on(
-        _waiting(in_flight, "all_to_all"), lambda arrays: fused.all_to_all(passes.wait(arrays, after.owners), axis_name)
+        _waiting(in_flight, "all_to_all"), lambda arrays: fused.all_to_all(wait(arrays, after.owners), axis_name)
     )
     gathered, added = _waiting(in_flight, "all_gather"), _waiting(in_flight, "psum")
     bad = jnp.stack([bad, *(c.send.bad for c in gathered if c.send.bad is not None)]).any()
-    to_gather, to_add = (passes.wait(_arrays(of), after.everyone) for of in (gathered, added))
+    to_gather, to_add = (wait(_arrays(of), after.everyone) for of in (gathered, added))
     shapes = [c.send.shapes for c in added for _ in jax.tree.leaves(c.send.payload)]
     if to_gather:
         carrier = min(to_gather, key=lambda a: a.dtype.itemsize).dtype
@@ -102,6 +106,8 @@ def _arrays(waiting: Sequence[_InFlight]) -> list[Array]:
 
 def _go_on(waiting: Sequence[_InFlight], operation: Callable[[list[Array]], list[Array]]) -> list[Array]:
     """Puts the arrays of all waiting messages through one operation, and gives each message its own result."""
+    if not waiting:
+        return []
     came = operation(_arrays(waiting))
     rest = iter(came)
     for c in waiting:

@@ -129,9 +129,7 @@ def _signed(make: Make) -> Make:
             return dataclasses.replace(node, made_by=maker) if is_exchange(node) else node
 
         def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-            if not changed.is_within():
-                changed.refuse_other_method(state, maker)
-            with changed.one_method():
+            with changed.one_method(state, maker):
                 return optax.with_extra_args_support(tx).update(updates, state, params, **extra)
 
         return tx._replace(init=lambda params: jax.tree.map(sign, tx.init(params), is_leaf=is_exchange), update=update)
