@@ -1,8 +1,6 @@
 """Errors for a state that another method made: what they say, and where they are raised."""
 
-import contextlib
 import contextvars
-from collections.abc import Iterator
 from typing import Any
 
 import optax
@@ -78,16 +76,19 @@ def _refuse_other_kinds(made: MadeBy, maker: MadeBy) -> None:
         raise ValueError(_sentence(*(f"gradcomp_jax.{_EXCHANGE}({options})" for options in of)))
 
 
-@contextlib.contextmanager
-def one_method(state: Any, maker: MadeBy) -> Iterator[None]:
-    """Runs a method, which refuses what another one made. The states of all exchanges inside it are checked once, here."""
-    if not _within.get():
-        refuse_other_method(state, maker)
-    token = _within.set(True)
-    try:
-        yield
-    finally:
-        _within.reset(token)
+def of_method(tx: optax.GradientTransformation, maker: MadeBy) -> Any:
+    """Returns a method's update, which refuses what another method made: all exchanges inside it at once."""
+
+    def update(updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, Any]:
+        if not _within.get():
+            refuse_other_method(state, maker)
+        token = _within.set(True)
+        try:
+            return optax.with_extra_args_support(tx).update(updates, state, params, **extra)
+        finally:
+            _within.reset(token)
+
+    return update
 
 
 REMEDY = (

@@ -40,15 +40,14 @@ def describe(layout: Layout, buckets: Sequence[Sequence[int]] | None, workers: c
             size = sum(spec.size for spec in specs if spec is not None)
             operation([jnp.zeros(size)] if size else [], workers.axis_name)
         messages = []
-        crossing = layout.crossing(bucket)
+        crossing = layout.crossings_of(bucket)
         for n, (group, segments) in zip(numbers, groups, strict=True):
-            collective, remainder = crossing[n]
             rows = [group.rows(s) for s in segments]
             places = [sum(rows[:-1])]
-            if remainder in ("split", "server"):
+            if crossing[n].remainder in ("split", "server"):
                 starts = layout.starts(n)
                 places = owners.places([starts[j] for j in bucket[n]], rows, workers.count)
-            messages.append(_Blank(group.compressor, places[-1] + rows[-1], collective))
+            messages.append(_Blank(group.compressor, places[-1] + rows[-1], crossing[n].collective))
         # transport reads nothing of a message but its steps.
         ok.append(transport(messages, jnp.array(False), workers).ok)  # type: ignore[arg-type]
     return jnp.stack(ok).all()

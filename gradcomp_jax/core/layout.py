@@ -2,83 +2,20 @@
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from gradcomp_jax import kernels
 from gradcomp_jax._typing import Array
-from gradcomp_jax.collectives import AllReduce, Collective, ReduceScatter, Remainder, TwoPhase, rides_along
+from gradcomp_jax.collectives import AllReduce, Collective, ReduceScatter, Remainder, TwoPhase
+from gradcomp_jax.collectives.auto import MOST_RIDING, may_ride
 from gradcomp_jax.compressors import Compressor, RowInfo
 from gradcomp_jax.compressors.dense import Dense
+from gradcomp_jax.core.shards import Shards
 from gradcomp_jax.memory import Memory
-
-
-@dataclasses.dataclass(frozen=True)
-class Shards:
-    """Describes the shards of a tensor, one for each of some devices.
-
-    Attributes:
-        count: number of shards.
-        dim: the dimension that the user's sharding divides. ``None`` cuts the entries in their order: the first dimension
-            where ``count`` divides it, else as many leading dimensions joined as that takes, so that a shard of a matrix is a
-            matrix. Where ``count`` divides no such join, the last shards end with zeros.
-    """
-
-    count: int
-    dim: int | None = None
-
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the shape of one shard of a tensor."""
-        if self.dim is not None:
-            return (*shape[: self.dim], shape[self.dim] // self.count, *shape[self.dim + 1 :])
-        if len(shape) < 2:
-            return (-(-math.prod(shape) // self.count),)
-        joined = [math.prod(shape[:k]) for k in range(1, len(shape))]
-        k = next((k for k, rows in enumerate(joined, 1) if rows % self.count == 0), len(joined))
-        return -(-joined[k - 1] // self.count), *shape[k:]
-
-    def stack(self, x: Array) -> Array:
-        """Returns all shards of a tensor: ``[count, ...]``."""
-        shard = self.shape(x.shape)
-        if self.dim is not None:
-            split = x.reshape(*x.shape[: self.dim], self.count, *shard[self.dim :])
-            return jnp.moveaxis(split, self.dim, 0)
-        flat = x.reshape(-1)
-        return jnp.pad(flat, (0, self.count * math.prod(shard) - flat.size)).reshape(self.count, *shard)
-
-    def flat(self, x: Array) -> Array:
-        """Returns all shards of a tensor, each flat, its divided dimension outermost: ``[count, entries]``.
-
-        End to end they are the same numbers in the same order for every count.
-        """
-        return jnp.moveaxis(x, self.dim or 0, 0).reshape(self.count, -1)
-
-    def unflat(self, shard: Array, shape: tuple[int, ...]) -> Array:
-        """Returns one shard of a tensor of a shape, from its entries as :meth:`flat` orders them."""
-        first, *rest = (self.shape(shape)[self.dim or 0], *shape[: self.dim or 0], *shape[(self.dim or 0) + 1 :])
-        return jnp.moveaxis(shard.reshape(first, *rest), 0, self.dim or 0)
-
-    def own(self, x: Array, index: Array) -> Array:
-        """Returns this device's shard of a whole tensor, or ``x`` itself where it is a shard already."""
-        return x if self.dim is not None else lax.dynamic_index_in_dim(self.stack(x), index, keepdims=False)
-
-    def check(self, path: str, shape: tuple[int, ...]) -> None:
-        """Refuses a dimension that does not divide.
-
-        Raises:
-            ValueError: naming the tensor.
-        """
-        if self.dim is not None and shape[self.dim] % self.count:
-            raise ValueError(
-                f"dimension {self.dim} of {path!r}, of shape {shape}, does not divide among {self.count} devices;"
-                " leave it whole in param_specs"
-            )
-
 
 View = Literal["rows", "dealt", "columns", "tree"]
 
@@ -93,6 +30,7 @@ class Segment:
         shards: the shards of a parameter that lies along the workers' axis; each worker owns one.
         periods: lengths after which the structure of the vector repeats.
         shape: shape of the leaf, where it is a single one.
+        deal: how the vector, or each shard of it, is dealt out over the rows of its group; ``None`` where it is not.
     """
 
     leaves: tuple[int, ...]
@@ -100,11 +38,28 @@ class Segment:
     shards: Shards | None = None
     periods: tuple[int, ...] = ()
     shape: tuple[int, ...] = ()
+    deal: kernels.Deal | None = None
 
     @property
     def owners(self) -> int:
         """Returns the number of workers that it is divided among; 1 where every worker wants all of it."""
         return self.shards.count if self.shards else 1
+
+
+class Crossing(NamedTuple):
+    """Says how a group crosses.
+
+    Attributes:
+        collective: how payloads cross; never ``auto``.
+        remainder: what becomes of what the downlink loses; ``None`` where nothing is lost.
+        is_sum: whether adding up float32 entries as they are is the whole exchange: nothing is encoded, and nothing is kept.
+        may_ride: whether it may be two phases too, where it has few rows and another group takes two phases.
+    """
+
+    collective: Collective
+    remainder: Remainder | None = None
+    is_sum: bool = False
+    may_ride: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,10 +89,19 @@ class Group:
                 f"a reduce-scatter divides tensors by owner, view={self.view!r} otherwise; use view='rows'"
             )
 
-    def is_sum(self, collective: Collective) -> bool:
-        """Returns whether the exchange is a sum: float32 entries are added up as they are, and nothing is kept."""
-        plain = isinstance(self.compressor, Dense) and self.compressor.lossless and not self.memory.keeps
-        return plain and self.view == "rows" and isinstance(collective, AllReduce)
+    def crossing(self, segments: Sequence[Segment], workers: int) -> Crossing:
+        """Returns how segments of this group cross; where there are none, the collective stays as it was asked for."""
+        if not segments:
+            return Crossing(self.collective)
+        code = self.compressor
+        chosen = self.collective.resolve(code, sum(self.rows(s) for s in segments), workers)
+        plain = isinstance(code, Dense) and code.lossless and not self.memory.keeps and self.view == "rows"
+        return Crossing(
+            chosen,
+            chosen.remainder_of(code, self.memory, workers),
+            is_sum=plain and isinstance(chosen, AllReduce),
+            may_ride=may_ride(self.collective, chosen, code),
+        )
 
     @property
     def dealt(self) -> bool:
@@ -154,8 +118,8 @@ class Group:
 
     def received_rows(self, segment: Segment) -> int:
         """Returns how many rows of the mean a worker receives: all, or those of its shard."""
-        if self.dealt:
-            return self.deal(segment).rows
+        if segment.deal:
+            return segment.deal.rows
         return kernels.row_count(segment.size // segment.owners, self.compressor.block)
 
     def rows(self, segment: Segment) -> int:
@@ -164,9 +128,9 @@ class Group:
 
     def counts(self, segment: Segment) -> Array:
         """Returns how many entries of each encoded row are not padding: int32 ``[rows]``."""
-        if not self.dealt:
+        if not segment.deal:
             return self.memory_counts(segment)
-        rows = self.received_rows(segment)
+        rows = segment.deal.rows
         each, left = divmod(segment.size // segment.owners, rows)
         one = each + (jax.lax.iota(jnp.int32, rows) < left).astype(jnp.int32)
         return jnp.tile(one, segment.owners)
@@ -175,21 +139,25 @@ class Group:
         """Returns whether the rows hold more than the segment has."""
         return (segment.size // segment.owners) % self.compressor.block != 0
 
-    def deal(self, segment: Segment) -> kernels.Deal:
-        """Returns how a segment, or each shard of it, is dealt."""
+    def with_deal(self, segment: Segment) -> Segment:
+        """Returns a segment that has how this group deals it out."""
+        if not self.dealt:
+            return segment
         block, size = self.compressor.block, self.memory_rows(segment) // segment.owners * self.compressor.block
-        return kernels.Deal(size, block, kernels.dealt_rows(size, block, segment.periods))
+        return dataclasses.replace(
+            segment, deal=kernels.Deal(size, block, kernels.dealt_rows(size, block, segment.periods))
+        )
 
     def laid(
         self, segment: Segment, like: Array | jax.ShapeDtypeStruct | None = None
     ) -> tuple[kernels.Deal, int] | None:
         """Returns the layout that a mean is wanted in, the memory's or a leaf's; ``None`` where rows are not dealt."""
-        if not self.dealt:
+        if not segment.deal:
             return None
         width = self.compressor.block
         if like is not None and like.size == segment.size and not self.is_padded(segment) and like.ndim > 1:
             width = max(like.shape[-1], 1)
-        return self.deal(segment), width
+        return segment.deal, width
 
     def sources(self, segment: Segment, leaves: Sequence[Array]) -> dict[int, Array]:
         """Returns a segment's leaves, from which :meth:`join` makes its rows.
@@ -236,29 +204,29 @@ class Group:
 
     def encoded_rows(self, segment: Segment, rows: Array) -> Array:
         """Returns the rows to encode, from rows that lie as the memory does: float32 ``[rows, block]``."""
-        if not self.dealt:
+        if not segment.deal:
             return rows
         flat = rows.reshape(segment.owners, -1)
-        return jax.vmap(self.deal(segment).blocks)(flat).reshape(-1, self.compressor.block)
+        return jax.vmap(segment.deal.blocks)(flat).reshape(-1, self.compressor.block)
 
     def encode(self, segment: Segment, rows: Array, state: Any, info: RowInfo) -> tuple[Any, Any]:
         """Returns payload and state of rows that lie as the memory does."""
-        if not self.dealt or segment.owners > 1:
+        if not segment.deal or segment.owners > 1:
             return self.compressor.encode(self.encoded_rows(segment, rows), state, info)
-        return self.compressor.encode_dealt(rows.reshape(-1), self.deal(segment), state, info)
+        return self.compressor.encode_dealt(rows.reshape(-1), segment.deal, state, info)
 
     def decode(self, segment: Segment, payload: Any, info: RowInfo) -> Array:
         """Returns a worker's own payload as rows that lie as the memory does."""
-        if not self.dealt:
+        if not segment.deal:
             return self.compressor.decode(payload, info)
         if segment.owners == 1:
-            return self.compressor.decode_dealt(payload, self.deal(segment), self.compressor.block, info)
+            return self.compressor.decode_dealt(payload, segment.deal, self.compressor.block, info)
         by_owner = self.compressor.decode(payload, info).reshape(segment.owners, -1, self.compressor.block)
-        return jax.vmap(self.deal(segment).flat)(by_owner).reshape(-1, self.compressor.block)
+        return jax.vmap(segment.deal.flat)(by_owner).reshape(-1, self.compressor.block)
 
     def sent_mask(self, segment: Segment, payload: Any, info: RowInfo) -> Array:
         """Returns which entries of :meth:`decode` are not zero: boolean."""
-        if not self.dealt:
+        if not segment.deal:
             return self.compressor.sent_mask(payload, info)
         return self.decode(segment, payload, info) != 0
 
@@ -268,10 +236,6 @@ class Group:
             return jnp.concatenate(arrays) if len(arrays) > 1 else arrays[0]
         by_owner = [a.reshape(s.owners, -1, *a.shape[1:]) for s, a in zip(segments, arrays, strict=True)]
         return jnp.concatenate(by_owner, axis=1).reshape(-1, *arrays[0].shape[1:])
-
-
-Crossing = tuple[Collective, Remainder | None]
-"""How a group crosses: its collective, which is not ``auto``, and what becomes of what the downlink loses."""
 
 
 class Layout(NamedTuple):
@@ -304,16 +268,15 @@ class Layout(NamedTuple):
         used = sorted({place for of_group in places for place in of_group}) or [0]
         return [[[j for j, place in enumerate(of) if place == b] for of in places] for b in used]
 
-    def crossing(self, bucket: Sequence[Sequence[int]]) -> dict[int, Crossing]:
+    def crossings_of(self, bucket: Sequence[Sequence[int]]) -> dict[int, Crossing]:
         """Returns how each group crosses that has segments in a bucket, by its number.
 
         A small dense group takes two phases if another group does, which saves a collective.
         """
         chosen = {n: self.crossings[n] for n, members in enumerate(bucket) if members}
-        if any(isinstance(collective, TwoPhase) for collective, _ in chosen.values()):
-            for n, (collective, remainder) in chosen.items():
+        if any(isinstance(crossing.collective, TwoPhase) for crossing in chosen.values()):
+            for n in [n for n, crossing in chosen.items() if crossing.may_ride]:
                 group, segments = self.groups[n]
-                rows = sum(group.rows(segments[j]) for j in bucket[n])
-                if rides_along(group.collective, collective, group.compressor, rows):
-                    chosen[n] = TwoPhase(), remainder
+                if sum(group.rows(segments[j]) for j in bucket[n]) <= MOST_RIDING:
+                    chosen[n] = Crossing(TwoPhase())
         return chosen

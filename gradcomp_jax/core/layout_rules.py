@@ -12,10 +12,11 @@ from gradcomp_jax import memory as mem
 from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.compressors import Compressor, dense
-from gradcomp_jax.core.layout import Crossing, Group, Layout, Segment, Shards, View
+from gradcomp_jax.core.layout import Group, Layout, Segment, View
 from gradcomp_jax.core.masks import Mask, by_leaf, gains
 from gradcomp_jax.core.overwritten import refuse_overwritten
 from gradcomp_jax.core.policies import ByPath, Policy, warn_of_idle_patterns
+from gradcomp_jax.core.shards import Shards
 
 # A dense leaf of at least so many entries is its own segment: joined with others, it would wait for all of them.
 _SMALL = 2**18
@@ -104,8 +105,12 @@ class LayoutRules:
             *((self._group(compressor), segments) for compressor, segments in chosen.items()),
             (self.dense, dense),
         ]
-        divided = [pair for group, segments in groups for pair in self._by_owner(group, segments)]
-        return Layout(divided, averaged, [_crossing(group, segments, workers) for group, segments in divided])
+        divided = [
+            (group, [group.with_deal(s) for s in segments])
+            for pair in groups
+            for group, segments in self._by_owner(*pair)
+        ]
+        return Layout(divided, averaged, [group.crossing(segments, workers) for group, segments in divided])
 
     def _shards(self, tree: PyTree, axis_name: AxisName | None, workers: int) -> list[Shards | None]:
         """Returns how every leaf is divided among owners; ``None`` for a leaf that every worker wants whole."""
@@ -170,15 +175,6 @@ def _join(segments: list[Segment], below: int | None) -> list[Segment]:
     leaves = tuple(i for s in small for i in s.leaves)
     periods = tuple(n for s in small for n in s.periods)
     return [*large, Segment(leaves, sum(s.size for s in small), periods=periods)]
-
-
-def _crossing(group: Group, segments: list[Segment], workers: int) -> Crossing:
-    """Returns how a group crosses; where it has no segments, the collective stays as it was asked for."""
-    if not segments:
-        return group.collective, None
-    rows = sum(group.rows(s) for s in segments)
-    collective = group.collective.resolve(group.compressor, rows, workers)
-    return collective, collective.remainder_of(group.compressor, group.memory, workers)
 
 
 def _segment(number: int, leaf: jax.ShapeDtypeStruct, shards: Shards | None) -> Segment:

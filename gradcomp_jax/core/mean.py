@@ -9,6 +9,7 @@ from jax import lax
 
 from gradcomp_jax import collectives as co
 from gradcomp_jax._typing import Array
+from gradcomp_jax.collectives.messages import Send
 from gradcomp_jax.core import passes
 from gradcomp_jax.core.layout import Group, Segment
 
@@ -43,7 +44,7 @@ class MeanMessage:
 
     def steps(self, workers: co.Workers) -> co.Steps:
         """Adds the entries of all workers."""
-        total = yield co.Send("psum", self.joined, shapes=[s.shape for s in self.segments])
+        total = yield Send("psum", self.joined, shapes=[s.shape for s in self.segments])
         return co.InboundMessage(total, None, divisor=workers.count)
 
     def updates(

@@ -116,8 +116,8 @@ def outbound(
     ``bucket`` has for each group the numbers of its segments, and ``before`` the messages of the previous bucket. ``keys`` are
     made only if something is encoded.
     """
-    turn, crossing = passes.Bucket([payload for m in before for payload in m.payloads]), layout.crossing(bucket)
-    sums = [n for n, (collective, _) in crossing.items() if layout.groups[n][0].is_sum(collective)]
+    turn, crossing = passes.Bucket([payload for m in before for payload in m.payloads]), layout.crossings_of(bucket)
+    sums = [n for n in crossing if crossing[n].is_sum]
     messages: dict[int, Message] = {}
     if len(sums) < len(crossing):
         coded = {n: _pieces(layout, n, bucket[n], state) for n in crossing if n not in sums}
@@ -188,7 +188,7 @@ def _joined(
     workers: co.Workers,
 ) -> OutboundMessage:
     """Joins encoded pieces to one message; where owners have a residual, in the order of the owners."""
-    segments, (collective, remainder) = [p.segment for p in pieces], crossing
+    segments, remainder = [p.segment for p in pieces], crossing.remainder
     places, residual = None, None
     if server or remainder in ("split", "server"):
         places, residual = _owned(group, segments, [p.start for p in pieces], remainder, server, workers)
@@ -203,7 +203,7 @@ def _joined(
         side = join([jnp.broadcast_to(agreed, (rows, *agreed.shape[1:])) for rows, agreed in each])
     payload = jax.tree.map(lambda *a: join(a), *[p.payload for p in pieces])
     info = RowInfo(join([p.info.need("count") for p in pieces]), key, side=side)
-    return OutboundMessage(group, n, pieces, collective, remainder, payload, info, residual)
+    return OutboundMessage(group, n, pieces, crossing.collective, remainder, payload, info, residual)
 
 
 def compensated(group: Group, segment: Segment, leaves: Sequence[Array], kept: Any) -> tuple[Array, Any, Any]:

@@ -28,13 +28,13 @@ def refuse_other_layout(layout: Layout, memories: tuple) -> None:
     if [len(of) for of in memories] != [len(segments) for _, segments in layout.groups]:
         raise _other_tensors()
     for (group, segments), of in zip(layout.groups, memories, strict=True):
-        wanted = kernels.narrow_dtype(group.memory.dtype, group.compressor.block)
-        for segment, memory in zip(segments, of, strict=True) if group.memory.keeps else ():
-            arrays = jax.tree.leaves(memory)
-            if any(a.shape[0] != group.memory_rows(segment) for a in arrays):
-                raise _other_tensors()
-            if {str(a.dtype) for a in arrays} - {"float32"} != {wanted} - {"float32"}:
-                raise _other_dtype(of, wanted)
+        for segment, memory in zip(segments, of, strict=True):
+            if arrays := jax.tree.leaves(memory):
+                if any(a.shape[0] != group.memory_rows(segment) for a in arrays):
+                    raise _other_tensors()
+                wanted = kernels.narrow_dtype(group.memory.dtype, group.compressor.block)
+                if {str(a.dtype) for a in arrays} - {"float32"} != {wanted} - {"float32"}:
+                    raise _other_dtype(of, wanted)
 
 
 def refuse_shared(state: Any, axis_name: AxisName | None, workers: int) -> None:
