@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,13 +18,13 @@ from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.core.changed import NoWrapper, of_state
 from gradcomp_jax.core.context import Context, context_of
 from gradcomp_jax.core.description import describe
-from gradcomp_jax.core.inbound import take_in
+from gradcomp_jax.core.inbound import ratio_of, take_in
 from gradcomp_jax.core.layout import Layout, View
 from gradcomp_jax.core.layout_rules import layout_rules
 from gradcomp_jax.core.made_by import MadeBy, made_by
 from gradcomp_jax.core.masks import Mask
 from gradcomp_jax.core.mean import MeanMessage
-from gradcomp_jax.core.outbound import all_finite, outbound
+from gradcomp_jax.core.outbound import Step, all_finite, outbound
 from gradcomp_jax.core.policies import Policy
 from gradcomp_jax.core.refusals import (
     refuse_around,
@@ -33,7 +34,7 @@ from gradcomp_jax.core.refusals import (
     refuse_shared,
     refuse_unbound,
 )
-from gradcomp_jax.core.state import init_memory, init_server, ratio_of
+from gradcomp_jax.core.state import init_memory, init_server
 from gradcomp_jax.core.step_keys import StepKeys
 from gradcomp_jax.core.transport import Transported, transport
 from gradcomp_jax.per_device import PerDevice, is_per_device
@@ -139,17 +140,13 @@ def exchange(
     def layout_of(treedef: Any, shapes: tuple[jax.ShapeDtypeStruct, ...], workers: int) -> Layout:
         return rules.layout(jax.tree.unflatten(treedef, shapes), axis_name, workers)
 
-    def flat(tree: PyTree, workers: int) -> tuple[list[Any], Any, tuple[jax.ShapeDtypeStruct, ...], Layout]:
-        leaves, treedef = jax.tree.flatten(tree)
-        shapes = tuple(jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-        return leaves, treedef, shapes, layout_of(treedef, shapes, workers)
-
     def init(params: PyTree) -> ExchangeState:
         if isinstance(rules.collective, co.ReduceScatter):
             refuse_unbound(axis_name)
         workers = _compat.axis_size(axis_name) or 1
         memories, states, servers = [], [], []
-        for group, segments in flat(rules.whole(params, axis_name, workers), workers)[-1].groups:
+        leaves, treedef = jax.tree.flatten(rules.whole(params, axis_name, workers))
+        for group, segments in layout_of(treedef, _shapes(leaves), workers).groups:
             memories.append(tuple(init_memory(group, s, axis_name) for s in segments))
             states.append(tuple(group.compressor.init((s.size,)) for s in segments))
             servers.append(init_server(group, segments, workers, axis_name))
@@ -166,7 +163,9 @@ def exchange(
     ) -> tuple[PyTree, ExchangeState]:
         refuse_unbound(axis_name)
         context, workers = context_of(extra), co.Workers.along(axis_name)
-        leaves, treedef, shapes, layout = flat(updates, workers.count)
+        leaves, treedef = jax.tree.flatten(updates)
+        shapes = _shapes(leaves)
+        layout = layout_of(treedef, shapes, workers.count)
         if extra:
             refuse_around(rules.collective, layout, extra, axis_name)
         refuse_beyond_float32(updates, layout.averaged)
@@ -176,35 +175,37 @@ def exchange(
         if context.describes:
             _together(describe(layout, context.buckets, workers), context)
             return updates, state
-        refuse_other_layout(layout, state.memory)
+        refuse_other_layout(layout, state, workers.count)
         refuse_shared(state, axis_name, workers.count)
         keys = functools.cache(lambda: StepKeys.of(key, state.step, workers.index, context.inner_axis_name))
+        wanted = context.wanted(updates) if context.dtypes else shapes
+        step = Step(layout, leaves, wanted, state, keys, workers)
         crossed: list[Transported] = []
         for number, bucket in enumerate(layout.buckets(context.buckets)):
             before = crossed[-1] if crossed else None
-            messages = outbound(layout, bucket, number, leaves, state, keys, workers, before.messages if before else ())
+            messages = outbound(step, bucket, number, before.messages if before else ())
             also = [] if before else [leaves[i] for i in layout.averaged]
             bad = ~all_finite(messages, also, workers)
             crossed.append(transport(messages, bad, workers, before.received if before else None))
         ok = _together(jnp.stack([t.ok for t in crossed]).all(), context)
         sent: dict[int, Array] = {}
-        memory, code, server = (
-            [list(of) for of in state.memory],
-            [list(of) for of in state.compressor],
-            list(state.server),
-        )
-        wanted = context.wanted(updates) if context.dtypes else shapes
+        memory, code = ([list(of) for of in kept] for kept in (state.memory, state.compressor))
+        server = list(state.server)
         for done in crossed:
             for message, came in zip(done.messages, done.inbound, strict=True):
                 if isinstance(message, MeanMessage):
                     sent |= message.updates(came.payload, wanted, ok, workers.count)
                     continue
                 n = message.number
-                updated, pieces, server[n] = take_in(message, came, leaves, wanted, server[n], ok, workers)
+                updated, pieces, server[n] = take_in(step, message, came, server[n], ok)
                 sent |= updated
                 for piece in pieces:
                     memory[n][piece.number], code[n][piece.number] = piece.memory, piece.code
-        result = [_result(i, leaf, wanted[i].dtype, sent, layout, ok, axis_name) for i, leaf in enumerate(leaves)]
+        for i in layout.averaged:
+            mean = _compat.invarying(leaves[i], axis_name)
+            sent[i] = jnp.where(ok, mean, jnp.zeros((), mean.dtype)).astype(wanted[i].dtype)
+        # Nothing crossed of an empty leaf, but its update too must be known to be equal on all workers.
+        result = [sent[i] if leaf.size else jnp.zeros(leaf.shape, wanted[i].dtype) for i, leaf in enumerate(leaves)]
         ratio = state.memory_ratio
         return jax.tree.unflatten(treedef, result), state._replace(
             step=count_on(state.step),
@@ -218,19 +219,11 @@ def exchange(
     return of_state(ExchangeState, init, update, maker)
 
 
+def _shapes(leaves: Sequence[Any]) -> tuple[jax.ShapeDtypeStruct, ...]:
+    return tuple(jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+
+
 def _together(ok: Array, context: Context) -> Array:
     """Returns whether all devices of a worker accept the step; each has seen only its part of the tensors."""
     inner = context.inner_axis_name
     return ok if inner is None else _compat.invarying(jax.lax.pmin(ok.astype(jnp.int32), inner) > 0, inner)
-
-
-def _result(
-    i: int, leaf: Array, dtype: Any, sent: dict[int, Array], layout: Layout, ok: Array, axis_name: AxisName | None
-) -> Array:
-    """Returns the update of leaf number i."""
-    if not leaf.size:
-        # Nothing crossed, but the result too must be known to be equal on all workers.
-        return jnp.zeros(leaf.shape, dtype)
-    if i in layout.averaged:
-        return jnp.where(ok, _compat.invarying(leaf, axis_name), jnp.zeros((), leaf.dtype)).astype(dtype)
-    return sent[i]

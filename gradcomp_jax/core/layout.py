@@ -15,7 +15,7 @@ from gradcomp_jax.collectives.auto import MOST_RIDING, may_ride
 from gradcomp_jax.compressors import Compressor, RowInfo
 from gradcomp_jax.compressors.dense import Dense
 from gradcomp_jax.core.shards import Shards
-from gradcomp_jax.memory import Memory
+from gradcomp_jax.memory import Memory, narrow
 
 View = Literal["rows", "dealt", "columns", "tree"]
 
@@ -54,12 +54,14 @@ class Crossing(NamedTuple):
         remainder: what becomes of what the downlink loses; ``None`` where nothing is lost.
         is_sum: whether adding up float32 entries as they are is the whole exchange: nothing is encoded, and nothing is kept.
         may_ride: whether it may be two phases too, where it has few rows and another group takes two phases.
+        measures: whether the code has a statistic, which takes a pass before the one that encodes.
     """
 
     collective: Collective
     remainder: Remainder | None = None
     is_sum: bool = False
     may_ride: bool = False
+    measures: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +103,7 @@ class Group:
             chosen.remainder_of(code, self.memory, workers),
             is_sum=plain and isinstance(chosen, AllReduce),
             may_ride=may_ride(self.collective, chosen, code),
+            measures=code.measures_largest or type(code).statistic is not Compressor.statistic,
         )
 
     @property
@@ -201,6 +204,10 @@ class Group:
             result[i] = kernels.narrowed(part.reshape(like[i].shape), like[i].dtype)
             start += like[i].size
         return result
+
+    def opened(self, kept: Any) -> Any:
+        """Returns the float32 rows of a memory, or of what owners hold, as it is kept between two steps."""
+        return kept if self.memory.dtype == "float32" else narrow.opened(kept)
 
     def encoded_rows(self, segment: Segment, rows: Array) -> Array:
         """Returns the rows to encode, from rows that lie as the memory does: float32 ``[rows, block]``."""

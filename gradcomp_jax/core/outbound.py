@@ -19,8 +19,28 @@ from gradcomp_jax.core.layout import Crossing, Group, Layout, Segment
 from gradcomp_jax.core.mean import MeanMessage
 from gradcomp_jax.core.refusals import refuse_other_rows
 from gradcomp_jax.core.step_keys import StepKeys
-from gradcomp_jax.memory import narrow
 from gradcomp_jax.per_device import is_per_device
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """Holds what all passes of one update read.
+
+    Attributes:
+        layout: what becomes of every leaf.
+        leaves: this worker's gradients.
+        wanted: the leaves' shapes, with the dtypes that their updates are to have.
+        state: the exchange's state before the step.
+        keys: makes the random keys of the step, once; called only where something is encoded.
+        workers: those who exchange.
+    """
+
+    layout: Layout
+    leaves: Sequence[Array]
+    wanted: Sequence[jax.ShapeDtypeStruct]
+    state: Any
+    keys: Callable[[], StepKeys]
+    workers: co.Workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +83,7 @@ class OutboundMessage:
         payload: all pieces' rows.
         info: the info of those rows, with a key for the downlink and the side information of all workers.
         residual: residual of the rows that this worker owns; ``None`` where owners keep nothing.
+        runs: which rows of the group it has, where owners keep something and other buckets have the other rows.
     """
 
     group: Group
@@ -73,6 +94,7 @@ class OutboundMessage:
     payload: Any
     info: RowInfo
     residual: Array | None
+    runs: Sequence[owners.Run] | None
 
     @property
     def compressor(self) -> Any:
@@ -101,109 +123,60 @@ class OutboundMessage:
 Message = OutboundMessage | MeanMessage
 
 
-def outbound(
-    layout: Layout,
-    bucket: Sequence[Sequence[int]],
-    number: int,
-    leaves: Sequence[Array],
-    state: Any,
-    keys: Callable[[], StepKeys],
-    workers: co.Workers,
-    before: Sequence[Message],
-) -> list[Message]:
-    """Makes the messages of one bucket of a layout: one for each group that has segments in it.
+def outbound(step: Step, bucket: Sequence[Sequence[int]], number: int, before: Sequence[Message]) -> list[Message]:
+    """Makes the messages of one bucket: one for each group that has segments in it.
 
-    ``bucket`` has for each group the numbers of its segments, and ``before`` the messages of the previous bucket. ``keys`` are
-    made only if something is encoded.
+    ``bucket`` has for each group the numbers of its segments, and ``before`` the messages of the previous bucket.
     """
-    turn, crossing = passes.Bucket([payload for m in before for payload in m.payloads]), layout.crossings_of(bucket)
-    sums = [n for n in crossing if crossing[n].is_sum]
+    turn = passes.Bucket([payload for m in before for payload in m.payloads])
+    crossings = step.layout.crossings_of(bucket)
     messages: dict[int, Message] = {}
-    if len(sums) < len(crossing):
-        coded = {n: _pieces(layout, n, bucket[n], state) for n in crossing if n not in sums}
-        messages |= encoded(layout, coded, crossing, number, leaves, state, keys(), workers, turn)
-    for n in sums:
-        group, segments = layout.groups[n]
-        messages[n] = MeanMessage.of(group, [segments[j] for j in bucket[n]], leaves, turn)
-    return [messages[n] for n in crossing]
+    if coded := {n: crossing for n, crossing in crossings.items() if not crossing.is_sum}:
+        messages |= encoded(step, bucket, number, coded, turn)
+    for n in [n for n in crossings if n not in coded]:
+        group, segments = step.layout.groups[n]
+        messages[n] = MeanMessage.of(group, [segments[j] for j in bucket[n]], step.leaves, turn)
+    return [messages[n] for n in crossings]
 
 
 def encoded(
-    layout: Layout,
-    pieces_of: dict[int, list[Piece]],
-    crossing: Mapping[int, Crossing],
-    number: int,
-    leaves: Sequence[Array],
-    state: Any,
-    keys: StepKeys,
-    workers: co.Workers,
-    turn: passes.Bucket,
+    step: Step, bucket: Sequence[Sequence[int]], number: int, crossings: Mapping[int, Crossing], turn: passes.Bucket
 ) -> dict[int, OutboundMessage]:
-    """Encodes the pieces of some groups of a bucket, and returns a message for each group."""
-    groups = [(n, layout.groups[n][0], pieces) for n, pieces in pieces_of.items()]
+    """Encodes some groups of a bucket, in the bucket's turn: returns a message for each of the ``crossings``."""
+    keys = step.keys()
+    groups = [(n, step.layout.groups[n][0], _pieces(step, n, bucket[n])) for n in crossings]
 
     def target(group: Group, piece: Piece) -> Array:
-        return turn.in_turn(compensated(group, piece.segment, leaves, piece.memory)[0])
+        return turn.in_turn(compensated(group, piece.segment, step.leaves, piece.memory)[0])
 
-    for _, group, pieces in groups:
-        for i, piece in enumerate(pieces):
+    for n, group, pieces in groups:
+        for i, piece in enumerate(pieces) if crossings[n].measures else ():
             rows = group.encoded_rows(piece.segment, target(group, piece))
             statistic = group.compressor.statistic(rows, piece.info, piece.code)
             pieces[i] = dataclasses.replace(piece, info=piece.info._replace(statistic=statistic))
     if any(group.compressor.side_information for _, group, _ in groups):
-        agree([(group, pieces) for _, group, pieces in groups], keys, workers)
+        agree([(group, pieces) for _, group, pieces in groups], keys, step.workers)
     messages = {}
     for n, group, pieces in groups:
         own = keys.of_leaves(keys.own, [p.segment.leaves[0] for p in pieces])
         for i, piece in enumerate(pieces):
-            side = group.compressor.side_of(piece.agreed, workers.index)
+            side = group.compressor.side_of(piece.agreed, step.workers.index)
             info = piece.info._replace(key=own[i], side=side)
             with passes.after(piece.info.statistic, piece.agreed):
                 rows = target(group, piece)
             payload, next_code = group.encode(piece.segment, rows, piece.code, info)
             refuse_other_rows(group, group.rows(piece.segment), payload)
             pieces[i] = dataclasses.replace(piece, info=info, payload=payload, next_code=next_code)
-        key = keys.of_downlink(number * len(layout.groups) + n)
-        messages[n] = _joined(group, n, pieces, crossing[n], state.server[n], key, workers)
+        key = keys.of_downlink(number * len(step.layout.groups) + n)
+        messages[n] = _joined(step, n, pieces, crossings[n], key)
     return messages
 
 
-def _pieces(layout: Layout, n: int, members: Sequence[int], state: Any) -> list[Piece]:
+def _pieces(step: Step, n: int, members: Sequence[int]) -> list[Piece]:
     """Returns the pieces of one group in a bucket, before anything is known of them but their rows."""
-    group, segments = layout.groups[n]
-    starts = layout.starts(n)
-    return [
-        Piece(j, segments[j], starts[j], state.memory[n][j], state.compressor[n][j], RowInfo(group.counts(segments[j])))
-        for j in members
-    ]
-
-
-def _joined(
-    group: Group,
-    n: int,
-    pieces: Sequence[Piece],
-    crossing: Crossing,
-    server: Any,
-    key: Array,
-    workers: co.Workers,
-) -> OutboundMessage:
-    """Joins encoded pieces to one message; where owners have a residual, in the order of the owners."""
-    segments, remainder = [p.segment for p in pieces], crossing.remainder
-    places, residual = None, None
-    if server or remainder in ("split", "server"):
-        places, residual = _owned(group, segments, [p.start for p in pieces], remainder, server, workers)
-
-    def join(arrays: Sequence[Array]) -> Array:
-        return group.joined(segments, arrays) if places is None else owners.spread(arrays, places)
-
-    side = None
-    if pieces[0].agreed is not None:
-        # The one statistic of a whole tensor is repeated for each of its rows.
-        each = [(group.rows(p.segment), p.agreed) for p in pieces if p.agreed is not None]
-        side = join([jnp.broadcast_to(agreed, (rows, *agreed.shape[1:])) for rows, agreed in each])
-    payload = jax.tree.map(lambda *a: join(a), *[p.payload for p in pieces])
-    info = RowInfo(join([p.info.need("count") for p in pieces]), key, side=side)
-    return OutboundMessage(group, n, pieces, crossing.collective, remainder, payload, info, residual)
+    group, segments = step.layout.groups[n]
+    starts, memory, code = step.layout.starts(n), step.state.memory[n], step.state.compressor[n]
+    return [Piece(j, segments[j], starts[j], memory[j], code[j], RowInfo(group.counts(segments[j]))) for j in members]
 
 
 def compensated(group: Group, segment: Segment, leaves: Sequence[Array], kept: Any) -> tuple[Array, Any, Any]:
@@ -214,7 +187,34 @@ def compensated(group: Group, segment: Segment, leaves: Sequence[Array], kept: A
     """
     values = jax.tree.map(lambda p: p.value, kept, is_leaf=is_per_device)
     sources, old = passes.held(group, (group.sources(segment, leaves), values))
-    return *group.memory.compensate(group.join(segment, sources), narrow.opened(old)), old
+    return *group.memory.compensate(group.join(segment, sources), group.opened(old)), old
+
+
+def _joined(step: Step, n: int, pieces: Sequence[Piece], crossing: Crossing, key: Array) -> OutboundMessage:
+    """Joins encoded pieces to one message; where only some rows of owners are in it, each at a place of its owner."""
+    group, every = step.layout.groups[n]
+    segments, rows = [p.segment for p in pieces], [group.rows(p.segment) for p in pieces]
+    residual: Any = None
+    runs, places = None, None
+    if crossing.remainder in ("split", "server"):
+        residual = jax.tree.map(lambda p: p.value, step.state.server[n], is_leaf=is_per_device)
+        if len(pieces) < len(every):
+            starts, total, workers = [p.start for p in pieces], sum(group.rows(s) for s in every), step.workers
+            runs, places = owners.runs(starts, rows), owners.places(starts, rows, workers.count)
+            residual = jax.tree.map(lambda a: owners.take(a, runs, total, workers.index, workers.count), residual)
+        residual = group.opened(residual)
+
+    def join(arrays: Sequence[Array]) -> Array:
+        return group.joined(segments, arrays) if places is None else owners.spread(arrays, places)
+
+    side = None
+    if pieces[0].agreed is not None:
+        # The one statistic of a whole tensor is repeated for each of its rows.
+        each = [(count, p.agreed) for count, p in zip(rows, pieces, strict=True) if p.agreed is not None]
+        side = join([jnp.broadcast_to(agreed, (count, *agreed.shape[1:])) for count, agreed in each])
+    payload = jax.tree.map(lambda *a: join(a), *[p.payload for p in pieces])
+    info = RowInfo(join([p.info.need("count") for p in pieces]), key, side=side)
+    return OutboundMessage(group, n, pieces, crossing.collective, crossing.remainder, payload, info, residual, runs)
 
 
 def all_finite(messages: Sequence[Message], also: Sequence[Array], workers: co.Workers) -> Array:
@@ -222,37 +222,6 @@ def all_finite(messages: Sequence[Message], also: Sequence[Array], workers: co.W
     largest = largest_of(workers.count)
     found = [finite for message in messages for finite in message.finite(largest)]
     return jnp.stack([*found, *(kernels.all_finite(x) for x in also)] or [jnp.array(True)]).all()
-
-
-def _owned(
-    group: Group,
-    segments: Sequence[Segment],
-    starts: Sequence[int],
-    remainder: co.Remainder | None,
-    server: Any,
-    workers: co.Workers,
-) -> tuple[list[int] | None, Array | None]:
-    """Returns where each segment's rows begin, so that owners can take them in turn, and this owner's residual of them.
-
-    Raises:
-        ValueError: if the state was made for another number of workers, or for none.
-    """
-    mark = narrow.values_of(server)
-    found = mark.value.shape if is_per_device(mark) else None
-    if found is None or found != (mark.held(workers.count), group.compressor.block):
-        raise ValueError(
-            f"the owners' residual has shape {found} on this worker, which is none of {workers.count} workers: initialise"
-            " inside the axis (gradcomp_jax.init_state and init_opt_state do), or use gradcomp_jax.resize_workers after a"
-            " change of their number"
-        )
-    if remainder not in ("split", "server"):
-        return None, None
-    rows = [group.rows(s) for s in segments]
-    runs = owners.runs(starts, rows)
-    taken = jax.tree.map(
-        lambda p: owners.take(p.value, runs, mark.rows, workers.index, workers.count), server, is_leaf=is_per_device
-    )
-    return owners.places(starts, rows, workers.count), narrow.opened(taken)
 
 
 def agree(groups: Sequence[tuple[Group, list[Piece]]], keys: StepKeys, workers: co.Workers) -> None:

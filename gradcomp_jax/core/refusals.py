@@ -23,11 +23,11 @@ def refuse_unbound(axis_name: AxisName | None) -> None:
         raise _unbound(axis_name)
 
 
-def refuse_other_layout(layout: Layout, memories: tuple) -> None:
-    """Raises a ValueError for memories of other tensors than the gradient's, or in another dtype."""
-    if [len(of) for of in memories] != [len(segments) for _, segments in layout.groups]:
+def refuse_other_layout(layout: Layout, state: Any, workers: int) -> None:
+    """Raises a ValueError for state of other tensors than the gradient's, of other workers, or in another dtype."""
+    if [len(of) for of in state.memory] != [len(segments) for _, segments in layout.groups]:
         raise _other_tensors()
-    for (group, segments), of in zip(layout.groups, memories, strict=True):
+    for n, ((group, segments), of) in enumerate(zip(layout.groups, state.memory, strict=True)):
         for segment, memory in zip(segments, of, strict=True):
             if arrays := jax.tree.leaves(memory):
                 if any(a.shape[0] != group.memory_rows(segment) for a in arrays):
@@ -35,6 +35,10 @@ def refuse_other_layout(layout: Layout, memories: tuple) -> None:
                 wanted = kernels.narrow_dtype(group.memory.dtype, group.compressor.block)
                 if {str(a.dtype) for a in arrays} - {"float32"} != {wanted} - {"float32"}:
                     raise _other_dtype(of, wanted)
+        if state.server[n] or layout.crossings[n].remainder in ("split", "server"):
+            *_, mark = jax.tree.leaves(state.server[n], is_leaf=is_per_device) or [None]
+            if mark is None or mark.value.shape != (mark.held(workers), group.compressor.block):
+                raise _other_workers(mark, workers)
 
 
 def refuse_shared(state: Any, axis_name: AxisName | None, workers: int) -> None:
@@ -152,6 +156,15 @@ def _other_dtype(memories: tuple, wanted: str) -> ValueError:
     return ValueError(
         f"the exchange's memories are {', '.join(sorted(found))} in this state, and it keeps {wanted}: initialise it with the"
         " same dtype"
+    )
+
+
+def _other_workers(mark: Any, workers: int) -> ValueError:
+    found = None if mark is None else mark.value.shape
+    return ValueError(
+        f"the owners' residual has shape {found} on this worker, which is none of {workers} workers: initialise"
+        " inside the axis (gradcomp_jax.init_state and init_opt_state do), or use gradcomp_jax.resize_workers after a"
+        " change of their number"
     )
 
 
