@@ -16,6 +16,7 @@ In the exchange a pass is a ``with`` block; the arrays it waits for are not pass
 
 import contextlib
 import contextvars
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -28,8 +29,6 @@ from gradcomp_jax import collectives as co
 from gradcomp_jax import kernels
 from gradcomp_jax._typing import Array
 from gradcomp_jax.core.layout import Group
-
-wait = co.wait
 
 WINDOW = 3 * 2**22
 """Largest stride, in bytes, for which lines are taken by one slice. XLA:TPU (libtpu 0.0.42) holds all that a stride spans in
@@ -70,16 +69,16 @@ def held(group: Group, read: Any) -> Any:
     waits_for = now.waits_for if now else []
     if group.compressor.block == 1 and not group.memory.keeps:
         return read_once((read, waits_for))[0]
-    if group.compressor.row_shape is None:
-        return lax.optimization_barrier((read, waits_for))[0]
+    return (_held if group.compressor.row_shape is None else _held_as_matrices)(group, read, waits_for)
 
-    def as_they_are(read: Any, waits_for: Any) -> Any:
-        return lax.optimization_barrier((read, waits_for))[0]
 
-    def as_matrices(read: Any, waits_for: Any) -> Any:
-        return _as_matrices(group, read, waits_for)
+def _held(group: Group, read: Any, waits_for: Any) -> Any:
+    return lax.optimization_barrier((read, waits_for))[0]
 
-    return lax.platform_dependent(read, waits_for, tpu=as_matrices, default=as_they_are)
+
+def _held_as_matrices(group: Group, read: Any, waits_for: Any) -> Any:
+    matrices, plain = functools.partial(_as_matrices, group), functools.partial(_held, group)
+    return lax.platform_dependent(read, waits_for, tpu=matrices, default=plain)
 
 
 def read_once(read: Any) -> Any:
@@ -155,6 +154,11 @@ class InTurn:
     def made_memory(self, memory: Any) -> None:
         """Lets the next tensor's memory follow this one."""
         self.memory = kernels.follows_on_tpu(self.memory, jax.tree.leaves(memory)[0])
+
+
+def wait(arrays: list[Array], there: Sequence[Array]) -> list[Array]:
+    """Returns a bucket's arrays, complete only once those of the bucket before are there; see :func:`co.wait`."""
+    return co.wait(arrays, there) if there else arrays
 
 
 def written_before(ok: Array, written: Array) -> Array:
