@@ -193,8 +193,6 @@ def by_owner(array: Array, workers: int, each: int, in_turn: bool, shapes: Shape
     """Returns the rows that each worker owns, ``[N, each, ...]``: rows in turn, or consecutive ones.
 
     Where ``shapes`` is given, any division will do, and on TPU each worker owns a part of every tensor.
-    There a tensor's part is made from the tensor alone, and not from one long vector of all of them, which is several copies.
-    The last rows of each owner are the entries that do not divide into equal parts.
     """
 
     def split(a: Array) -> Array:
@@ -206,12 +204,16 @@ def by_owner(array: Array, workers: int, each: int, in_turn: bool, shapes: Shape
 
     if not array.size or workers > _MOST_WORKERS or not are_of(array, shapes):
         return split(array)
-    return lax.platform_dependent(
-        array, tpu=functools.partial(_parts_by_owner, workers=workers, shapes=shapes), default=split
-    )
+    parts = functools.partial(_parts_by_owner, workers=workers, shapes=shapes)
+    return lax.platform_dependent(array, tpu=parts, default=split)
 
 
 def _parts_by_owner(array: Array, workers: int, shapes: Shapes) -> Array:
+    """Returns each worker's part of every tensor: ``[N, each, ...]``.
+
+    A tensor's part is made from the tensor alone, and not from one long vector of all of them, which is several copies.
+    The last rows of each owner are the entries that do not divide into equal parts.
+    """
     tensors, rest = cut(array, shapes), [jnp.zeros((0,), array.dtype)]
     for i, tensor in enumerate(tensors):
         if left := tensor.size % workers:
@@ -238,6 +240,7 @@ def by_row(owned: Array, in_turn: bool, shapes: Shapes) -> Array:
 
 
 def _parts_by_row(owned: Array, shapes: Shapes) -> Array:
+    """Inverts :func:`_parts_by_owner`."""
     workers, each, *one = owned.shape
     sizes, flat = [math.prod(shape) for shape in shapes], owned.reshape(workers, each)
     ends = list(itertools.accumulate((n // workers for n in sizes), initial=0))

@@ -53,11 +53,7 @@ def only_of(kind: type, update: Any, maker: MadeBy | None = None) -> Any:
 
 
 def refuse_other_method(state: Any, maker: MadeBy) -> None:
-    """Refuses a state that another method made.
-
-    Raises:
-        ValueError: naming both methods, and how to continue from such a state.
-    """
+    """Raises a ValueError for a state that another method made: it names both, and how to continue from such a state."""
     for node in nodes_within(state, _is_exchange):
         made = node.made_by
         if made.name and made.name != maker.name:

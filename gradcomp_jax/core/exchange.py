@@ -136,6 +136,7 @@ def exchange(
         compressor, memory=memory, collective=collective, mask=mask, view=view, dense_compressor=dense_compressor
     )
 
+    # A layout is made once for a tree's shapes, as a rule by init: an update looks it up.
     @functools.lru_cache(maxsize=64)
     def layout_of(treedef: Any, shapes: tuple[jax.ShapeDtypeStruct, ...], workers: int) -> Layout:
         return rules.layout(jax.tree.unflatten(treedef, shapes), axis_name, workers)
@@ -158,9 +159,7 @@ def exchange(
             ratio = PerDevice(_compat.varying(jnp.zeros((1,), jnp.float32), axis_name), 1)
         return ExchangeState(step, skipped, tuple(memories), tuple(states), tuple(servers), ratio, maker)
 
-    def update(
-        updates: PyTree, state: ExchangeState, params: PyTree | None = None, **extra: Any
-    ) -> tuple[PyTree, ExchangeState]:
+    def update(updates: PyTree, state: ExchangeState, params: PyTree | None = None, **extra: Any) -> Any:
         refuse_unbound(axis_name)
         context, workers = context_of(extra), co.Workers.along(axis_name)
         leaves, treedef = jax.tree.flatten(updates)
@@ -191,29 +190,29 @@ def exchange(
         sent: dict[int, Array] = {}
         memory, code = ([list(of) for of in kept] for kept in (state.memory, state.compressor))
         server = list(state.server)
-        for done in crossed:
-            for message, came in zip(done.messages, done.inbound, strict=True):
-                if isinstance(message, MeanMessage):
-                    sent |= message.updates(came.payload, wanted, ok, workers.count)
-                    continue
-                n = message.number
-                updated, pieces, server[n] = take_in(step, message, came, server[n], ok)
-                sent |= updated
-                for piece in pieces:
-                    memory[n][piece.number], code[n][piece.number] = piece.memory, piece.code
+        for message, came in [pair for done in crossed for pair in zip(done.messages, done.inbound, strict=True)]:
+            if isinstance(message, MeanMessage):
+                sent |= message.updates(came.payload, wanted, ok, workers.count)
+                continue
+            n = message.number
+            updated, pieces, server[n] = take_in(step, message, came, server[n], ok)
+            sent |= updated
+            for piece in pieces:
+                memory[n][piece.number], code[n][piece.number] = piece.memory, piece.code
         for i in layout.averaged:
             mean = _compat.invarying(leaves[i], axis_name)
             sent[i] = jnp.where(ok, mean, jnp.zeros((), mean.dtype)).astype(wanted[i].dtype)
         # Nothing crossed of an empty leaf, but its update too must be known to be equal on all workers.
         result = [sent[i] if leaf.size else jnp.zeros(leaf.shape, wanted[i].dtype) for i, leaf in enumerate(leaves)]
-        ratio = state.memory_ratio
+        if is_per_device(ratio := state.memory_ratio):
+            ratio = ratio_of(layout, memory, leaves, ratio, ok)
         return jax.tree.unflatten(treedef, result), state._replace(
             step=count_on(state.step),
             skipped=jnp.where(ok, state.skipped, count_on(state.skipped)),
             memory=tuple(map(tuple, memory)),
             compressor=tuple(map(tuple, code)),
             server=tuple(server),
-            memory_ratio=ratio_of(layout, memory, leaves, ratio, ok) if is_per_device(ratio) else ratio,
+            memory_ratio=ratio,
         )
 
     return of_state(ExchangeState, init, update, maker)

@@ -35,10 +35,10 @@ def take_in(
     group = out.group
     updates: dict[int, Array] = {}
     pieces: list[Piece] = []
-    received = [group.received_rows(p.segment) for p in out.pieces]
+    received = [p.segment.received for p in out.pieces]
     starts = list(itertools.accumulate(received, initial=0))[:-1]
     if out.runs is not None:
-        starts = owners.places([p.start for p in out.pieces], received, step.workers.count)
+        starts = owners.places([p.segment.start for p in out.pieces], received, step.workers.count)
     order = passes.InTurn(ok)
     for piece, start, rows in zip(out.pieces, starts, received, strict=True):
         segment, span, memory = piece.segment, (start, start + rows), piece.memory
@@ -82,7 +82,7 @@ def _kept(step: Step, group: Group, piece: Piece, came: co.InboundMessage, span:
     payload, laid = came.taken(code, piece.payload, span), group.laid(segment)
     once, again = (co.fresh(code, payload, laid, passes.again) for _ in range(2))
     sent, sent_mask = group.decode(segment, once, info), group.sent_mask(segment, again, info)
-    if code.pads_nonzero and group.is_padded(segment):
+    if code.pads_nonzero and segment.padded:
         valid = kernels.valid_mask(group.memory_counts(segment), code.block)
         sent, sent_mask = jnp.where(valid, sent, 0.0), sent_mask & valid
     lost = came.lost(span, laid)
@@ -150,7 +150,7 @@ def carried(
     if segment.shards:
         owned = owners.Owners(segment.owners * beyond.shape[0], segment.owners, in_turn=False)
         beyond = owned.place(beyond * segment.owners, workers.index)
-    if group.is_padded(segment):
+    if segment.padded:
         beyond = jnp.where(kernels.valid_mask(group.memory_counts(segment), group.compressor.block), beyond, 0.0)
     return sent - beyond
 

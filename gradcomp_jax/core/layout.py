@@ -1,7 +1,6 @@
 """Which leaves go together through which compressor, and how they become rows."""
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -12,6 +11,7 @@ from gradcomp_jax import kernels
 from gradcomp_jax._typing import Array
 from gradcomp_jax.collectives import AllReduce, Collective, ReduceScatter, Remainder, TwoPhase
 from gradcomp_jax.collectives.auto import MOST_RIDING, may_ride
+from gradcomp_jax.collectives.messages import Laid
 from gradcomp_jax.compressors import Compressor, RowInfo
 from gradcomp_jax.compressors.dense import Dense
 from gradcomp_jax.core.shards import Shards
@@ -30,7 +30,12 @@ class Segment:
         shards: the shards of a parameter that lies along the workers' axis; each worker owns one.
         periods: lengths after which the structure of the vector repeats.
         shape: shape of the leaf, where it is a single one.
-        deal: how the vector, or each shard of it, is dealt out over the rows of its group; ``None`` where it is not.
+        rows: how many rows its group encodes, for all owners.
+        received: how many rows of the mean a worker receives: all, or those of its shard.
+        start: its first row among those that a worker receives of the group.
+        memory_rows: how many rows its memory has.
+        padded: whether its rows hold more than its entries.
+        deal: how the vector, or each shard of it, is dealt out over the rows; ``None`` where it is not.
     """
 
     leaves: tuple[int, ...]
@@ -38,6 +43,11 @@ class Segment:
     shards: Shards | None = None
     periods: tuple[int, ...] = ()
     shape: tuple[int, ...] = ()
+    rows: int = 0
+    received: int = 0
+    start: int = 0
+    memory_rows: int = 0
+    padded: bool = False
     deal: kernels.Deal | None = None
 
     @property
@@ -96,7 +106,7 @@ class Group:
         if not segments:
             return Crossing(self.collective)
         code = self.compressor
-        chosen = self.collective.resolve(code, sum(self.rows(s) for s in segments), workers)
+        chosen = self.collective.resolve(code, sum(s.rows for s in segments), workers)
         plain = isinstance(code, Dense) and code.lossless and not self.memory.keeps and self.view == "rows"
         return Crossing(
             chosen,
@@ -111,23 +121,31 @@ class Group:
         """Returns whether entries are dealt out over the rows."""
         return self.view in ("dealt", "tree")
 
-    def memory_rows(self, segment: Segment) -> int:
-        """Returns how many rows the memory of a segment has."""
-        return kernels.row_count(segment.size // segment.owners, self.compressor.block) * segment.owners
+    def placed(self, segments: Sequence[Segment]) -> list[Segment]:
+        """Returns segments that have their rows in this group."""
+        found, start, block = list[Segment](), 0, self.compressor.block
+        for segment in segments:
+            size = segment.size // segment.owners
+            kept, deal = kernels.row_count(size, block), None
+            if self.dealt:
+                deal = kernels.Deal(kept * block, block, kernels.dealt_rows(kept * block, block, segment.periods))
+            received = deal.rows if deal else kept
+            placed = dataclasses.replace(
+                segment,
+                rows=received * segment.owners,
+                received=received,
+                start=start,
+                memory_rows=kept * segment.owners,
+                padded=kept * block != size,
+                deal=deal,
+            )
+            found.append(placed)
+            start += received
+        return found
 
     def memory_counts(self, segment: Segment) -> Array:
         """Returns how many entries of each row of the memory are not padding: int32 ``[rows]``."""
         return jnp.tile(kernels.valid_counts(segment.size // segment.owners, self.compressor.block), segment.owners)
-
-    def received_rows(self, segment: Segment) -> int:
-        """Returns how many rows of the mean a worker receives: all, or those of its shard."""
-        if segment.deal:
-            return segment.deal.rows
-        return kernels.row_count(segment.size // segment.owners, self.compressor.block)
-
-    def rows(self, segment: Segment) -> int:
-        """Returns how many rows are encoded."""
-        return self.received_rows(segment) * segment.owners
 
     def counts(self, segment: Segment) -> Array:
         """Returns how many entries of each encoded row are not padding: int32 ``[rows]``."""
@@ -138,27 +156,12 @@ class Group:
         one = each + (jax.lax.iota(jnp.int32, rows) < left).astype(jnp.int32)
         return jnp.tile(one, segment.owners)
 
-    def is_padded(self, segment: Segment) -> bool:
-        """Returns whether the rows hold more than the segment has."""
-        return (segment.size // segment.owners) % self.compressor.block != 0
-
-    def with_deal(self, segment: Segment) -> Segment:
-        """Returns a segment that has how this group deals it out."""
-        if not self.dealt:
-            return segment
-        block, size = self.compressor.block, self.memory_rows(segment) // segment.owners * self.compressor.block
-        return dataclasses.replace(
-            segment, deal=kernels.Deal(size, block, kernels.dealt_rows(size, block, segment.periods))
-        )
-
-    def laid(
-        self, segment: Segment, like: Array | jax.ShapeDtypeStruct | None = None
-    ) -> tuple[kernels.Deal, int] | None:
+    def laid(self, segment: Segment, like: Array | None = None) -> Laid:
         """Returns the layout that a mean is wanted in, the memory's or a leaf's; ``None`` where rows are not dealt."""
         if not segment.deal:
             return None
         width = self.compressor.block
-        if like is not None and like.size == segment.size and not self.is_padded(segment) and like.ndim > 1:
+        if like is not None and like.size == segment.size and not segment.padded and like.ndim > 1:
             width = max(like.shape[-1], 1)
         return segment.deal, width
 
@@ -169,7 +172,7 @@ class Group:
         for each pass.
         """
         reshaped = self.view in ("rows", "dealt") and len(segment.leaves) == 1 and not segment.shards
-        free, block = reshaped and not self.is_padded(segment), self.compressor.block
+        free, block = reshaped and not segment.padded, self.compressor.block
         return {i: leaves[i].reshape(-1, block) if free else leaves[i] for i in segment.leaves}
 
     def join(self, segment: Segment, leaves: Mapping[int, Array]) -> Array:
@@ -178,7 +181,7 @@ class Group:
         if segment.shards:
             # Each owner's shard is made into rows by itself, and its last row is filled up.
             flat = segment.shards.flat(first).astype(jnp.float32)
-            padding = self.memory_rows(segment) // segment.owners * block - flat.shape[1]
+            padding = segment.memory_rows // segment.owners * block - flat.shape[1]
             return jnp.pad(flat, ((0, 0), (0, padding))).reshape(-1, block)
         if self.view == "columns" and first.ndim:
             return kernels.as_rows(jnp.moveaxis(first, -1, 0), block)
@@ -258,11 +261,6 @@ class Layout(NamedTuple):
     averaged: list[int]
     crossings: list[Crossing]
 
-    def starts(self, number: int) -> list[int]:
-        """Returns the number of the first row of each segment of a group, among all rows of the group."""
-        group, segments = self.groups[number]
-        return list(itertools.accumulate((group.received_rows(s) for s in segments), initial=0))[:-1]
-
     def buckets(self, leaves: Sequence[Sequence[int]] | None) -> list[list[list[int]]]:
         """Returns for each bucket of leaves (``None``: one bucket) and group the numbers of its segments.
 
@@ -283,7 +281,6 @@ class Layout(NamedTuple):
         chosen = {n: self.crossings[n] for n, members in enumerate(bucket) if members}
         if any(isinstance(crossing.collective, TwoPhase) for crossing in chosen.values()):
             for n in [n for n, crossing in chosen.items() if crossing.may_ride]:
-                group, segments = self.groups[n]
-                if sum(group.rows(segments[j]) for j in bucket[n]) <= MOST_RIDING:
+                if sum(self.groups[n][1][j].rows for j in bucket[n]) <= MOST_RIDING:
                     chosen[n] = Crossing(TwoPhase())
         return chosen

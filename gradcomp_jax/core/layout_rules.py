@@ -105,11 +105,7 @@ class LayoutRules:
             *((self._group(compressor), segments) for compressor, segments in chosen.items()),
             (self.dense, dense),
         ]
-        divided = [
-            (group, [group.with_deal(s) for s in segments])
-            for pair in groups
-            for group, segments in self._by_owner(*pair)
-        ]
+        divided = [(group, group.placed(segments)) for pair in groups for group, segments in self._by_owner(*pair)]
         return Layout(divided, averaged, [group.crossing(segments, workers) for group, segments in divided])
 
     def _shards(self, tree: PyTree, axis_name: AxisName | None, workers: int) -> list[Shards | None]:

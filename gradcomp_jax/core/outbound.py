@@ -12,7 +12,7 @@ from gradcomp_jax import collectives as co
 from gradcomp_jax import kernels
 from gradcomp_jax._typing import Array
 from gradcomp_jax.collectives import owners
-from gradcomp_jax.compressors import RowInfo
+from gradcomp_jax.compressors import Compressor, RowInfo
 from gradcomp_jax.compressors.base import largest_of
 from gradcomp_jax.core import passes
 from gradcomp_jax.core.layout import Crossing, Group, Layout, Segment
@@ -50,7 +50,6 @@ class Piece:
     Attributes:
         number: its number among those of its group.
         segment: its leaves.
-        start: its first row among all rows of the group.
         memory: what this worker keeps of it.
         code: the compressor's state.
         info: what its rows are encoded with, this worker's statistic among it.
@@ -61,7 +60,6 @@ class Piece:
 
     number: int
     segment: Segment
-    start: int
     memory: Any
     code: Any
     info: RowInfo
@@ -75,7 +73,8 @@ class OutboundMessage:
     """Holds what one group sends of one bucket: the rows of its pieces, one after the other.
 
     Attributes:
-        group: compressor, memory, collective and view.
+        compressor: encoded the rows.
+        group: the group, with its memory.
         number: the group's number in the layout.
         pieces: what is joined in the message.
         collective: resolved, not ``auto``.
@@ -86,6 +85,7 @@ class OutboundMessage:
         runs: which rows of the group it has, where owners keep something and other buckets have the other rows.
     """
 
+    compressor: Compressor
     group: Group
     number: int
     pieces: Sequence[Piece]
@@ -95,11 +95,6 @@ class OutboundMessage:
     info: RowInfo
     residual: Array | None
     runs: Sequence[owners.Run] | None
-
-    @property
-    def compressor(self) -> Any:
-        """Returns the compressor of the group."""
-        return self.group.compressor
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -165,7 +160,7 @@ def encoded(
             with passes.after(piece.info.statistic, piece.agreed):
                 rows = target(group, piece)
             payload, next_code = group.encode(piece.segment, rows, piece.code, info)
-            refuse_other_rows(group, group.rows(piece.segment), payload)
+            refuse_other_rows(group, piece.segment.rows, payload)
             pieces[i] = dataclasses.replace(piece, info=info, payload=payload, next_code=next_code)
         key = keys.of_downlink(number * len(step.layout.groups) + n)
         messages[n] = _joined(step, n, pieces, crossings[n], key)
@@ -175,8 +170,8 @@ def encoded(
 def _pieces(step: Step, n: int, members: Sequence[int]) -> list[Piece]:
     """Returns the pieces of one group in a bucket, before anything is known of them but their rows."""
     group, segments = step.layout.groups[n]
-    starts, memory, code = step.layout.starts(n), step.state.memory[n], step.state.compressor[n]
-    return [Piece(j, segments[j], starts[j], memory[j], code[j], RowInfo(group.counts(segments[j]))) for j in members]
+    memory, code = step.state.memory[n], step.state.compressor[n]
+    return [Piece(j, segments[j], memory[j], code[j], RowInfo(group.counts(segments[j]))) for j in members]
 
 
 def compensated(group: Group, segment: Segment, leaves: Sequence[Array], kept: Any) -> tuple[Array, Any, Any]:
@@ -193,13 +188,13 @@ def compensated(group: Group, segment: Segment, leaves: Sequence[Array], kept: A
 def _joined(step: Step, n: int, pieces: Sequence[Piece], crossing: Crossing, key: Array) -> OutboundMessage:
     """Joins encoded pieces to one message; where only some rows of owners are in it, each at a place of its owner."""
     group, every = step.layout.groups[n]
-    segments, rows = [p.segment for p in pieces], [group.rows(p.segment) for p in pieces]
+    segments, rows = [p.segment for p in pieces], [p.segment.rows for p in pieces]
     residual: Any = None
     runs, places = None, None
     if crossing.remainder in ("split", "server"):
         residual = jax.tree.map(lambda p: p.value, step.state.server[n], is_leaf=is_per_device)
         if len(pieces) < len(every):
-            starts, total, workers = [p.start for p in pieces], sum(group.rows(s) for s in every), step.workers
+            starts, total, workers = [s.start for s in segments], sum(s.rows for s in every), step.workers
             runs, places = owners.runs(starts, rows), owners.places(starts, rows, workers.count)
             residual = jax.tree.map(lambda a: owners.take(a, runs, total, workers.index, workers.count), residual)
         residual = group.opened(residual)
@@ -214,7 +209,8 @@ def _joined(step: Step, n: int, pieces: Sequence[Piece], crossing: Crossing, key
         side = join([jnp.broadcast_to(agreed, (count, *agreed.shape[1:])) for count, agreed in each])
     payload = jax.tree.map(lambda *a: join(a), *[p.payload for p in pieces])
     info = RowInfo(join([p.info.need("count") for p in pieces]), key, side=side)
-    return OutboundMessage(group, n, pieces, crossing.collective, crossing.remainder, payload, info, residual, runs)
+    how = crossing.collective, crossing.remainder
+    return OutboundMessage(group.compressor, group, n, pieces, *how, payload, info, residual, runs)
 
 
 def all_finite(messages: Sequence[Message], also: Sequence[Array], workers: co.Workers) -> Array:
@@ -245,9 +241,9 @@ def agree(groups: Sequence[tuple[Group, list[Piece]]], keys: StepKeys, workers: 
         elif kind == "mean":
             # All tensors of a compressor go together: what follows (an orthogonalization) is slow on small arrays.
             mean = group.compressor.from_mean(jnp.concatenate([next(total) for _ in segments]) / workers.count)
-            ends = list(itertools.accumulate(group.rows(s) for s in segments))
-            agreed = [mean[end - group.rows(s) : end] for end, s in zip(ends, segments, strict=True)]
+            ends = list(itertools.accumulate(s.rows for s in segments))
+            agreed = [mean[end - s.rows : end] for end, s in zip(ends, segments, strict=True)]
         else:
             of_leaf = keys.of_leaves(keys.common, [s.leaves[0] for s in segments])
-            agreed = [kernels.row_seeds(k, group.rows(s)) for k, s in zip(of_leaf, segments, strict=True)]
+            agreed = [kernels.row_seeds(k, s.rows) for k, s in zip(of_leaf, segments, strict=True)]
         pieces[:] = [dataclasses.replace(p, agreed=a) for p, a in zip(pieces, agreed, strict=True)]

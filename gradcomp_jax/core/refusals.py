@@ -30,7 +30,7 @@ def refuse_other_layout(layout: Layout, state: Any, workers: int) -> None:
     for n, ((group, segments), of) in enumerate(zip(layout.groups, state.memory, strict=True)):
         for segment, memory in zip(segments, of, strict=True):
             if arrays := jax.tree.leaves(memory):
-                if any(a.shape[0] != group.memory_rows(segment) for a in arrays):
+                if any(a.shape[0] != segment.memory_rows for a in arrays):
                     raise _other_tensors()
                 wanted = kernels.narrow_dtype(group.memory.dtype, group.compressor.block)
                 if {str(a.dtype) for a in arrays} - {"float32"} != {wanted} - {"float32"}:

@@ -15,8 +15,7 @@ from gradcomp_jax.per_device import PerDevice, Return
 
 def init_memory(group: Group, segment: Segment, axis_name: AxisName | None) -> Any:
     """Returns the memory of a segment before the first step."""
-    rows = group.memory_rows(segment)
-    block = group.compressor.block
+    rows, block = segment.memory_rows, group.compressor.block
     zeros = narrow.zeros(group.memory.init(jnp.zeros((rows, block), jnp.float32)), group.memory.dtype)
     entries = segment.size if segment.shards else 0
 
@@ -32,7 +31,7 @@ def init_server(group: Group, segments: list[Segment], workers: int, axis_name: 
     least = group.collective.owners_from(group.compressor, group.memory)
     if not segments or least is None:
         return ()
-    rows = tuple(group.rows(s) for s in segments)
+    rows = tuple(s.rows for s in segments)
     returns = Return(least, rows, group.dealt, -1 if group.memory.counts_sent else 1)
     mark = PerDevice(jnp.zeros(()), sum(rows), "shard", returns=returns)
     zeros = jnp.zeros((mark.held(workers), group.compressor.block), jnp.float32)
