@@ -179,7 +179,7 @@ def exchange(
         keys = functools.cache(lambda: StepKeys.of(key, state.step, workers.index, context.inner_axis_name))
         wanted = context.wanted(updates) if context.dtypes else shapes
         step = Step(layout, leaves, wanted, state, keys, workers)
-        crossed: list[Transported] = []
+        crossed, sent = list[Transported](), dict[int, Array]()
         for number, bucket in enumerate(layout.buckets(context.buckets)):
             before = crossed[-1] if crossed else None
             messages = outbound(step, bucket, number, before.messages if before else ())
@@ -187,7 +187,6 @@ def exchange(
             bad = ~all_finite(messages, also, workers)
             crossed.append(transport(messages, bad, workers, before.received if before else None))
         ok = _together(jnp.stack([t.ok for t in crossed]).all(), context)
-        sent: dict[int, Array] = {}
         memory, code = ([list(of) for of in kept] for kept in (state.memory, state.compressor))
         server = list(state.server)
         for message, came in [pair for done in crossed for pair in zip(done.messages, done.inbound, strict=True)]:

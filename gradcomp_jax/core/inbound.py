@@ -32,9 +32,7 @@ def take_in(
     The pieces have their new memories and states. ``server`` is what the owner holds of the group. Where the exchange does not
     take place (``ok``) updates are zeros, and the rest is what :func:`held` leaves of it.
     """
-    group = out.group
-    updates: dict[int, Array] = {}
-    pieces: list[Piece] = []
+    group, updates, pieces = out.group, dict[int, Array](), list[Piece]()
     received = [p.segment.received for p in out.pieces]
     starts = list(itertools.accumulate(received, initial=0))[:-1]
     if out.runs is not None:

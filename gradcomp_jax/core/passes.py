@@ -69,16 +69,17 @@ def held(group: Group, read: Any) -> Any:
     waits_for = now.waits_for if now else []
     if group.compressor.block == 1 and not group.memory.keeps:
         return read_once((read, waits_for))[0]
-    return (_held if group.compressor.row_shape is None else _held_as_matrices)(group, read, waits_for)
-
-
-def _held(group: Group, read: Any, waits_for: Any) -> Any:
+    if group.compressor.row_shape is not None:
+        return _held_as_matrices(group, read, waits_for)
     return lax.optimization_barrier((read, waits_for))[0]
 
 
 def _held_as_matrices(group: Group, read: Any, waits_for: Any) -> Any:
-    matrices, plain = functools.partial(_as_matrices, group), functools.partial(_held, group)
-    return lax.platform_dependent(read, waits_for, tpu=matrices, default=plain)
+    def as_they_are(read: Any, waits_for: Any) -> Any:
+        return lax.optimization_barrier((read, waits_for))[0]
+
+    matrices = functools.partial(_as_matrices, group)
+    return lax.platform_dependent(read, waits_for, tpu=matrices, default=as_they_are)
 
 
 def read_once(read: Any) -> Any:
