@@ -203,15 +203,14 @@ def exchange(
             sent[i] = jnp.where(ok, mean, jnp.zeros((), mean.dtype)).astype(wanted[i].dtype)
         # Nothing crossed of an empty leaf, but its update too must be known to be equal on all workers.
         result = [sent[i] if leaf.size else jnp.zeros(leaf.shape, wanted[i].dtype) for i, leaf in enumerate(leaves)]
-        if is_per_device(ratio := state.memory_ratio):
-            ratio = ratio_of(layout, memory, leaves, ratio, ok)
+        ratio = state.memory_ratio
         return jax.tree.unflatten(treedef, result), state._replace(
             step=count_on(state.step),
             skipped=jnp.where(ok, state.skipped, count_on(state.skipped)),
             memory=tuple(map(tuple, memory)),
             compressor=tuple(map(tuple, code)),
             server=tuple(server),
-            memory_ratio=ratio,
+            memory_ratio=ratio_of(layout, memory, leaves, ratio, ok) if is_per_device(ratio) else ratio,
         )
 
     return of_state(ExchangeState, init, update, maker)

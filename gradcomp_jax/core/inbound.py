@@ -70,7 +70,8 @@ def _memory(step: Step, group: Group, piece: Piece, came: co.InboundMessage, spa
             with passes.after(scale):
                 new, before = _kept(step, group, piece, came, span)
         new = narrow.closed(new, dtype, scale, piece.info.need("key"))
-    return passes.laid_out(group, written(ok, new, held(group, before, step.workers), piece.memory))
+    new = written(ok, new, held(group, before, step.workers), piece.memory)
+    return new if group.compressor.row_shape is None else passes.laid_out(group, new)
 
 
 def _kept(step: Step, group: Group, piece: Piece, came: co.InboundMessage, span: co.Span) -> tuple[Any, Any]:

@@ -25,8 +25,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from gradcomp_jax import _compat, kernels
 from gradcomp_jax import collectives as co
-from gradcomp_jax import kernels
 from gradcomp_jax._typing import Array
 from gradcomp_jax.core.layout import Group
 
@@ -96,20 +96,19 @@ def again(payload: Any) -> Any:
     if now is None:
         return payload
     now.decoded += 1
+    differs = tuple({name for array in now.waits_for for name in _compat.varying_names(array)})
 
     def held(payload: Any, *waits_for: Any) -> Any:
         return lax.optimization_barrier((payload, waits_for))[0]
 
     def for_tpu(payload: Any, *waits_for: Any) -> Any:
-        return held(payload, *waits_for[:1])
+        return _compat.varying(held(payload, *waits_for[:1]), differs or None)
 
     return lax.platform_dependent(payload, *now.waits_for * now.decoded, tpu=for_tpu, default=held)
 
 
 def laid_out(group: Group, new: Any) -> Any:
-    """Returns a new memory; where rows are matrices, TPU computes it in their shape."""
-    if group.compressor.row_shape is None:
-        return new
+    """Returns a new memory of rows that are matrices, which TPU computes in their shape."""
     return lax.platform_dependent(new, tpu=lambda new: _as_matrices(group, new, ()), default=lambda new: new)
 
 

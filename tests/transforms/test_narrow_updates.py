@@ -77,6 +77,14 @@ def test_with_momentum(masking: bool) -> None:
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
 
 
+def test_a_scaled_memory_is_traced_where_what_differs_by_worker_is_tracked() -> None:
+    """The part beyond float16's range is read from the common mean in the pass that waits for this worker's own scales."""
+    mesh = jax.make_mesh((4,), (AXIS,), devices=jax.devices()[:4])
+    params = {"half": jax.ShapeDtypeStruct((64, 64), jnp.float16)}
+    lowered = gc.lower_update(params, gc.dgc(axis_name=AXIS, memory_dtype="int8"), mesh, axis_name=AXIS)
+    assert "xi8>" in lowered.as_text()
+
+
 @pytest.mark.slow
 def test_without_a_memory_the_update_is_the_largest_number() -> None:
     seen, _ = trained(gc.random_k(axis_name=AXIS, density=1 / 64, block=64, error_feedback=False), 3)
