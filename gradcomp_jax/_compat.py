@@ -15,8 +15,12 @@ from jax._src import config, core, distributed
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from gradcomp_jax._specs import names_of
 from gradcomp_jax._typing import Array, AxisName, PyTree
+
+
+def names_of(axis_name: AxisName) -> tuple[Any, ...]:
+    """Returns an axis as a tuple of names."""
+    return axis_name if isinstance(axis_name, tuple) else (axis_name,)
 
 
 def axis_size(axis_name: AxisName | None) -> int | None:

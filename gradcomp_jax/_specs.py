@@ -7,12 +7,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
+from gradcomp_jax._compat import names_of as names_of
 from gradcomp_jax._typing import AxisName, PyTree
-
-
-def names_of(axis_name: AxisName) -> tuple[Any, ...]:
-    """Returns an axis as a tuple of names."""
-    return axis_name if isinstance(axis_name, tuple) else (axis_name,)
 
 
 def devices_along(mesh: Mesh, axis_name: AxisName) -> int:

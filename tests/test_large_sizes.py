@@ -27,8 +27,8 @@ def test_counts_of_rows(size: int) -> None:
     assert counts.dtype == np.int32
     np.testing.assert_array_equal(counts, np.clip(size - start, 0, block))
     group = Group(gc.compressors.topk(0.01, block=block), gc.memory.residual(), gc.collectives.AllGather(), "tree")
-    dealt = np.asarray(jax.jit(lambda: group.counts(Segment((0, 1), size)))())
-    rows = group.rows(Segment((0, 1), size))
+    (segment,) = group.placed([Segment((0, 1), size)])
+    dealt, rows = np.asarray(jax.jit(lambda: group.counts(segment))()), segment.rows
     # Row j of R has the entries j, j + R, ...
     np.testing.assert_array_equal(dealt, (size - np.arange(rows, dtype=np.int64) + rows - 1) // rows)
 

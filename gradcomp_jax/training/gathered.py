@@ -14,9 +14,9 @@ from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import fused
 from gradcomp_jax.compressors import Compressor, RowInfo, dense
-from gradcomp_jax.core.layout import Shards
 from gradcomp_jax.core.masks import Mask, by_leaf, gains
 from gradcomp_jax.core.refusals import refuse_beyond_float32
+from gradcomp_jax.core.shards import Shards
 
 
 @_arguments.checked

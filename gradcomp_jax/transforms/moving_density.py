@@ -219,7 +219,7 @@ def selection_error(
             kept = narrow.opened(jax.tree.map(lambda p: p.value, memory, is_leaf=is_per_device))
             target, _ = group.memory.compensate(gradient, kept)
             target, gradient = (group.encoded_rows(segment, a) for a in (target, gradient))
-            where = [places(target.shape, max(1, group.rows(segment) // rows))]
+            where = [places(target.shape, max(1, segment.rows // rows))]
             target, gradient, count = (taken(a, where)[:rows] for a in (target, gradient, group.counts(segment)))
             numbers += [target, _round_trip(group.compressor, target, count), gradient]
             seen.append((group.compressor, count))

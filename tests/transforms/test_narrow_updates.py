@@ -74,6 +74,14 @@ def test_with_momentum() -> None:
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
 
 
+def test_a_scaled_memory_is_traced_where_what_differs_by_worker_is_tracked() -> None:
+    """The part beyond float16's range is read from the common mean in the pass that waits for this worker's own scales."""
+    mesh = jax.make_mesh((4,), (AXIS,), devices=jax.devices()[:4])
+    params = {"half": jax.ShapeDtypeStruct((64, 64), jnp.float16)}
+    lowered = gc.lower_update(params, gc.dgc(axis_name=AXIS, memory_dtype="int8"), mesh, axis_name=AXIS)
+    assert "xi8>" in lowered.as_text()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("view", ("dealt",))
 def test_the_owner_of_a_shard_takes_it_back_for_all(view: Any) -> None:
