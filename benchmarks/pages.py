@@ -14,4 +14,5 @@ def write_between(page: pathlib.Path, name: str, text: str) -> None:
     _, closed, after = rest.partition(end)
     if not found or not closed:
         raise SystemExit(f"{page} has no {start} ... {end}")
-    page.write_text(f"{before}{start}\n\n{text.rstrip()}\n\n{end}{after}")
+    middle = f"{text.rstrip()}\n\n" if text.strip() else ""
+    page.write_text(f"{before}{start}\n\n{middle}{end}{after}")

@@ -34,37 +34,26 @@ EXAMPLES = {
 }
 """Example values of arguments, by name, as a user would write them."""
 
-_OF_TYPES = {
-    "Compressor": "gradcomp_jax.compressors.topk(0.01)",
-    "Policy": "gradcomp_jax.by_path('embed', gradcomp_jax.compressors.topk(0.01), otherwise='dense')",
-    "Memory": "gradcomp_jax.memory.residual()",
-    "Collective": "'two_phase'",
-    "GradientTransformation": "gradcomp_jax.dgc(axis_name='data')",
-    "Mesh": EXAMPLES["mesh"],
-    "Mapping": "{'blocks/': 1}",
+_KINDS = {
+    "Compressor": ("a compressor", "gradcomp_jax.compressors.topk(0.01)"),
+    "Policy": ("a policy", "gradcomp_jax.by_path('embed', gradcomp_jax.compressors.topk(0.01), otherwise='dense')"),
+    "Memory": ("a memory", "gradcomp_jax.memory.residual()"),
+    "Collective": ("a collective", "'two_phase'"),
+    "GradientTransformation": ("a gradient transformation", "gradcomp_jax.dgc(axis_name='data')"),
+    "Mesh": ("a mesh", EXAMPLES["mesh"]),
+    "Mapping": ("a mapping", "{'blocks/': 1}"),
+    "Array": ("an array", ""),
+    "str": ("a string", ""),
+    "NoneType": ("None", ""),
+    **dict.fromkeys(("tuple", "Sequence", "Iterable"), ("a tuple", "")),
+    "Callable": ("a function", ""),
 }
+"""Types, by name: how an error calls a value of one, and an example."""
 
 _FUNCTIONS: tuple[Any, ...] = (collections.abc.Callable,)
 
 _SAID_BETTER = ("matrix", "rate", "stacked", "memory_dtype")
 """Arguments whose functions give a better error, such as one that says what a pattern maps to."""
-
-_WORDS = {
-    "Compressor": "a compressor",
-    "Policy": "a policy",
-    "Memory": "a memory",
-    "Collective": "a collective",
-    "GradientTransformation": "a gradient transformation",
-    "Mesh": "a mesh",
-    "Array": "an array",
-    "str": "a string",
-    "NoneType": "None",
-    "tuple": "a tuple",
-    "Mapping": "a mapping",
-    "Sequence": "a tuple",
-    "Iterable": "a tuple",
-    "Callable": "a function",
-}
 
 
 def checked(function: Function) -> Function:
@@ -113,11 +102,7 @@ def public_name(function: Callable[..., Any]) -> str:
 
 
 def refuse_axis(name: str, value: Any) -> None:
-    """Refuses a value that cannot be the name of an axis or a tuple of names.
-
-    Raises:
-        TypeError: with what to write instead.
-    """
+    """Refuses a value that cannot be the name of an axis or a tuple of names."""
     if isinstance(value, list) and value:
         remedy = repr(value[0] if len(value) == 1 else tuple(value))
     elif hasattr(value, "axis_names") and value.axis_names:
@@ -207,14 +192,13 @@ def _word(kind: Any) -> str:
     if origin in (int, float, bool):
         return {int: "a whole number", float: "a number", bool: "True or False"}[origin]
     name = getattr(origin, "__name__", str(origin)).removesuffix("ExtraArgs")
-    return _WORDS.get(name, f"a {name}")
+    return _KINDS.get(name, (f"a {name}", ""))[0]
 
 
 def _such_as(name: str, parameter: inspect.Parameter, wanted: list[Any]) -> str:
-    names = [getattr(typing.get_origin(kind) or kind, "__name__", "") for kind in wanted]
-    of_type = next(
-        (_OF_TYPES[n.removesuffix("ExtraArgs")] for n in names if n.removesuffix("ExtraArgs") in _OF_TYPES), ""
-    )
+    kinds = [typing.get_origin(kind) or kind for kind in wanted]
+    names = [getattr(kind, "__name__", "").removesuffix("ExtraArgs") for kind in kinds]
+    of_type = next((example for name in names if (example := _KINDS.get(name, ("", ""))[1])), "")
     default = parameter.default
     plain = repr(default) if isinstance(default, (int, float, str)) and not isinstance(default, bool) else ""
     by_name = EXAMPLES.get(name, "")

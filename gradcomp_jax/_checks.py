@@ -89,9 +89,7 @@ def at_least_zero(name: str, value: Any) -> Any:
 def below_one(name: str, value: Any) -> Any:
     """Checks ``0 <= value < 1``; arrays are passed through unchecked."""
     if callable(value):
-        raise TypeError(
-            f"{name} must be a number, got a function: a schedule of it goes through optax.inject_hyperparams"
-        )
+        raise TypeError(f"{name} must be a number, got a function: a schedule goes through optax.inject_hyperparams")
     _refuse_no_number(name, value)
     if isinstance(value, numbers.Real) and not 0 <= float(value) < 1:
         raise ValueError(f"{name} must be in [0, 1), got {value}")
@@ -166,15 +164,7 @@ def is_typed_key(value: Any) -> bool:
 
 
 def typed_key(name: str, given: Any) -> Array:
-    """Returns a typed key from a seed, a typed key or a raw key.
-
-    Args:
-        name: name of the option, for errors.
-        given: the option's value.
-
-    Raises:
-        TypeError: for anything else.
-    """
+    """Returns a typed key from a seed, a typed key or a raw key."""
     # For a string JAX would raise an error without the remedy.
     dtype = np.dtype(object) if isinstance(given, str) else jnp.result_type(given)
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):

@@ -15,8 +15,12 @@ from jax._src import config, core, distributed
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from gradcomp_jax._specs import names_of
 from gradcomp_jax._typing import Array, AxisName, PyTree
+
+
+def names_of(axis_name: AxisName) -> tuple[Any, ...]:
+    """Returns an axis as a tuple of names."""
+    return axis_name if isinstance(axis_name, tuple) else (axis_name,)
 
 
 def axis_size(axis_name: AxisName | None) -> int | None:
@@ -41,7 +45,8 @@ def axis_index(axis_name: AxisName | None) -> Array:
     return lax.axis_index(axis_name)
 
 
-def _varying_names(x: Array) -> frozenset[Any]:
+def varying_names(x: Array) -> frozenset[Any]:
+    """Returns the names of all axes along which ``x`` is recorded to differ."""
     return _names_in(jax.typeof(x))
 
 
@@ -67,22 +72,17 @@ def tracks_varying(axis_name: AxisName | None) -> bool:
     """
     if axis_name is None or axis_size(axis_name) is None:
         return False
-    return bool(_varying_names(axis_index(axis_name)))
+    return bool(varying_names(axis_index(axis_name)))
 
 
 def is_varying(x: Array, axis_name: AxisName) -> bool:
     """Returns whether ``x`` is recorded to differ along every name of the axis."""
-    return set(names_of(axis_name)) <= _varying_names(x)
+    return set(names_of(axis_name)) <= varying_names(x)
 
 
 def varying_along(x: Array, axis_name: AxisName) -> tuple[Any, ...]:
     """Returns the names of the axis along which ``x`` is recorded to differ."""
-    return tuple(name for name in names_of(axis_name) if name in _varying_names(x))
-
-
-def varying_names(x: Array) -> frozenset[Any]:
-    """Returns the names of all axes along which ``x`` is recorded to differ."""
-    return _varying_names(x)
+    return tuple(name for name in names_of(axis_name) if name in varying_names(x))
 
 
 def untracked() -> contextlib.AbstractContextManager[Any]:
@@ -144,10 +144,19 @@ def varying(tree: PyTree, axis_name: AxisName | None) -> PyTree:
         return tree
 
     def cast(x: Array) -> Array:
-        missing = tuple(n for n in names_of(axis_name) if n not in _varying_names(x))
+        missing = tuple(n for n in names_of(axis_name) if n not in varying_names(x))
         return lax.pcast(x, missing, to="varying") if missing else x
 
     return jax.tree.map(cast, tree)
+
+
+def _cast(name: str, typed: Callable[[Any, tuple[Any, ...]], Any]) -> Primitive:
+    """Makes a primitive that changes the type of a value and adds no instruction."""
+    cast = Primitive(name)
+    cast.def_impl(lambda x, *, axes: x)
+    cast.def_abstract_eval(lambda aval, *, axes: typed(aval, axes))
+    mlir.register_lowering(cast, lambda _, x, *, axes: [x])
+    return cast
 
 
 def _without_names(aval: Any, axes: tuple[Any, ...]) -> Any:
@@ -155,11 +164,6 @@ def _without_names(aval: Any, axes: tuple[Any, ...]) -> Any:
     if manual is None:
         return aval.update(vma=aval.vma - frozenset(axes))
     return aval.update(manual_axis_type=manual.update(varying=manual.varying - frozenset(axes)))
-
-
-def _invarying_transpose(cotangent: Any, _: Any, *, axes: tuple[Any, ...]) -> tuple[Any]:
-    # One value on all workers came from N equal ones, so its cotangent is divided among them.
-    return (varying(cotangent, axes) / lax.axis_size(axes),)
 
 
 def _invarying_batched(axis_data: Any, xs: Any, dims: Any, *, axes: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -173,12 +177,10 @@ def _invarying_batched(axis_data: Any, xs: Any, dims: Any, *, axes: tuple[Any, .
 
 # lax.pcast goes from invarying to varying only, and the collectives that return replicated values move
 # bytes. So the cast back is a primitive of our own, which changes the type and adds no instruction.
-_invarying_p = Primitive("gradcomp_invarying")
-_invarying_p.def_impl(lambda x, *, axes: x)
-_invarying_p.def_abstract_eval(lambda aval, *, axes: _without_names(aval, axes))
-mlir.register_lowering(_invarying_p, lambda _, x, *, axes: [x])
+_invarying_p = _cast("gradcomp_invarying", _without_names)
 batching.fancy_primitive_batchers[_invarying_p] = _invarying_batched
-ad.deflinear2(_invarying_p, _invarying_transpose)
+# One value on all workers came from N equal ones, so its cotangent is divided among them.
+ad.deflinear2(_invarying_p, lambda cotangent, _, *, axes: (varying(cotangent, axes) / lax.axis_size(axes),))
 
 
 def invarying(tree: PyTree, axis_name: AxisName | None) -> PyTree:
@@ -202,7 +204,7 @@ def invarying(tree: PyTree, axis_name: AxisName | None) -> PyTree:
 
     def cast(x: Array) -> Array:
         # A Python number or NumPy array never varies and has no tracked type to change.
-        names = tuple(n for n in names_of(axis_name) if n in _varying_names(x)) if tracked else names_of(axis_name)
+        names = tuple(n for n in names_of(axis_name) if n in varying_names(x)) if tracked else names_of(axis_name)
         return _invarying_p.bind(x, axes=names) if names else x
 
     return jax.tree.map(cast, tree)
@@ -215,10 +217,7 @@ def _mapped_batched(axis_data: Any, xs: Any, dims: Any, *, axes: tuple[Any, ...]
     return _mapped_p.bind(x, axes=axes), dim
 
 
-_mapped_p = Primitive("gradcomp_mapped")
-_mapped_p.def_impl(lambda x, *, axes: x)
-_mapped_p.def_abstract_eval(lambda aval, *, axes: aval)
-mlir.register_lowering(_mapped_p, lambda _, x, *, axes: [x])
+_mapped_p = _cast("gradcomp_mapped", lambda aval, axes: aval)
 batching.fancy_primitive_batchers[_mapped_p] = _mapped_batched
 ad.deflinear2(_mapped_p, lambda cotangent, _, *, axes: (cotangent,))
 
@@ -231,7 +230,7 @@ def mapped(x: Array, axis_name: AxisName) -> Array:
     return _mapped_p.bind(x, axes=names_of(axis_name))
 
 
-def _own_part_type(aval: Any, *, axes: tuple[Any, ...]) -> Any:
+def _own_part_type(aval: Any, axes: tuple[Any, ...]) -> Any:
     manual = aval.manual_axis_type
     rest = manual.unreduced - frozenset(axes)
     kind = {"unreduced_kind": None} if not rest and hasattr(manual, "unreduced_kind") else {}
@@ -239,10 +238,7 @@ def _own_part_type(aval: Any, *, axes: tuple[Any, ...]) -> Any:
 
 
 # lax.pcast does not go from unreduced to varying; this cast takes a worker's part as its own value, and nothing moves.
-_own_part_p = Primitive("gradcomp_own_part")
-_own_part_p.def_impl(lambda x, *, axes: x)
-_own_part_p.def_abstract_eval(_own_part_type)
-mlir.register_lowering(_own_part_p, lambda _, x, *, axes: [x])
+_own_part_p = _cast("gradcomp_own_part", _own_part_type)
 
 
 def own_part(x: Array, axis_name: AxisName) -> Array:
@@ -283,7 +279,7 @@ def as_cotangent(x: Array, primal: Array) -> Array:
     Over an axis along which only the cotangent varies, the workers' cotangents are added up. Over an axis along
     which only the primal varies, the cotangent is marked varying.
     """
-    has, wants = _varying_names(x), _varying_names(primal)
+    has, wants = varying_names(x), varying_names(primal)
     extra, missing = tuple(has - wants), tuple(wants - has)
     x = lax.psum(x, extra) if extra else x
     return lax.pcast(x, missing, to="varying") if missing else x

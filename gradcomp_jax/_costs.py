@@ -22,9 +22,6 @@ def bytes_moved(kind: str, operand_bytes: int, group_size: int) -> int:
         kind: the kind of collective, ``"all-reduce"`` for instance.
         operand_bytes: bytes that one device puts in; for an all-gather, its shard.
         group_size: devices that take part together; one device moves nothing.
-
-    Raises:
-        ValueError: if the kind has no formula.
     """
     if group_size <= 1:
         return 0

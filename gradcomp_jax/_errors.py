@@ -2,9 +2,10 @@
 
 import contextlib
 import difflib
+import itertools
 import os
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -35,9 +36,6 @@ def known_name(kind: str, name: str, table: Iterable[str]) -> str:
     """Returns the name as the table has it, or raises an error with the known names and the closest of them.
 
     In a name ``_`` and ``-`` are the same. ``kind`` says in messages what the names are: ``"method"``, ``"data set"``.
-
-    Raises:
-      UnknownNameError: if ``name`` is not in ``table``.
     """
     names = list(table)
     for spelled in (name, name.replace("_", "-"), name.replace("-", "_")):
@@ -50,11 +48,7 @@ def known_name(kind: str, name: str, table: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def users_code(name: str, file: str | None) -> Iterator[None]:
-    """Turns an exception of the user's own code into one sentence, with the last line of ``file`` that it came through.
-
-    Raises:
-      SettingError: for any exception that is not such a sentence already.
-    """
+    """Turns an exception of the user's own code into one sentence, with the last line of ``file`` that it came through."""
     try:
         yield
     except ExperimentError:
@@ -69,3 +63,12 @@ def users_code(name: str, file: str | None) -> Iterator[None]:
 def listed(sentence: str, *cases: str) -> str:
     """Returns an error of a sentence, and what to do in each of some cases, on a line each: (a), (b), (c)."""
     return sentence + ":" + "".join(f"\n  ({chr(ord('a') + i)}) {case}" for i, case in enumerate(cases))
+
+
+def numbered(indices: Sequence[int], one: str = "process", many: str = "processes") -> str:
+    """Names processes by their numbers, in order: consecutive ones by the first and the last."""
+    runs = [[n for _, n in run] for _, run in itertools.groupby(enumerate(indices), lambda pair: pair[1] - pair[0])]
+    parts = [part for run in runs for part in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
+    shown = parts if len(parts) <= 4 else [*parts[:4], "others"]
+    joined = f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]
+    return f"{one if len(indices) == 1 else many} {joined}"

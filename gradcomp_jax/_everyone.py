@@ -1,11 +1,16 @@
-"""Shares plain values among the processes of a run."""
+"""Shares plain values among the processes of a run, and what one of them does for all."""
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+
+from gradcomp_jax._errors import SettingError
+
+_T = TypeVar("_T")
 
 
 def of_all(value: Any) -> list[Any]:
@@ -24,3 +29,19 @@ def of_all(value: Any) -> list[Any]:
 def of_first(value: Any) -> Any:
     """Returns the JSON value of the first process, in all of them. All processes call this together."""
     return of_all(value)[0]
+
+
+def in_first(action: Callable[[], _T]) -> _T | None:
+    """Does something in the first process, and returns there what it gave; if it raises, all processes raise its sentence."""
+    result, problem = None, None
+    if jax.process_index() == 0:
+        try:
+            result = action()
+        except Exception as error:
+            problem = error
+    told = of_first(problem and [str(problem), isinstance(problem, OSError)])
+    if problem is not None:
+        raise problem
+    if told:
+        raise (OSError if told[1] else SettingError)(told[0])
+    return result

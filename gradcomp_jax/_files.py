@@ -2,12 +2,14 @@
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import pathlib
 import re
 import secrets
 import stat
+import warnings
 from typing import Any
 
 from gradcomp_jax._errors import SettingError
@@ -15,6 +17,8 @@ from gradcomp_jax._errors import SettingError
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/+")
 _DRAFT = re.compile(r"\.[0-9a-f]{16}\.new")
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 _OLD_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -30,9 +34,6 @@ def write_whole(path: str | os.PathLike[str], content: bytes | str, *, follow: b
         follow: whether to follow a link, as for a path that a user typed: its target is replaced, and the link stays. A path
             that is not a file, such as ``/dev/stdout``, is written to. If false, as for names that a program chooses, a link is
             replaced and its target is not changed.
-
-    Raises:
-        OSError: if the file cannot be written, or the path is neither a file nor a link.
     """
     place, data = os.path.abspath(path), content.encode() if isinstance(content, str) else content
     before = _status(place, follow)
@@ -66,11 +67,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes | str, *, follow: b
 
 
 def local_folder(path: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns the absolute path of a folder of the file system.
-
-    Raises:
-        SettingError: (a ``ValueError``) for a URL, such as ``gs://bucket/run``, which would be taken for the name of a folder.
-    """
+    """Returns the absolute path of a folder of the file system."""
     text = os.fspath(path)
     if _URL.match(text):
         raise SettingError(
@@ -93,10 +90,6 @@ def read_file(path: str | os.PathLike[str], *, limit: int, follow: bool = False)
         path: path of the file.
         limit: the most bytes that the file may have.
         follow: whether to follow a link, as for a path that a user typed.
-
-    Raises:
-        OSError: if the path is not a file but a folder, a device, a pipe or, without ``follow``, a link, or if it has more than
-            ``limit`` bytes.
     """
     try:
         number = os.open(path, _OLD_FILE & ~os.O_NOFOLLOW if follow else _OLD_FILE)
@@ -116,13 +109,32 @@ def read_file(path: str | os.PathLike[str], *, limit: int, follow: bool = False)
         os.close(number)
 
 
-def read_json(path: str | os.PathLike[str], *, limit: int = 1 << 24) -> Any:
-    """Returns the content of a JSON file that a user has named.
+def lock_file(path: str | os.PathLike[str], *, wait: bool) -> int:
+    """Opens a file and locks it, and returns its descriptor. Closing that, or the end of the process, releases the lock.
 
     Raises:
-        OSError: if there is no file, or :func:`read_file` refuses it.
-        ValueError: if the file is not JSON.
+        BlockingIOError: if another process has the lock, unless this shall ``wait``.
+        OSError: if there can be no such file, or something else has its path.
     """
+    number = os.open(path, _LOCK_FILE, 0o666)
+    try:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError(errno.EINVAL, "This is not a file", os.fspath(path))
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            folder = os.path.dirname(os.fspath(path))
+            warnings.warn(f"{folder} is on a file system without locks: write there one at a time", stacklevel=3)
+    except BaseException:
+        os.close(number)
+        raise
+    return number
+
+
+def read_json(path: str | os.PathLike[str], *, limit: int = 1 << 24) -> Any:
+    """Returns the content of a JSON file that a user has named."""
     content = read_file(path, limit=limit, follow=True)
     if content is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))

@@ -4,11 +4,7 @@ from collections.abc import Iterable, Sequence
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, align: str) -> list[str]:
-    """Returns the lines of a table; ``align`` has ``l`` or ``r`` for each column; its last letter holds for the others.
-
-    Raises:
-        ValueError: if a row has another number of cells than the header.
-    """
+    """Returns the lines of a table; ``align`` has ``l`` or ``r`` for each column; its last letter holds for the others."""
     sides = align.ljust(len(header), align[-1])
     rule = ["---:" if side == "r" else "---" for side in sides]
     lines = [_line(header), f"|{'|'.join(rule)}|"]

@@ -173,11 +173,7 @@ class Stream:
 
 
 def run(command: Callable[[], Any]) -> None:
-    """Calls a command and ends the process: with its exit code, with that of a signal, or with 1 if its output was lost.
-
-    Raises:
-      SystemExit: with the exit code, if no signal came.
-    """
+    """Calls a command and ends the process: with its exit code, with that of a signal, or with 1 if its output was lost."""
     take_over()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

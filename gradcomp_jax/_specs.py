@@ -1,17 +1,14 @@
 """Where parameters lie on a mesh: what a user's partition specs say about one axis."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
+from gradcomp_jax._compat import names_of as names_of
 from gradcomp_jax._typing import AxisName, PyTree
-
-
-def names_of(axis_name: AxisName) -> tuple[Any, ...]:
-    """Returns an axis as a tuple of names."""
-    return axis_name if isinstance(axis_name, tuple) else (axis_name,)
 
 
 def devices_along(mesh: Mesh, axis_name: AxisName) -> int:
@@ -19,12 +16,23 @@ def devices_along(mesh: Mesh, axis_name: AxisName) -> int:
     return math.prod(mesh.shape[name] for name in names_of(axis_name))
 
 
-def by_leaf(specs: PyTree, tree: PyTree) -> list[PartitionSpec]:
-    """Returns the spec of every leaf of ``tree``; ``specs`` may be a prefix of it, and ``None`` stands for ``P()``.
+def mapped(
+    function: Callable[..., Any],
+    mesh: Mesh,
+    axis_name: AxisName,
+    in_specs: Any,
+    out_specs: Any,
+    *,
+    check_vma: bool = True,
+) -> Callable[..., Any]:
+    """Maps a function over the devices along one or several axes; others are left to the compiler."""
+    names = set(names_of(axis_name))
+    how: dict[str, Any] = {"mesh": mesh, "axis_names": names, "check_vma": check_vma}
+    return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, **how)
 
-    Raises:
-        ValueError: if ``specs`` is not a prefix of the tree.
-    """
+
+def by_leaf(specs: PyTree, tree: PyTree) -> list[PartitionSpec]:
+    """Returns the spec of every leaf of ``tree``; ``specs`` may be a prefix of it, and ``None`` stands for ``P()``."""
 
     def spread(spec: PartitionSpec | None, part: PyTree) -> PyTree:
         if not _is_spec(spec):
@@ -48,11 +56,7 @@ def like(specs: PyTree, tree: PyTree) -> PyTree:
 
 
 def sharded_dim(spec: PartitionSpec, axis_name: AxisName) -> int | None:
-    """Returns the dimension that lies along the axis, or ``None``.
-
-    Raises:
-        ValueError: if a dimension lies along the axis and others together.
-    """
+    """Returns the dimension that lies along the axis, or ``None``."""
     for dim, entry in enumerate(spec):
         if names_of(entry) == names_of(axis_name):
             return dim

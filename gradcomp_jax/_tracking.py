@@ -30,10 +30,6 @@ def unless_refused(function: Callable[..., Any], axis_name: AxisName | None) -> 
     Args:
         function: a function of any arguments. Traced arrays among them are cast; all else is passed on unchanged.
         axis_name: the axis of the workers.
-
-    Raises:
-        TypeError: when traced, if it is refused and values are tracked along other axes too, or if the cause is a traced array
-            that is not one of its arguments.
     """
     refused = False
 
@@ -62,11 +58,7 @@ def unless_refused(function: Callable[..., Any], axis_name: AxisName | None) -> 
 
 @contextlib.contextmanager
 def explained(axis_name: AxisName) -> Iterator[None]:
-    """Says what to do if tracking refuses what cannot be traced without it, such as an optimizer.
-
-    Raises:
-        TypeError: instead of JAX's own error.
-    """
+    """Says what to do if tracking refuses what cannot be traced without it, such as an optimizer."""
     try:
         yield
     except Exception as error:

@@ -37,7 +37,7 @@ import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-from tests import platforms, quick  # noqa: E402
+from tests import platforms  # noqa: E402
 
 # Here and not in the environment: child processes run third-party code that mixes dtypes freely.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -47,6 +47,9 @@ hypothesis.settings.register_profile("local", deadline=None, max_examples=25)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
+
+MOST_COMPILED = 3_050
+"""Programs that the README's line may compile."""
 
 _compiled = 0
 """Programs compiled by this process and, where tests run in several, by those that have ended."""
@@ -80,13 +83,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
     if hasattr(config, "workeroutput"):
         config.workeroutput["compiled"] = _compiled
-    elif _is_readme_line(config) and _compiled > quick.MOST_COMPILED and session.exitstatus == 0:
+    elif _is_readme_line(config) and _compiled > MOST_COMPILED and session.exitstatus == 0:
         session.exitstatus = 1
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Prints how many programs were compiled."""
-    limit = f", the budget is {quick.MOST_COMPILED:,} (tests/quick.py)" if _is_readme_line(config) else ""
+    limit = f", the budget is {MOST_COMPILED:,}" if _is_readme_line(config) else ""
     terminalreporter.write_line(f"{_compiled:,} programs compiled{limit}")
     late = sum(_TOO_LATE in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
     if late:
@@ -97,27 +100,14 @@ def _is_readme_line(config: pytest.Config) -> bool:
     return config.option.markexpr == "not slow" and config.args_source != pytest.Config.ArgsSource.ARGS
 
 
-HAS_QUICK = pytest.StashKey[dict[str, bool]]()
-"""Of each test that was collected, whether any of its parameters are quick."""
-
-
 # First, so that pytest-xdist sees the groups: it reads them in a hook of the same name.
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks as slow what the README's line leaves out, and lets one process run what shares programs."""
-    has_quick = config.stash.setdefault(HAS_QUICK, {})
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Lets one process run what shares programs."""
     for item in items:
-        name, _, rest = item.nodeid.partition("[")
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
         # Programs of accelerators take minutes: those have groups of their own, or none.
-        if not item.get_closest_marker("xdist_group") and not name.startswith(("tests/tpu/", "tests/gpu/")):
+        if not item.get_closest_marker("xdist_group") and not item.nodeid.startswith(("tests/tpu/", "tests/gpu/")):
             item.add_marker(pytest.mark.xdist_group(_shares_programs_with(item)))
-        chosen = quick.QUICK.get(name)
-        if chosen is not None and parameters:
-            values = {str(value) for value in parameters.values()} | {rest.rstrip("]")}
-            if not values & set(chosen):
-                item.add_marker("slow")
-        has_quick[name] = has_quick.get(name, False) or item.get_closest_marker("slow") is None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -57,16 +57,6 @@ def all_found(study: Study) -> dict:
     return found
 
 
-def test_what_does_not_clip_is_held_against_dense_without_clipping() -> None:
-    names = ("dense-bf16-clip", "dense-bf16", "dgc-paper", "block-quantized")
-    study = dataclasses.replace(STUDY, rows={2: tuple(map(Row, names))}, grid=(1.0,), seeds=1)
-    found = {cell.name: result(cell, 0.5) for name in names for cell in study.tuning(name)}
-    for cell in study.cells(found):
-        found.setdefault(cell.name, result(cell, 0.9 if cell.row.method == "dense-bf16-clip" else 0.8))
-    against = [line.split("|")[5].strip() for line in report.table(study, found).splitlines()[2:]]
-    assert against == ["+0.00 points", "-10.00 points", "-10.00 points", "+0.00 points"]
-
-
 def test_every_study_names_what_there_is() -> None:
     for study in STUDIES.values():
         assert study.task in TASKS
@@ -96,15 +86,6 @@ def test_methods_are_tuned_and_then_run_with_a_seed_each_before_the_next_seed() 
     assert {cell.row.method for cell in STUDY.cells(found) if not cell.tuning} == {"dense-bf16"}
 
 
-def test_a_loss_is_better_when_it_is_lower_and_what_diverged_is_not_taken() -> None:
-    first, second = STUDY.tuning("diloco")
-    kinds = {"metric": "bits per character"}
-    found = {first.name: result(first, 2.0, **kinds), second.name: result(second, 3.0, **kinds)}
-    assert STUDY.rate(Row("diloco", 8), found) == first.learning_rate
-    found[first.name] = result(first, None, **kinds)
-    assert STUDY.rate(Row("diloco", 8), found) == second.learning_rate
-
-
 def test_the_table_has_means_spreads_and_what_is_missing() -> None:
     found = all_found(STUDY)
     lines = report.table(STUDY, found).splitlines()[2:]
@@ -117,42 +98,6 @@ def test_the_table_has_means_spreads_and_what_is_missing() -> None:
     assert "every-8" not in report.table(STUDY, some, missing=False) and not report.not_run(STUDY, found)
     assert report.not_run(STUDY, some) == "Not run so far: diloco-every-8 with 2 workers."
     assert "91.00" in report.tuning(STUDY, found) or "0.91" in report.tuning(STUDY, found)
-
-
-def test_the_page_says_what_rates_outside_of_the_grid_gave() -> None:
-    found, cell = all_found(STUDY), STUDY.tuning("diloco")[0]
-    assert report.outside(STUDY, found) == ""
-    for rate, value in ((0.1, 0.93), (0.2, None)):
-        other = dataclasses.replace(cell, learning_rate=rate)
-        found[other.name] = result(other, value)
-    before, after = report.outside(STUDY, found).split(": ")
-    assert after == "diloco-every-4 0.93 at 0.1, diverged at 0.2." and "not used above" in before
-
-
-def test_the_page_says_what_seeds_at_other_rates_gave() -> None:
-    found = all_found(STUDY)
-    assert report.at_other_rates(STUDY, found) == ""
-    chosen = next(cell for cell in STUDY.cells(found) if not cell.tuning and cell.row.every == 8)
-    for seed, value in enumerate((0.93, 0.95)):
-        other = dataclasses.replace(chosen, learning_rate=0.1, seed=seed)
-        found[other.name] = result(other, value)
-    said = report.at_other_rates(STUDY, found).partition(": ")[2]
-    assert said == "diloco-every-8 with 2 workers 94.00 ± 1.41 at 0.1 (2 seeds)."
-    assert "94.00" not in report.table(STUDY, found)
-
-
-def test_the_page_names_methods_whose_best_rate_is_at_the_edge_of_the_grid() -> None:
-    assert report.edges(STUDY, all_found(STUDY)).endswith("outside: dense-bf16, diloco.")
-    wider = dataclasses.replace(STUDY, grid=(0.5, 1.0, 2.0))
-    found = all_found(wider)
-    assert report.edges(wider, found) == report.edges(wider, {}) == ""
-    found[wider.tuning("dense-bf16")[-1].name]["evaluation"] = [0.95]
-    assert report.edges(wider, found).endswith("outside: dense-bf16.")
-    beyond = dataclasses.replace(wider.tuning("dense-bf16")[-1], learning_rate=0.2)
-    found[beyond.name] = result(beyond, 0.94)
-    assert report.edges(wider, found) == ""
-    found[beyond.name] = result(beyond, 0.96)
-    assert report.edges(wider, found).endswith("outside: dense-bf16.")
 
 
 def test_rates_close_to_the_best_are_run_to_the_end_and_the_validation_part_says_which_of_them_a_row_has() -> None:
@@ -180,14 +125,6 @@ def test_rates_close_to_the_best_are_run_to_the_end_and_the_validation_part_says
     # One rate alone needs no judgement.
     alone = dataclasses.replace(study, close=0.05)
     assert alone.rate(row, found) == 0.1 and report.finals(alone, found) == ""
-
-
-@pytest.mark.parametrize("close", [0.0, 0.1])
-def test_rates_that_are_alike_or_diverged_do_not_wait_for_a_validation_part(close: float) -> None:
-    study = dataclasses.replace(STUDY, close=close)
-    for value in (0.9, None) if close == 0 else (None,):
-        found = {cell.name: result(cell, value) for cell in study.cells({})}
-        assert study.rate(study.most[1][0], found) == 0.025
 
 
 @pytest.mark.slow
@@ -235,11 +172,6 @@ def test_the_page_and_its_picture(tmp_path) -> None:
     assert not (tmp_path / "none.md").exists()
 
 
-def test_no_time_means_no_run(tmp_path) -> None:
-    assert not run.run_all(STUDY, tmp_path / "out", tmp_path / "states", hours=0.0)
-    assert not list((tmp_path / "out").iterdir())
-
-
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch) -> None:
     tried = []
 
@@ -276,24 +208,6 @@ def test_runs_at_once_have_cores_of_their_own_and_wait_for_rates(tmp_path, monke
     assert run.run_all(STUDY, tmp_path, tmp_path / "states", hours=1.0, at_once=2)
     assert cores == {"0,2", "1,3"} and most == 2
     assert len(tried) == len(set(tried)) == len(all_found(STUDY))
-
-
-def test_what_is_asked_for_first_is_run_first_and_nothing_else(tmp_path, monkeypatch) -> None:
-    tried = []
-
-    def process(command, *, env, **options):
-        cell = json.loads(env[run.MARK])
-        name = Cell(**{**cell, "row": Row(**cell["row"])}).name
-        tried.append(name)
-        pathlib.Path(command[3], f"{name}.json").write_text(json.dumps(result(None, 0.9)))
-
-    monkeypatch.setattr(subprocess, "run", process)
-    parts = ("diloco", "dense-bf16*tuning")
-    assert run.run_all(STUDY, tmp_path, tmp_path / "states", hours=1.0, only=parts)
-    kinds = [next(i for i, part in enumerate(parts) if part.partition("*")[0] in name) for name in tried]
-    assert kinds == sorted(kinds) and set(kinds) == {0, 1}
-    assert all(name.endswith("tuning") for name in tried if "dense" in name)
-    assert any("seed" in name for name in tried if "diloco" in name)
 
 
 def test_an_interrupt_ends_all_lanes(tmp_path, monkeypatch) -> None:

@@ -32,10 +32,7 @@ SENTENCES = {
         r"a string, or a tuple of names.*write axis_name='data'",
     ),
     "a list of axes": (lambda: gc.terngrad(axis_name=["a", "b"]), r"write axis_name=\('a', 'b'\)"),
-    "a list for a step": (
-        lambda: gc.make_train_step(len, DGC, mesh(), axis_name=["data"]),
-        r"write axis_name='data'",
-    ),
+    "a list for a step": (lambda: gc.make_train_step(len, DGC, mesh(), axis_name=["data"]), r"write axis_name='data'"),
     "a bound in quotes": (
         lambda: gc.by_size({"0": "dense"}),
         r"bound of a rule must be a number, got '0': .*without quotes",

@@ -12,6 +12,8 @@ import gradcomp_jax as gc
 from gradcomp_jax import kernels
 from gradcomp_jax.core.layout import Group, Segment
 from gradcomp_jax.methods.registry import METHODS
+from tests.conformance.methods import FEW
+from tests.marks import slow_but
 
 AXIS, N = "data", 8
 MOST = 2**31
@@ -25,8 +27,8 @@ def test_counts_of_rows(size: int) -> None:
     assert counts.dtype == np.int32
     np.testing.assert_array_equal(counts, np.clip(size - start, 0, block))
     group = Group(gc.compressors.topk(0.01, block=block), gc.memory.residual(), gc.collectives.AllGather(), "tree")
-    dealt = np.asarray(jax.jit(lambda: group.counts(Segment((0, 1), size)))())
-    rows = group.rows(Segment((0, 1), size))
+    (segment,) = group.placed([Segment((0, 1), size)])
+    dealt, rows = np.asarray(jax.jit(lambda: group.counts(segment))()), segment.rows
     # Row j of R has the entries j, j + R, ...
     np.testing.assert_array_equal(dealt, (size - np.arange(rows, dtype=np.int64) + rows - 1) // rows)
 
@@ -81,7 +83,7 @@ def addressed(jaxpr: Any) -> Any:
             yield from addressed(inner)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_but(FEW, METHODS))
 def test_a_tree_of_more_than_an_int32_counts_is_exchanged(method: str) -> None:
     """No index addresses a dimension that it cannot count: pieces of one buffer are found by their owner's number."""
     tx = METHODS[method].build(axis_name=AXIS)

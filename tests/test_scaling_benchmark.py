@@ -40,35 +40,9 @@ def test_what_was_measured_is_beside_it(found) -> None:
     assert f"({found.measured['dgc'][4]:.3g})" in line and line.count("(") == 2
 
 
-def test_a_cell_may_lack_methods() -> None:
-    """A team of many processes is measured with some methods."""
-    cell = next(c for c in CELLS if c["key"] == "conv, 4 workers, 100 Mbit/s, 0 ms")
-    methods = {name: cell["methods"][name] for name in ("dense", "dgc")}
-    with_eight = scaling.scaling(
-        [*CELLS, {**cell, "workers": 8, "methods": methods}], "conv", rate=100e6, delay_s=0.0, sizes=SIZES
-    )
-    assert {name for name, line in with_eight.measured.items() if 8 in line} == set(methods)
-    assert with_eight.measured["dgc"][8] == 2 * with_eight.measured["dgc"][4]
-
-
-def test_more_workers_may_be_no_faster() -> None:
-    assert scaling.best({"a": {2: 1.0, 4: 3.0, 8: 2.0}, "b": {2: 1.0, 4: 2.0}}) == {"a": 4}
-
-
 def test_a_link_that_was_not_measured_is_named() -> None:
     with pytest.raises(ValueError, match="no cell of conv over such a link; there are 1 Gbit/s and 0 ms; "):
         scaling.scaling(CELLS, "conv", rate=1.0, delay_s=0.0)
-
-
-def test_the_page_and_its_picture(tmp_path, monkeypatch, capsys, found) -> None:
-    monkeypatch.setattr(command.scaling, "scaling", lambda *_, **__: found)
-    page = tmp_path / "scaling.md"
-    monkeypatch.setattr(sys, "argv", ["scaling.py", "--network", str(NETWORK), "--write", str(page)])
-    command.main()
-    assert page.read_text() == capsys.readouterr().out and "scaling.png" in page.read_text()
-    assert f"{found.computing[4]:.3g} s on 4 workers" in page.read_text()
-    assert "No task was trained with several numbers of workers" in page.read_text()
-    assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_metrics_by_workers_are_in_the_page(tmp_path, found) -> None:

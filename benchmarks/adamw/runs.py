@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from benchmarks import packed
 from benchmarks.adamw.rows import ROWS, Row
 from benchmarks.adamw.task import Task
 from benchmarks.adamw.train import Run, train
@@ -34,7 +35,7 @@ class Results:
     @classmethod
     def read(cls, task: Task, folder: pathlib.Path) -> "Results":
         """Reads a folder of runs of a task."""
-        return cls(task, {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))})
+        return cls(task, packed.read(folder))
 
     def tried(self, name: str, row: Row) -> dict[float, float]:
         """Returns the losses on the validation part by rate, of the runs that a rate is chosen by."""

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from benchmarks import packed
 from benchmarks.training.cells import Row, baselines, penalty, penalty_of_validation
 
 
@@ -103,15 +104,14 @@ def of_runs(folder: pathlib.Path) -> list[Curves]:
     """
     groups: dict[str, dict[float, list[dict[str, Any]]]] = {}
     tuned: dict[tuple[str, float], float] = {}
-    for path in sorted(folder.glob("*.json")):
-        run = json.loads(path.read_text(encoding="utf-8"))
+    for name, run in packed.read(folder).items():
         if run["tuning"]:
             tuned[Row(**run["row"]).tuned, run["learning_rate"]] = penalty(run)
         else:
             row = json.dumps([_given(run), run["workers"]], sort_keys=True)
             same = groups.setdefault(row, collections.defaultdict(list))[run["learning_rate"]]
             if run["seed"] in [one["seed"] for one in same]:
-                raise ValueError(f"{path} has the row, workers, rate and seed of another run: move one of them away")
+                raise ValueError(f"{name} in {folder} has the row, workers, rate and seed of another run: take one out")
             same.append(run)
 
     def chosen(rates: Mapping[float, list[dict[str, Any]]]) -> list[dict[str, Any]]:

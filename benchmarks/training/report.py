@@ -207,7 +207,7 @@ def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
     lines = [
         f"# {study.title or name}: {the_task.summary}",
         "",
-        *((study.note, "") if study.note else ()),
+        *((lead, "") if (lead := study.note or _lead(page)) else ()),
         f"```\npython benchmarks/accuracy.py {name} --hours HOURS --write {page}\n```",
         "",
         f"A batch of {settings.batch} for all workers together, {said}, {settings.optimizer}{falling}."
@@ -237,6 +237,12 @@ def write(name: str, study: Study, found: Found, page: pathlib.Path) -> None:
         "",
     ]
     page.write_text("\n".join(lines))
+
+
+def _lead(page: pathlib.Path) -> str:
+    """Returns what somebody wrote between the heading of a page and its command: what to take from it."""
+    text = page.read_text() if page.exists() else ""
+    return text.partition("\n")[2].partition("```")[0].strip()
 
 
 def machines(found: Found) -> list[str]:

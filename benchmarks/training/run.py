@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from benchmarks import tasks
+from benchmarks import packed, tasks
 from benchmarks.tasks.datasets import for_tuning, load
 from benchmarks.tasks.tasks import task
 from benchmarks.training.cells import Cell, Row, Study
@@ -36,7 +36,7 @@ MARK = "GRADCOMP_CELL"
 
 def results(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
     """Reads what was run, by the names of the cells."""
-    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    return packed.read(folder)
 
 
 def run_all(

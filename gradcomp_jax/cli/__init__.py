@@ -4,14 +4,18 @@ Only the standard library is imported here, so that a missing extra is one clear
 """
 
 import importlib.util
+import json
+import pathlib
 import shlex
 import sys
 from collections.abc import Sequence
 
 from gradcomp_jax import _process
-from gradcomp_jax.cli import kept_help
 
-_NEEDED = {name: name for name in ("typer", "rich", "matplotlib", "quantiphy", "pydantic")}
+PAGES = pathlib.Path(__file__).with_name("help.json")
+"""Help by the name of the command, which ``benchmarks/help_pages.py`` writes: to print it nothing slow need be imported."""
+
+_NEEDED = ("typer", "rich", "matplotlib", "quantiphy")
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -19,15 +23,12 @@ def main(args: Sequence[str] | None = None) -> None:
 
     Exit codes are 0 when done, 2 for a user error, 1 where stdout could not be written or another process was lost, 130 and 143
     where SIGINT or SIGTERM stopped it.
-
-    Args:
-      args: the words after ``gradcomp``; those of the process by default.
     """
     words = list(sys.argv[1:] if args is None else args)
     # What follows takes seconds: the command is stopped cleanly from here on, and help need not wait for it.
     _process.take_over()
-    kept_help.answer_if_asked(words)
-    missing = [name for name, module in _NEEDED.items() if not _is_installed(module)]
+    answer_if_asked(words)
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         print(
             f"gradcomp: the command line needs {', '.join(missing)}: pip install -e '.[cli]' in a checkout",
@@ -44,5 +45,12 @@ def main(args: Sequence[str] | None = None) -> None:
     _process.run(command)
 
 
-def _is_installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
+def help_of(name: str) -> str | None:
+    """Returns the help of a command, of all commands for an empty name; ``None`` if there is no such command."""
+    return json.loads(PAGES.read_text(encoding="utf-8")).get(name)
+
+
+def answer_if_asked(words: Sequence[str]) -> None:
+    """Prints a page and ends the process, if the command line asks for help only."""
+    if len(words) in (1, 2) and words[-1] in ("--help", "-h") and (page := help_of("".join(words[:-1]))):
+        _process.run(lambda: print(page, end=""))

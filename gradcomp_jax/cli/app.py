@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from gradcomp_jax._errors import UnknownNameError, known_name
-from gradcomp_jax.cli import help_pages
+from gradcomp_jax.cli import help_of
 from gradcomp_jax.cli.ranges import unparsed
 
 _COMMANDS = ("compare", "train", "methods", "plan")
@@ -25,13 +25,11 @@ class _OnDemand(TyperGroup):
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         alone.command(cmd_name)(getattr(module, f"{cmd_name}_command"))
         made: Any = typer.main.get_command(alone)
-        # The page that a process prints which is asked for nothing else.
-        made.format_help = lambda ctx, formatter: formatter.write(help_pages.page(cmd_name, made))
+        made.format_help = lambda ctx, formatter: formatter.write(help_of(cmd_name))
         return made
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        commands = {name: self.get_command(ctx, name) for name in _COMMANDS}
-        formatter.write(help_pages.page("", self, commands))
+        formatter.write(help_of(""))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if not args[0].startswith("-"):

@@ -6,10 +6,10 @@ import typer
 from rich.console import Console
 
 from gradcomp_jax._errors import SettingError, look_up
-from gradcomp_jax._process import leaving
+from gradcomp_jax._process import leaving, raise_if_stopped
 from gradcomp_jax.cli import ranges, runs
 from gradcomp_jax.cli.options import TASK, Training, with_training_options
-from gradcomp_jax.cli.progress import Leaving, progress
+from gradcomp_jax.cli.progress import Each, progress
 from gradcomp_jax.cli.user_errors import user_errors
 from gradcomp_jax.experiments import Listeners, compare
 from gradcomp_jax.experiments import task as task_of
@@ -65,7 +65,7 @@ def compare_command(
                 names,
                 seeds=range(seeds),
                 settings=settings,
-                listener=Listeners(log, shown, Leaving()),
+                listener=Listeners(log, shown, Each(raise_if_stopped)),
                 checkpoint=training.checkpoint,
                 one_device=training.one_device,
             )

@@ -7,8 +7,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,13 +20,13 @@ _FLUSHED_S = 30.0
 """Seconds after which what is written can be read, within an epoch."""
 
 
-class EventFiles(Listener):
+class EventFiles(Listener, contextlib.AbstractContextManager[Any]):
     """Writes a new event file for each run, in ``FOLDER/METHOD-seed-SEED``.
 
     Steps count from 1. ``train/loss`` is of every step. Of an epoch's last step are the metric (``eval/accuracy``,
     ``eval/loss`` or ``train/epoch_loss``), what :func:`gradcomp_jax.diagnostics` returns, and ``wire/bytes_per_step``. A run
-    that goes on hides what an earlier file has from there on. Of several processes the first one writes, and all compute.
-    Where a file cannot be written any more, a line on stderr says so, and the run goes on without.
+    that continues hides what an earlier file has from there on. Of several processes the first one writes, and all compute.
+    Where a file cannot be written any more, a line on stderr says so, and the run continues without.
     """
 
     _TAGS: Mapping[str, str] = {
@@ -39,11 +38,7 @@ class EventFiles(Listener):
     }
 
     def __init__(self, folder: pathlib.Path) -> None:
-        """Takes the folder, which is made if it is not there.
-
-        Raises:
-          SettingError: if the library is not installed, or the folder cannot be made.
-        """
+        """Takes the folder, which is made if it is not there."""
         if importlib.util.find_spec("tensorboardX") is None:
             raise SettingError("--log-dir needs tensorboardX: pip install -e '.[tensorboard]' in a checkout")
         self._folder = folder
@@ -58,13 +53,7 @@ class EventFiles(Listener):
         self._diagnostics: Callable[[Any], Any] = jax.jit(diagnostics)
         self._wires: dict[str, Wire] = {}
 
-    def __enter__(self) -> Self:
-        """Returns itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         """Closes the file, with all that was said."""
         self._close()
 

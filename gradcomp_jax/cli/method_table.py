@@ -56,15 +56,7 @@ class Row:
 
 
 def table(*, workers: int = 8, shape: tuple[int, int] = (4096, 1024)) -> list[Row]:
-    """Returns what every method sends and keeps for one matrix, as its exchange describes it; nothing is compiled or run.
-
-    Args:
-        workers: N.
-        shape: shape of the matrix.
-
-    Raises:
-        ValueError: for fewer than two workers.
-    """
+    """Returns what every method sends and keeps for one matrix, as its exchange describes it; nothing is compiled or run."""
     if _checks.positive_int("workers", workers) < 2:
         raise ValueError(f"workers must be at least 2, got {workers}: one worker sends nothing")
     return [_row(name, workers, tuple(shape)) for name in METHODS]

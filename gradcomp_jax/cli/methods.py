@@ -31,7 +31,7 @@ def methods_command(
 
 
 def _named() -> dict[str, tuple[str, ...]]:
-    """What compare and train take, by the names of groups, each once."""
+    """Returns what compare and train take, by the names of groups, each once."""
     groups = {f"--methods {name}": names for name, names in recipes.GROUPS.items()}
     grouped = {name for names in groups.values() for name in names}
     return groups | {"and": tuple(name for name in recipes.RECIPES if name not in grouped)}

@@ -23,8 +23,7 @@ class Training:
     """What ``compare`` and ``train`` are both told."""
 
     task: Annotated[
-        str | None,
-        typer.Option("--task", "--dataset", help=f"What to train: {', '.join(TASKS)}.", show_default=TASK),
+        str | None, typer.Option("--task", "--dataset", help=f"What to train: {', '.join(TASKS)}.", show_default=TASK)
     ] = None
     source: Annotated[
         str | None,
@@ -42,8 +41,7 @@ class Training:
         ),
     ] = None
     epochs: Annotated[
-        int | None,
-        ranges.number(RANGES["epochs"], "Passes over the training set.", show_default="the task's own"),
+        int | None, ranges.number(RANGES["epochs"], "Passes over the training set.", show_default="the task's own")
     ] = None
     batch: Annotated[
         int | None,
@@ -137,8 +135,7 @@ Coordinator = Annotated[
     str | None, typer.Option(help=f"HOST:PORT of process 0, for --distributed; else ${cluster.ADDRESS}.")
 ]
 Process = Annotated[
-    int | None,
-    ranges.number(ranges.PROCESS, f"Number of this process, for --distributed; else ${cluster.INDEX}."),
+    int | None, ranges.number(ranges.PROCESS, f"Number of this process, for --distributed; else ${cluster.INDEX}.")
 ]
 Processes = Annotated[
     int | None,
@@ -149,8 +146,7 @@ Heartbeat = Annotated[
     ranges.number(ranges.HEARTBEAT, "Seconds without a word from a process until the others end, for --distributed."),
 ]
 StepTimeout = Annotated[
-    float,
-    ranges.number(ranges.SECONDS, "Seconds that a step, a compilation or a save may take, for --distributed."),
+    float, ranges.number(ranges.SECONDS, "Seconds that a step, a compilation or a save may take, for --distributed.")
 ]
 VerifyEvery = Annotated[
     int,

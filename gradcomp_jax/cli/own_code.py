@@ -10,11 +10,7 @@ from gradcomp_jax._errors import SettingError, known_name, users_code
 
 
 def imported(source: str) -> Any:
-    """Imports what ``module:name`` names; the current folder comes first, as for ``python -m``.
-
-    Raises:
-      SettingError: if there is no such module, it cannot be imported, or it has no such name.
-    """
+    """Imports what ``module:name`` names; the current folder comes first, as for ``python -m``."""
     module, _, name = source.partition(":")
     if not module or not name or "/" in module:
         raise SettingError(f"--from must be MODULE:NAME, such as my_module:make, got {source!r}")
@@ -29,9 +25,7 @@ def imported(source: str) -> Any:
         spec = None
     if spec is None:
         remedy = f"write {module.removesuffix('.py')}:{name}" if module.endswith(".py") else "check its name"
-        raise SettingError(
-            f"--from {source}: there is no module {module} in {here} or among the installed ones: {remedy}"
-        )
+        raise SettingError(f"--from {source}: there is no module {module} in {here} or installed: {remedy}")
     with users_code(f"--from {source}", spec.origin):
         found: Any = importlib.import_module(module)
     for part in name.split("."):

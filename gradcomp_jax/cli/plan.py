@@ -1,9 +1,11 @@
 """``gradcomp plan``: should I compress, with what, and what will it give?"""
 
+import contextlib
 import functools
 import json
 import pathlib
 import sys
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import jax
@@ -12,15 +14,15 @@ from rich.console import Console
 
 from gradcomp_jax._checks import Range
 from gradcomp_jax._errors import SettingError, known_name, look_up, users_code
-from gradcomp_jax._files import read_json, write_whole
+from gradcomp_jax._files import read_json
 from gradcomp_jax.cli import plan_figures, plan_report, ranges, units
 from gradcomp_jax.cli.own_code import imported
-from gradcomp_jax.cli.tables import print_table, tell
+from gradcomp_jax.cli.tables import print_table, tell, write_result
 from gradcomp_jax.cli.user_errors import user_errors
 from gradcomp_jax.methods import METHODS
 from gradcomp_jax.planning import CLUSTERS, MODELS, Calibration, Cluster, Device, Link, Workload
 from gradcomp_jax.planning import prices as known_prices
-from gradcomp_jax.planning.outlook import Outlook, outlook
+from gradcomp_jax.planning.outlook import outlook
 from gradcomp_jax.planning.presets import Preset
 from gradcomp_jax.planning.task import OPTIMIZERS, TASKS
 
@@ -51,8 +53,7 @@ def plan_command(
         ),
     ] = None,
     optimizer: Annotated[
-        str | None,
-        typer.Option(help=f"That follows the exchange: {', '.join(OPTIMIZERS)}.", show_default="any"),
+        str | None, typer.Option(help=f"That follows the exchange: {', '.join(OPTIMIZERS)}.", show_default="any")
     ] = None,
     step_time: Annotated[str, typer.Option(help="Of one worker without an exchange: 180ms.")] = "100ms",
     cluster: Annotated[
@@ -121,14 +122,19 @@ def plan_command(
     """Predict a step with every method, and say whether to compress. Nothing is run: the figures are modelled."""
     what = model or source or f"{params} parameters"
     with user_errors():
-        known = _calibration(calibration)
+        with _reading(calibration):
+            known = None if calibration is None else Calibration.load(calibration)
         weighed = _prices(prices)
         preset = None if cluster is None else look_up("cluster", cluster, CLUSTERS)
         rate = _DEFAULT.memory_rate if preset is None else preset.memory_rate
         device = Device(rate if memory_rate is None else units.rate("--memory-rate", memory_rate))
         memory = units.size("--device-memory", device_memory) if device_memory else preset.memory if preset else None
         try:
-            nodes = _nodes(preset or _DEFAULT, workers, per_node, link, latency, inner_link, inner_latency, topology)
+            own = (preset or _DEFAULT).cluster
+            outer = _link(own.outer, "", link, latency)
+            inner = _link(own.inner or _INNER, "inner-", inner_link, inner_latency)
+            per_node = per_node or own.per_node
+            nodes = Cluster(workers or own.workers, outer, per_node, inner if per_node > 1 else None, topology)  # type: ignore[arg-type]
             compute = units.seconds("--step-time", step_time)
             workload = Workload.of(_shapes(params, model, source), compute, overlap=overlap or 0.0)
             found = outlook(
@@ -164,35 +170,23 @@ def plan_command(
         console.print()
         for note in notes:
             told(note, "dim")
-        for path in [] if out is None else _write(found, out, what):
-            tell(console, f"wrote {path}")
-        if out is not None and not found.has_curves:
-            why = "knows one rate and one number of workers" if known else "has no speed-up"
-            tell(console, f"no picture: {'a calibration' if known else 'a step that computes nothing'} {why}")
+        if out is not None:
+            write_result(console, out / "plan.json", json.dumps(plan_figures.to_dict(found), indent=1) + "\n")
+            if found.has_curves:
+                from gradcomp_jax.cli.plan_plot import picture_of
+
+                write_result(console, out / "plan.png", picture_of(found, what))
+            else:
+                why = "knows one rate and one number of workers" if known else "has no speed-up"
+                tell(console, f"no picture: {'a calibration' if known else 'a step that computes nothing'} {why}")
 
 
-def _nodes(
-    preset: Preset,
-    workers: int | None,
-    per_node: int | None,
-    link: str | None,
-    latency: str | None,
-    inner_link: str | None,
-    inner_latency: str | None,
-    topology: str,
-) -> Cluster:
-    """A named cluster with what was said in the place of its own."""
-    own, within = preset.cluster, preset.cluster.inner or _INNER
-    outer = Link(
-        own.outer.rate if link is None else units.rate("--link", link),
-        own.outer.latency if latency is None else units.seconds("--latency", latency),
+def _link(own: Link, where: str, link: str | None, latency: str | None) -> Link:
+    """Returns a link of a cluster with what was said instead of its own."""
+    return Link(
+        own.rate if link is None else units.rate(f"--{where}link", link),
+        own.latency if latency is None else units.seconds(f"--{where}latency", latency),
     )
-    inner = Link(
-        within.rate if inner_link is None else units.rate("--inner-link", inner_link),
-        within.latency if inner_latency is None else units.seconds("--inner-latency", inner_latency),
-    )
-    per_node = per_node or own.per_node
-    return Cluster(workers or own.workers, outer, per_node, inner if per_node > 1 else None, topology)  # type: ignore[arg-type]
 
 
 def _shapes(params: str | None, model: str | None, source: str | None) -> Any:
@@ -216,7 +210,7 @@ def _shapes(params: str | None, model: str | None, source: str | None) -> Any:
 
 
 def _imported(source: str) -> Any:
-    """The parameters, or their shapes, that ``module:name`` is or makes; of a function only the shapes are found out."""
+    """Returns the parameters, or their shapes, that ``module:name`` is or makes; of a function only the shapes."""
     found = imported(source)
     if callable(found):
         # Imported here, because a plan without --from needs nothing that trains.
@@ -235,39 +229,17 @@ def _names(methods: str) -> list[str] | None:
     return None if words == ["all"] else [known_name("method", word, METHODS) for word in words]
 
 
-def _calibration(path: pathlib.Path | None) -> Calibration | None:
-    if path is None:
-        return None
-    try:
-        return Calibration.load(path)
-    except (OSError, ValueError) as error:
-        raise _cannot_read(path, error) from error
-
-
 def _prices(given: str | None) -> known_prices.Prices | None:
     if given is None or given == "none":
         return None if given is None else {}
-    try:
+    with _reading(given):
         read = known_prices.from_dict(read_json(given))
-    except (OSError, ValueError) as error:
-        raise _cannot_read(given, error) from error
     return {known_name("method", name, METHODS): price for name, price in read.items()}
 
 
-def _cannot_read(path: str | pathlib.Path, error: OSError | ValueError) -> SettingError:
-    return SettingError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}")
-
-
-def _write(found: Outlook, out: pathlib.Path, what: str) -> list[pathlib.Path]:
-    from gradcomp_jax.cli.plan_plot import picture_of
-
-    picture, figures = out / "plan.png", out / "plan.json"
+@contextlib.contextmanager
+def _reading(path: str | pathlib.Path | None) -> Iterator[None]:
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_whole(figures, json.dumps(plan_figures.to_dict(found), indent=1) + "\n", follow=False)
-        if not found.has_curves:
-            return [figures]
-        write_whole(picture, picture_of(found, what), follow=False)
-    except OSError as error:
-        raise SettingError(f"cannot write the results that are printed above: {error}") from error
-    return [picture, figures]
+        yield
+    except (OSError, ValueError) as error:
+        raise SettingError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error

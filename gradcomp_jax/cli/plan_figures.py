@@ -16,11 +16,8 @@ def to_dict(found: Outlook) -> dict[str, Any]:
         "task": found.task,
         "optimizer": found.optimizer,
         "device_memory": found.device_memory,
-        "compress": found.verdict.compress,
-        "method": found.verdict.method,
-        "gain": found.verdict.gain,
-        "tie": found.verdict.tie,
-        "overlapped": None if found.overlapped is None else _brief(found.overlapped),
+        **_brief(found.verdict),
+        "overlapped": None if found.overlapped is None else {"overlap": OVERLAPPED, **_brief(found.overlapped)},
         "skipped": dict(found.verdict.skipped),
         "predictions": [
             {
@@ -38,18 +35,13 @@ def to_dict(found: Outlook) -> dict[str, Any]:
 
 def _curves(found: Outlook) -> dict[str, Any]:
     return {
-        "speed_up_by_workers": {"workers": list(found.by_workers[0]), **_lists(found.by_workers[1])},
-        "speed_up_by_rate": {"bytes_per_second": list(found.by_rate[0]), **_lists(found.by_rate[1])},
+        "speed_up_by_workers": {"workers": found.by_workers[0], **found.by_workers[1]},
+        "speed_up_by_rate": {"bytes_per_second": found.by_rate[0], **found.by_rate[1]},
     }
 
 
 def _brief(verdict: Verdict) -> dict[str, Any]:
-    kept = {name: getattr(verdict, name) for name in ("compress", "method", "gain", "tie")}
-    return {"overlap": OVERLAPPED, **kept}
-
-
-def _lists(curves: dict[str, tuple[float, ...]]) -> dict[str, list[float]]:
-    return {name: list(values) for name, values in curves.items()}
+    return {name: getattr(verdict, name) for name in ("compress", "method", "gain", "tie")}
 
 
 def _plain(rate: float | None) -> float | str | None:

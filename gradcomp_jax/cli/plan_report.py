@@ -1,7 +1,6 @@
 """A plan as a table and a sentence."""
 
 import math
-from collections.abc import Container
 
 from gradcomp_jax.cli import units
 from gradcomp_jax.cli.tables import Columns
@@ -32,7 +31,7 @@ _LARGE_STATE = 1e9
 
 
 def title(found: Outlook, what: str) -> str:
-    """One line that says what was asked."""
+    """Returns one line that says what was asked."""
     cluster, workload = found.cluster, found.workload
     nodes = f", {cluster.per_node} to a node" if cluster.per_node > 1 else ""
     return (
@@ -42,7 +41,7 @@ def title(found: Outlook, what: str) -> str:
 
 
 def _said(found: Outlook) -> str:
-    """What is said of the task, and how to say it."""
+    """Returns what is said of the task, and how to say it."""
     task = found.task or "task not known (--task)"
     return f"{task}, {found.optimizer or 'any optimizer (--optimizer)'}"
 
@@ -55,34 +54,33 @@ def link(found: Outlook) -> str:
     return f"{units.show_rate(outer.rate)}, {units.show_seconds(outer.latency)}"
 
 
-def rows(found: Outlook) -> list[dict[str, str]]:
-    """Cells by column, in the order of the ranking; prices only where there is one."""
-    dense = found.dense.step
-    priced = any(p.price for p in found.verdict.ranking)
-    return [
-        {
-            "method": _name(p),
-            **{part: units.show_seconds(getattr(p, part)) for part in _TIMES},
-            "x dense": f"{dense / p.step:.2f}x",
-            "efficiency": f"{100 * speed_up(p, found.cluster.workers) / found.cluster.workers:.0f}%",
-            "sent": units.show_bytes(p.sent),
-            # Counters are a few bytes in all.
-            "state": units.show_bytes(p.state) if p.state > 1024 else "0",
-            **({} if found.break_even is None else {"loses above": _even(found, p)}),
-            **(_price(p) if priced else {}),
-        }
-        for p in found.verdict.ranking
-    ]
-
-
-def _name(p: Prediction) -> str:
+def _cells(found: Outlook, p: Prediction) -> dict[str, str]:
+    """Returns what can be said of a method, by column."""
     hierarchical = " *" if p.layout == "hierarchical" else ""
-    return f"{command_name(p.method)}{hierarchical}{' !' if METHODS[p.method].caution else ''}"
+    price = "" if p.method in BASELINES else str(p.price or "no price")
+    return {
+        "method": f"{command_name(p.method)}{hierarchical}{' !' if METHODS[p.method].caution else ''}",
+        **{part: units.show_seconds(getattr(p, part)) for part in _TIMES},
+        "x dense": f"{found.dense.step / p.step:.2f}x" if p.step else "-",
+        "efficiency": f"{100 * speed_up(p, found.cluster.workers) / found.cluster.workers:.0f}%",
+        "steps": price,
+        "to a loss": _to_a_loss(found, p),
+        "sent": units.show_bytes(p.sent),
+        # Counters are a few bytes in all.
+        "state": units.show_bytes(p.state) if p.state > 1024 else "0",
+        "loses above": _even(found, p),
+        "price": price,
+        "price of": p.price.source if p.price and p.method not in BASELINES else "",
+    }
 
 
 def table(found: Outlook) -> Columns:
-    """Returns the table for a terminal."""
-    return Columns(rows(found), dropped_first=_DROPPED_FIRST)
+    """Returns the table for a terminal, in the order of the ranking; prices only where there is one."""
+    without = {"steps", "to a loss"} | ({"loses above"} if found.break_even is None else set())
+    if not any(p.price for p in found.verdict.ranking):
+        without |= {"price", "price of"}
+    cells = [_cells(found, p) for p in found.verdict.ranking]
+    return Columns([{name: row[name] for name in row if name not in without} for row in cells], _DROPPED_FIRST)
 
 
 def short(found: Outlook) -> Columns:
@@ -90,32 +88,20 @@ def short(found: Outlook) -> Columns:
     first = list(found.verdict.ranking[:_ROWS])
     if found.dense not in first:
         first[-1] = found.dense
-    cells = [
-        {
-            "method": _name(p),
-            "step": units.show_seconds(p.step),
-            "x dense": f"{found.dense.step / p.step:.2f}x" if p.step else "-",
-            "steps": "" if p.method in BASELINES else str(p.price or "no price"),
-            "to a loss": _to_a_loss(found, p),
-            "sent": units.show_bytes(p.sent),
-            "state": units.show_bytes(p.state) if p.state > 1024 else "0",
-        }
-        for p in first
-    ]
-    if not found.verdict.weighed:
-        cells = [{name: cell for name, cell in row.items() if name not in ("steps", "to a loss")} for row in cells]
-    return Columns(cells, dropped_first=("state", "sent", "to a loss", "steps"))
+    names = ["method", "step", "x dense", *(("steps", "to a loss") if found.verdict.weighed else ()), "sent", "state"]
+    cells = [_cells(found, p) for p in first]
+    return Columns([{name: row[name] for name in names} for row in cells], ("state", "sent", "to a loss", "steps"))
 
 
 def _to_a_loss(found: Outlook, p: Prediction) -> str:
-    """How many times as fast as dense it comes as far; at most so where its runs did not come so far."""
+    """Returns how many times as fast as dense it comes as far; at most so where its runs did not come so far."""
     if not p.progress or doubt(p) > 1:
         return "-"
     return f"{'< ' if doubt(p) else ''}{found.dense.progress / p.progress:.2f}x"
 
 
 def short_notes(found: Outlook, calibration: Calibration | None, *, prices_off: bool = False) -> list[str]:
-    """What a reader of the first rows has to know; :func:`notes` has all."""
+    """Returns what a reader of the first rows has to know; :func:`notes` has all."""
     shown = {row["method"] for row in short(found).rows}
     lines = []
     if any("*" in name for name in shown):
@@ -142,7 +128,7 @@ def sentences(found: Outlook) -> list[str]:
 
 
 def _chain(found: Outlook) -> list[str]:
-    """How to write what is recommended before Adam, whose first moment depends on it."""
+    """Says how to write what is recommended before Adam, whose first moment depends on it."""
     method = METHODS[found.best.method]
     if not found.verdict.compress or found.optimizer not in ("adam", "adamw") or method.update != "mean":
         return []
@@ -172,14 +158,14 @@ def _verdict(found: Outlook) -> str:
 
 
 def _to_the_same_loss(found: Outlook, p: Prediction) -> str:
-    """Nothing without a price; a price of another kind of model says nothing of the loss of this one."""
+    """Returns nothing without a price; a price of another kind of model says nothing of the loss of this one."""
     if p.price is None:
         return ""
     return " to the same loss" if p.price.kind in ("", found.task) else f", by the steps of {p.price.task}"
 
 
 def _asked(found: Outlook) -> str:
-    """What there is no run of, for instance ``a transformer with adamw and so many workers``."""
+    """Returns what there is no run of, for instance ``a transformer with adamw and so many workers``."""
     model = f"a {found.task}" if found.task else "any task"
     return f"{model} with {found.optimizer + ' and ' if found.optimizer else ''}so many workers"
 
@@ -197,7 +183,7 @@ def _overlap(found: Outlook) -> str:
 
 
 def _memory(found: Outlook) -> list[str]:
-    """A remark on a state that takes a tenth of a device, or a gigabyte where the device is not known."""
+    """Returns a remark on a state that takes a tenth of a device, or a gigabyte where the device is not known."""
     worse, memory = found.verdict.trains_worse, found.device_memory
     remarks = []
     for p in [*([found.best] if found.verdict.compress else []), *([worse] if worse else [])]:
@@ -241,7 +227,7 @@ def _trains_worse(found: Outlook) -> list[str]:
 
 
 def _takes(p: Prediction) -> str:
-    """Seconds of a step, and how many there must be where that is known."""
+    """Returns the seconds of a step, and how many there must be where that is known."""
     step = f"{units.show_seconds(p.step)} a step"
     if p.price is None:
         return step
@@ -249,21 +235,8 @@ def _takes(p: Prediction) -> str:
     return f"{step} and {more}{p.price.steps:.2f}x the steps ({p.price.source})"
 
 
-def _price(p: Prediction) -> dict[str, str]:
-    if p.method in BASELINES:
-        return {"price": "", "price of": ""}
-    return {"price": str(p.price or "no price"), "price of": p.price.source if p.price else ""}
-
-
 def notes(found: Outlook, calibration: Calibration | None, matrices: bool, *, prices_off: bool = False) -> list[str]:
-    """What a reader has to know of the figures.
-
-    Args:
-        found: what the figures are of.
-        calibration: of the link, if there is one.
-        matrices: whether parameters were a number, taken to be matrices.
-        prices_off: whether seconds alone were asked for.
-    """
+    """Returns what a reader has to know of the figures."""
     lines = [
         "modelled: collectives by latency and bandwidth, bytes as the methods' exchanges send them, defaults throughout."
     ]
@@ -283,7 +256,8 @@ def notes(found: Outlook, calibration: Calibration | None, matrices: bool, *, pr
         lines.append(
             "compress: copies of the gradient, as measured on a CPU, at --memory-rate; calibrate for your device."
         )
-    timed = [p.method for p in found.verdict.ranking if p.method not in COPIES and p.method not in _own_copies(found)]
+    known = COPIES.keys() | (found.device.copies if found.device else {})
+    timed = [p.method for p in found.verdict.ranking if p.method not in known]
     if timed:
         lines.append(f"compress of {', '.join(map(command_name, timed))}: timed on this machine just now.")
     reasons: dict[str, list[str]] = {}
@@ -316,10 +290,6 @@ def notes(found: Outlook, calibration: Calibration | None, matrices: bool, *, pr
     above = "" if found.break_even is None else " loses above: the rate from which the better dense one is faster."
     lines.append(f"sent: bytes that leave a node in a step.{above}")
     return lines
-
-
-def _own_copies(found: Outlook) -> Container[str]:
-    return found.device.copies if found.device else ()
 
 
 def _even(found: Outlook, p: Prediction) -> str:

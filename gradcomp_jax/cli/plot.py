@@ -58,10 +58,7 @@ def draw(comparison: Comparison) -> Figure:
     if limits is not None:
         judged.set_ylim(*limits)
     cost.set(
-        xlabel="bytes that one device sends in a step",
-        xscale="log",
-        ylabel=f"final {unit}",
-        title="What it costs",
+        xlabel="bytes that one device sends in a step", xscale="log", ylabel=f"final {unit}", title="What it costs"
     )
     for axes in (loss, judged):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -93,7 +90,7 @@ def _draw_metric(axes: Axes, result: MethodResult, style: dict[str, Any]) -> Non
 
 
 def _drawable(values: Any) -> np.ndarray:
-    """NaN in the place of what no axis can hold: infinities, and numbers whose squares are infinite."""
+    """Returns NaN instead of what no axis can hold: infinities, and numbers whose squares are infinite."""
     found = np.asarray(values, float)
     return np.where(np.abs(found) < _MOST, found, np.nan)
 

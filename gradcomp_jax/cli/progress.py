@@ -1,44 +1,37 @@
 """How a run tells a person what it does: a bar on a terminal, lines in a log, the end of it, and a word to the watchdog."""
 
+import contextlib
 import sys
 import time
-from types import TracebackType
+from collections.abc import Callable
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
-from gradcomp_jax._process import raise_if_stopped
-from gradcomp_jax.distributed import Watchdog
 from gradcomp_jax.experiments import Listener, Past, RunResult, show
 
 _EVERY_S = 10.0
 """Seconds from one line of a log to the next, within an epoch."""
 
 
-class Lines(Listener):
+class Lines(Listener, contextlib.AbstractContextManager[Any]):
     """Writes a line to stderr for each compilation, start, epoch and end, and now and then in between."""
 
     def __init__(self, advice: str) -> None:
-        """Makes a listener; ``advice`` says at the end of the line on a stop how to go on."""
+        """Makes a listener; ``advice`` says at the end of the line on a stop how to continue."""
         self._advice = advice
         self._run = ""
         self._step = self._steps = 0
         self._told = time.monotonic()
 
-    def __enter__(self) -> Self:
-        """Does nothing: the lines come as there is something to say."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         """Says where a run was stopped, if a signal has stopped it."""
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             self.say(self.stopped())
 
     def stopped(self) -> str:
-        """Returns the sentence on where a run was stopped, and how to go on."""
+        """Returns the sentence on where a run was stopped, and how to continue."""
         where = f"{self._run} at step {self._step} of {self._steps}" if self._run else "before the first run"
         return f"stopped {where}: {self._advice}"
 
@@ -52,7 +45,7 @@ class Lines(Listener):
         self.say(f"compiling {method}")
 
     def started(self, method: str, seed: int, steps: int, done: int) -> None:
-        """Says how long the run is, and whether it goes on from something saved."""
+        """Says how long the run is, and whether it continues from something saved."""
         self._run, self._step, self._steps = f"seed {seed}, {method}", done, steps
         if done == steps:
             self.say(f"{self._run}: complete already, its {steps} steps are read and not trained again")
@@ -84,17 +77,9 @@ class Bar(Lines):
         """Makes a bar for ``runs`` runs of equal length, shown between enter and exit."""
         super().__init__(advice)
         self._runs = runs
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("steps"),
-            TimeElapsedColumn(),
-            TextColumn("elapsed,"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-            console=console,
-        )
+        done = ("{task.description}", BarColumn(), MofNCompleteColumn(), "steps")
+        times = (TimeElapsedColumn(), "elapsed,", TimeRemainingColumn(), "left")
+        self._progress = Progress(*done, *times, console=console)
         self._task = self._progress.add_task("starting", total=None)
 
     def __enter__(self) -> Self:
@@ -102,9 +87,7 @@ class Bar(Lines):
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         """Stops drawing; the bar stays on the screen unless an error takes its place."""
         if kind is not None:
             self._progress.live.transient = True
@@ -141,23 +124,14 @@ def progress(runs: int, advice: str) -> Lines:
     return Bar(Console(stderr=True), runs, advice) if sys.stderr.isatty() else Lines(advice)
 
 
-class Leaving(Listener):
-    """Leaves a run after a signal, at the end of a step, of a compilation or of an epoch that is saved."""
+class Each(Listener):
+    """Calls a function at every event but the end of a run: to leave it after a signal, or to tell a watchdog of it."""
 
-    def _leave(self, *event: Any, **more: Any) -> None:
-        raise_if_stopped()
+    def __init__(self, function: Callable[[], None]) -> None:
+        """Takes the function."""
+        self._function = function
 
-    compiling = compiled = started = stepped = finished_epoch = _leave
+    def _call(self, *event: Any, **more: Any) -> None:
+        self._function()
 
-
-class Beating(Listener):
-    """Calls ``watchdog.beat()`` at every event."""
-
-    def __init__(self, watchdog: Watchdog) -> None:
-        """Takes the watchdog of this process."""
-        self._watchdog = watchdog
-
-    def _beat(self, *event: Any, **more: Any) -> None:
-        self._watchdog.beat()
-
-    compiling = compiled = started = stepped = finished_epoch = finished = _beat
+    compiling = compiled = started = stepped = finished_epoch = _call

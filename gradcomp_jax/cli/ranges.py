@@ -42,17 +42,8 @@ def _parser(allowed: Range) -> Callable[[Any], Any]:
     return parse
 
 
-def spelled(name: str) -> str:
-    """Returns the option of a parameter."""
-    return f"--{name.replace('_', '-')}"
-
-
 def unparsed(error: Any) -> str:
-    """Returns the sentence on words that are no value of their option.
-
-    Args:
-      error: typer's ``BadParameter``.
-    """
+    """Returns the sentence on words that are no value of their option."""
     if error.param is None:
         return str(error.format_message())
     return f"{error.param.opts[0]}{' ' if error.message.startswith('must be') else ': '}{error.message}"

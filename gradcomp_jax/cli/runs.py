@@ -11,13 +11,11 @@ from rich.console import Console
 
 from gradcomp_jax._checks import Range
 from gradcomp_jax._errors import SettingError
-from gradcomp_jax._files import write_whole
 from gradcomp_jax.cli import report
 from gradcomp_jax.cli.event_files import EventFiles
 from gradcomp_jax.cli.options import TASK, WORKERS, Training
 from gradcomp_jax.cli.own_code import imported
-from gradcomp_jax.cli.ranges import spelled
-from gradcomp_jax.cli.tables import print_table, tell
+from gradcomp_jax.cli.tables import print_table, tell, write_result
 from gradcomp_jax.experiments import Comparison, Listener, Problem, Settings, data_mesh, load, own_problem, task
 from gradcomp_jax.experiments.recipes import RECIPES
 from gradcomp_jax.experiments.settings import RANGES, split_batch
@@ -29,11 +27,7 @@ _SAID = ("epochs", "learning_rate", "momentum", "density", "delay", "every")
 
 
 def workers(training: Training) -> int:
-    """Returns the number of workers that one is told, or that of the task.
-
-    Raises:
-      UnknownNameError: if there is no such task.
-    """
+    """Returns the number of workers that one is told, or that of the task."""
     if training.workers is not None:
         return training.workers
     return WORKERS if training.source is not None else task(training.task or TASK).settings.workers
@@ -42,11 +36,7 @@ def workers(training: Training) -> int:
 def prepare(
     training: Training, workers: int, *, several_processes: bool = False, quick: bool = False
 ) -> tuple[Problem, Settings]:
-    """Returns what is trained and how, having made sure that a run can start before anything is drawn.
-
-    Raises:
-      SettingError: if the options do not fit each other, the data or the devices.
-    """
+    """Returns what is trained and how, having made sure that a run can start before anything is drawn."""
     RANGES["workers"].check("workers", workers)
     if training.one_device and (training.real_devices or several_processes):
         other = "--real-devices" if training.real_devices else "--distributed"
@@ -58,7 +48,7 @@ def prepare(
         folder = getattr(training, option)
         # Not folder.exists(), which raises for a name that is too long.
         if folder is not None and os.path.exists(folder) and not os.path.isdir(folder):
-            raise SettingError(f"{spelled(option)} must name a folder, and {folder} is none: name another")
+            raise SettingError(f"--{option.replace('_', '-')} must name a folder, and {folder} is none: name another")
     if training.markdown is not None and training.markdown.is_dir():
         raise SettingError(f"--markdown must name a file, and {training.markdown} is a folder: name a file in it")
     if training.source is None:
@@ -84,7 +74,7 @@ def prepare(
 
 
 def _settings(training: Training, own: Settings, workers: int, quick: bool) -> Settings:
-    """The task's settings with what the user has said in their place."""
+    """Returns the task's settings with what the user has said instead."""
     # The batch stays what it is when the workers change, and with it the training problem.
     try:
         shared = split_batch(own.batch if training.batch is None else training.batch, workers)
@@ -103,9 +93,6 @@ def simulate(workers: int) -> None:
 
     JAX reads the flag when it first looks for devices, not when it is imported. A process that has
     looked already keeps the devices it has; a mesh that needs more then says so.
-
-    Raises:
-      SettingError: for more devices than a machine can simulate.
     """
     _SIMULATED.check("simulated workers", workers)
     kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(_FLAG)]
@@ -114,7 +101,7 @@ def simulate(workers: int) -> None:
 
 
 def advice(checkpoint: pathlib.Path | None) -> str:
-    """Says how to go on with a run that was stopped."""
+    """Says how to continue a run that was stopped."""
     if checkpoint is None:
         return "nothing was saved (with --checkpoint FOLDER a run goes on from the last epoch saved)"
     return f"the same command goes on from the last epoch saved in {checkpoint}"
@@ -138,18 +125,8 @@ def make_folder(folder: pathlib.Path) -> None:
 def finish(console: Console, result: Comparison, training: Training, stem: str, command: str) -> None:
     """Prints the table and its notes, then writes the picture, the JSON and, if wanted, the Markdown.
 
-    Each is written whole. Of a link in the place of the picture or the JSON the link is replaced, and not what it leads to; a
+    Each is written whole. A link where the picture or the JSON belongs is replaced, and not what it leads to; a
     link that the user names for the Markdown is followed.
-
-    Args:
-      console: where to print.
-      result: of the runs.
-      training: with the folder, and the page.
-      stem: the files' name is this and the task's.
-      command: that gave the result.
-
-    Raises:
-      SettingError: where the files cannot be written, after the table is printed.
     """
     # Half a second, which only a command that draws should take.
     from gradcomp_jax.cli.plot import picture_of
@@ -162,13 +139,7 @@ def finish(console: Console, result: Comparison, training: Training, stem: str, 
     console.print()
     for note in report.notes(result):
         tell(console, note, "dim")
-    try:
-        write_whole(figures, result.to_json(command=command), follow=False)
-        write_whole(picture, picture_of(result), follow=False)
-        if page is not None:
-            page.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(page, report.markdown(result, command=command))
-    except OSError as error:
-        raise SettingError(f"cannot write the results that are printed above: {error}") from error
-    for path in filter(None, (picture, figures, page)):
-        tell(console, f"wrote {path}")
+    write_result(console, figures, result.to_json(command=command))
+    write_result(console, picture, picture_of(result))
+    if page is not None:
+        write_result(console, page, report.markdown(result, command=command), follow=True)

@@ -1,11 +1,15 @@
-"""Tables on a terminal: columns that do not fit are left out, and named."""
+"""Tables on a terminal, of which columns that do not fit are left out, and named; and files of results."""
 
 import dataclasses
+import pathlib
 from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from gradcomp_jax._errors import SettingError
+from gradcomp_jax._files import write_whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +52,7 @@ def fit(columns: Columns, width: int) -> tuple[Table, list[str]]:
 
 
 def print_table(console: Console, columns: Columns, elsewhere: str) -> None:
-    """Prints a table, and below it what a narrow terminal left out; a file or a pipe gets all of it.
-
-    Args:
-      console: where to.
-      columns: the table.
-      elsewhere: where all columns are, as a part of a sentence: ``plan.json has all``.
-    """
+    """Prints a table, and below it what a narrow terminal left out, and where all is; a file or a pipe gets all of it."""
     if not console.is_terminal:
         whole = needed(columns, list(columns.rows[0]))
         Console(file=console.file, width=whole).print(fit(columns, whole)[0])
@@ -68,12 +66,18 @@ def print_table(console: Console, columns: Columns, elsewhere: str) -> None:
         tell(console, f"{left_out} ({whole} show all, as do pipes and files; {elsewhere})", "dim")
 
 
+def write_result(console: Console, path: pathlib.Path, content: str | bytes, *, follow: bool = False) -> None:
+    """Writes a file whole, in a new folder where there is none, and says so; ``follow`` is that of :func:`write_whole`."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content, follow=follow)
+    except OSError as error:
+        raise SettingError(f"cannot write the results that are printed above: {error}") from error
+    tell(console, f"wrote {path}")
+
+
 def needed(columns: Columns, names: Sequence[str]) -> int:
     """Returns how many characters wide a table of some columns is."""
     # Each has a space after it, and there is one between two.
     cells = ([name, *(row[name] for row in columns.rows)] for name in names)
-    return sum(max(map(_width, column)) + 2 for column in cells) - 1
-
-
-def _width(text: str) -> int:
-    return max(map(len, text.split("\n")))
+    return sum(max(len(line) for cell in column for line in cell.split("\n")) + 2 for column in cells) - 1

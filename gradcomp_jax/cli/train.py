@@ -11,16 +11,15 @@ import typer
 from rich.console import Console
 
 from gradcomp_jax._errors import ExperimentError, SettingError, known_name
-from gradcomp_jax._process import leaving
+from gradcomp_jax._process import leaving, raise_if_stopped
 from gradcomp_jax.cli import options, ranges, runs
 from gradcomp_jax.cli.options import Training, with_training_options
-from gradcomp_jax.cli.progress import Beating, Leaving, progress
+from gradcomp_jax.cli.progress import Each, progress
 from gradcomp_jax.cli.user_errors import mistakes, user_errors
 from gradcomp_jax.distributed import Watchdog, check_equal, find_place, join
 from gradcomp_jax.experiments import (
     Listener,
     Listeners,
-    RunResult,
     Trainer,
     count_baselines,
     summarize,
@@ -59,7 +58,10 @@ def train_command(
         if distributed:
             place = find_place(coordinator, process_id, processes)
             join(place, heartbeat_timeout=heartbeat_timeout)
-            _print_results_once()
+            if jax.process_index() != 0:
+                # What libraries print goes to stderr: the first process prints the results.
+                sys.stdout.flush()
+                os.dup2(2, 1)
             told = {"--method": method, "--seed": seed, "--verify-every": verify_every, **training.must_be_equal()}
             check_equal(told, remedy="start all of them with the same command line")
         elif not (coordinator is None and process_id is None and processes is None):
@@ -86,38 +88,24 @@ def train_command(
                 shown = stack.enter_context(progress(1, runs.advice(training.checkpoint)))
                 listener = Listeners(log, shown)
             if distributed:
-                listener = Listeners(Beating(watchdog), listener)
+                listener = Listeners(Each(watchdog.beat), listener)
                 # The watchdog says that this process is gone, and the others must not wait for it.
                 stack.enter_context(leaving(str, grace_s=0.0))
             else:
                 stack.enter_context(leaving(shown.stopped))
-                listener = Listeners(listener, Leaving())
+                listener = Listeners(listener, Each(raise_if_stopped))
             one: dict[str, Any] = {"one_device": training.one_device}
             trainer = Trainer(method, problem, settings, listener=listener, verify_every=verify_every, **one)
             baselines = count_baselines(problem, settings, known=[trainer], listener=listener, **one)
-            run = _train(trainer, seed, training.checkpoint, share_folder, listener)
+            how: dict[str, Any] = {"share_folder": share_folder, "listener": listener}
+            run = train_with_checkpoints(trainer, seed, training.checkpoint, **how)
         if first:
             result = summarize([run], baselines, **one)
             runs.finish(console, result, training, f"train-{method}", context.obj or "gradcomp train")
 
 
-def _print_results_once() -> None:
-    """Sends what libraries print in all processes but the first to stderr: the first prints the results."""
-    if jax.process_index() != 0:
-        sys.stdout.flush()
-        os.dup2(2, 1)
-
-
-def _train(
-    trainer: Trainer, seed: int, checkpoint: pathlib.Path | None, share_folder: bool, listener: Listener
-) -> RunResult:
-    if checkpoint is None:
-        return trainer.run(seed, listener=listener)
-    return train_with_checkpoints(trainer, seed, checkpoint, share_folder=share_folder, listener=listener)
-
-
 def _restart(checkpoint: pathlib.Path | None) -> str:
-    """What to do when one process of several is lost."""
+    """Says what to do when one process of several is lost."""
     if checkpoint is None:
         return "start all processes again (with --checkpoint FOLDER a run goes on from the last epoch saved)"
     return f"start all processes again with --checkpoint {checkpoint}, to go on from the last epoch saved"

@@ -31,7 +31,7 @@ _FASTEST, _LONGEST, _MOST = 1e18, 604_800, 10**12
 
 
 def rate(option: str, text: str) -> float:
-    """Bytes per second: ``10Gbit``, ``10 Gbit/s``, ``10gbps``, ``10Gb/s``, ``1.25GB/s``. A small b is a bit.
+    """Reads bytes per second: ``10Gbit``, ``10 Gbit/s``, ``10gbps``, ``10Gb/s``, ``1.25GB/s``. A small b is a bit.
 
     Raises:
         SettingError: for anything else, and for a rate that is not above 0, or that no link has.
@@ -44,7 +44,7 @@ def rate(option: str, text: str) -> float:
 
 
 def size(option: str, text: str) -> float:
-    """Bytes: ``80GB``, ``80 GB``, ``80gb``.
+    """Reads bytes: ``80GB``, ``80 GB``, ``80gb``.
 
     Raises:
         SettingError: for anything else, and for less than one.
@@ -56,7 +56,7 @@ def size(option: str, text: str) -> float:
 
 
 def seconds(option: str, text: str) -> float:
-    """Seconds: ``180ms``, ``50us``, ``0``.
+    """Reads seconds: ``180ms``, ``50us``, ``0``.
 
     Raises:
         SettingError: for anything else, and for a time below 0 or above a week.
@@ -70,7 +70,7 @@ def seconds(option: str, text: str) -> float:
 
 
 def count(option: str, text: str) -> int:
-    """A whole number: ``25.6M``, ``8B``, ``25557032``.
+    """Reads a whole number: ``25.6M``, ``8B``, ``25557032``.
 
     Raises:
         SettingError: for anything else, for less than 1, and for more than a million million.

@@ -1,6 +1,7 @@
 """Turns what the user got wrong into one sentence on stderr and an exit code, for every command."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator
 
@@ -12,17 +13,15 @@ from gradcomp_jax._process import Stopped
 from gradcomp_jax.distributed import FAILED, ClusterError
 
 
-def _to_stderr(sentence: str) -> None:
-    typer.echo(sentence, err=True)
-
-
 @contextlib.contextmanager
-def mistakes(say: Callable[[str], None] = _to_stderr) -> Iterator[None]:
-    """Hands an error of the user, as one sentence, to ``say``, and exits with code 2."""
+def mistakes(say: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Hands an error of the user, as one sentence, to ``say``, by default to stderr, and exits with code 2."""
     try:
         yield
     except ExperimentError as error:
-        say(f"gradcomp: {_process()}{error}")
+        # Whose error it is, where there are several processes.
+        process = f"process {jax.process_index()}: " if jax.distributed.is_initialized() else ""
+        (say or functools.partial(typer.echo, err=True))(f"gradcomp: {process}{error}")
         raise typer.Exit(2) from error
 
 
@@ -38,10 +37,3 @@ def user_errors() -> Iterator[None]:
         typer.echo(f"gradcomp: {error}", err=True)
         # No orderly exit: it crashes in a coordination service that is half started.
         os._exit(FAILED)
-
-
-def _process() -> str:
-    """Whose error it is, where there are several processes."""
-    if not jax.distributed.is_initialized():
-        return ""
-    return f"process {jax.process_index()}: "

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from gradcomp_jax.collectives.base import Collective, Message, Send, Steps, Workers
-from gradcomp_jax.collectives.inbound_message import InboundMessage
+from gradcomp_jax.collectives.base import Collective
+from gradcomp_jax.collectives.messages import InboundMessage, Message, Send, Steps, Workers
 from gradcomp_jax.compressors import Compressor
 
 

@@ -5,15 +5,16 @@ import dataclasses
 from gradcomp_jax import _checks
 from gradcomp_jax.collectives.all_gather import AllGather
 from gradcomp_jax.collectives.all_reduce import AllReduce, fits
-from gradcomp_jax.collectives.base import Collective, Message, Send, Steps, Workers
+from gradcomp_jax.collectives.base import Collective
+from gradcomp_jax.collectives.messages import Message, Send, Steps, Workers
 from gradcomp_jax.collectives.recursive_doubling import RecursiveDoubling
 from gradcomp_jax.collectives.two_phase import TwoPhase
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.compressors.dense import Dense
 from gradcomp_jax.memory import Memory
 
-# Dense tensors of up to so many entries join a payload: above that, the copies cost more than a collective's latency.
 MOST_RIDING = 2**18
+"""Dense tensors of up to so many entries join a payload: above that, the copies cost more than a collective's latency."""
 
 # For up to so many workers a gather of selections sends as few bytes as two phases, in one message, and is exact.
 MOST_GATHERED = 2
@@ -66,14 +67,19 @@ class Auto(Collective):
         raise TypeError("resolve the collective before a message takes it")
 
 
-def rides_along(asked: Collective, chosen: Collective, compressor: Compressor, rows: int) -> bool:
+def may_ride(asked: Collective, chosen: Collective, compressor: Compressor) -> bool:
     """Returns whether an all-reduce that ``auto`` chose may be two phases instead, beside a payload that takes two phases.
 
     An all-reduce is a reduce-scatter and an all-gather. Sending float32 numbers to their owners and back is as many bytes
-    and gives the same sums, without a separate collective. Over a slow link that saves the latency of one collective.
+    and gives the same sums, without a separate collective. Over a slow link that saves the latency of one collective, and
+    up to :data:`MOST_RIDING` entries it costs less than that.
     """
-    dense = isinstance(compressor, Dense) and compressor.lossless
-    return dense and isinstance(asked, Auto) and isinstance(chosen, AllReduce) and rows <= MOST_RIDING
+    return (
+        isinstance(compressor, Dense)
+        and compressor.lossless
+        and isinstance(asked, Auto)
+        and isinstance(chosen, AllReduce)
+    )
 
 
 NAMES = ("auto", "all_gather", "two_phase", "all_reduce", "recursive_doubling")

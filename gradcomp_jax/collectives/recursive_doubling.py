@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from gradcomp_jax import _compat
-from gradcomp_jax.collectives.base import Collective, Message, Send, Steps, Workers
-from gradcomp_jax.collectives.inbound_message import InboundMessage
+from gradcomp_jax.collectives.base import Collective
+from gradcomp_jax.collectives.messages import InboundMessage, Message, Send, Steps, Workers
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.memory import Memory
 

@@ -3,8 +3,8 @@
 import dataclasses
 
 from gradcomp_jax._typing import PyTree
-from gradcomp_jax.collectives.base import Collective, Message, Send, Steps, Workers
-from gradcomp_jax.collectives.inbound_message import InboundMessage
+from gradcomp_jax.collectives.base import Collective
+from gradcomp_jax.collectives.messages import InboundMessage, Message, Send, Steps, Workers
 from gradcomp_jax.collectives.two_phase import owned_mean, owners_of, to_owners
 from gradcomp_jax.compressors import Compressor
 

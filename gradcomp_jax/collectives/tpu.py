@@ -4,7 +4,7 @@ Nothing here changes a number. Elsewhere each of these is the plain operation: t
 only the branch of its platform is in it.
 
 **Gathers and reduce-scatters.** XLA:TPU (libtpu 0.0.42) may carry out either as an all-reduce of the whole array, with
-zeros in place of the other devices' parts, which sends twice the bytes. Compiled for v5e, v5p and v6e, an all-gather of any
+zeros instead of the other devices' parts, which sends twice the bytes. Compiled for v5e, v5p and v6e, an all-gather of any
 dtype became an all-reduce in two cases. One is a shard whose entries are not a multiple of the 128 lanes, also between
 slices, over the data-centre network. The other is a group of 64 devices or more within a slice, if the result is at most 16
 MiB (on a three-dimensional torus, at any size). Compiled for slices of v5e and v6e joined by a data-centre network, a
@@ -19,6 +19,7 @@ longer the rows, the longer it takes. In rows of 128 lanes it takes seconds, and
 **Parts.** XLA removes a join that is followed by the same cuts: an array is cut into the tensors that it was joined from.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -192,8 +193,6 @@ def by_owner(array: Array, workers: int, each: int, in_turn: bool, shapes: Shape
     """Returns the rows that each worker owns, ``[N, each, ...]``: rows in turn, or consecutive ones.
 
     Where ``shapes`` is given, any division will do, and on TPU each worker owns a part of every tensor.
-    There a tensor's part is made from the tensor alone, and not from one long vector of all of them, which is several copies.
-    The last rows of each owner are the entries that do not divide into equal parts.
     """
 
     def split(a: Array) -> Array:
@@ -203,44 +202,54 @@ def by_owner(array: Array, workers: int, each: int, in_turn: bool, shapes: Shape
             return padded.reshape(workers, each, *a.shape[1:])
         return jnp.swapaxes(padded.reshape(each, workers, *a.shape[1:]), 0, 1)
 
-    def apart(array: Array) -> Array:
-        tensors, rest = cut(array, shapes), [jnp.zeros((0,), array.dtype)]
-        for i, tensor in enumerate(tensors):
-            if left := tensor.size % workers:
-                flat = tensor.reshape(-1)
-                tensors[i] = flat[:-left]
-                rest.append(flat[-left:])
-        last = jnp.concatenate(rest)
-        tensors.append(jnp.pad(last, (0, -last.size % workers)))
-        parts = [t.reshape(workers, t.size // workers) for t in tensors if t.size]
-        return jnp.concatenate(parts, axis=1).reshape(workers, -1, *array.shape[1:])
-
     if not array.size or workers > _MOST_WORKERS or not are_of(array, shapes):
         return split(array)
-    return lax.platform_dependent(array, tpu=apart, default=split)
+    parts = functools.partial(_parts_by_owner, workers=workers, shapes=shapes)
+    return lax.platform_dependent(array, tpu=parts, default=split)
+
+
+def _parts_by_owner(array: Array, workers: int, shapes: Shapes) -> Array:
+    """Returns each worker's part of every tensor: ``[N, each, ...]``.
+
+    A tensor's part is made from the tensor alone, and not from one long vector of all of them, which is several copies.
+    The last rows of each owner are the entries that do not divide into equal parts.
+    """
+    tensors, rest = cut(array, shapes), [jnp.zeros((0,), array.dtype)]
+    for i, tensor in enumerate(tensors):
+        if left := tensor.size % workers:
+            flat = tensor.reshape(-1)
+            tensors[i] = flat[:-left]
+            rest.append(flat[-left:])
+    last = jnp.concatenate(rest)
+    tensors.append(jnp.pad(last, (0, -last.size % workers)))
+    parts = [t.reshape(workers, t.size // workers) for t in tensors if t.size]
+    return jnp.concatenate(parts, axis=1).reshape(workers, -1, *array.shape[1:])
 
 
 def by_row(owned: Array, in_turn: bool, shapes: Shapes) -> Array:
     """Inverts :func:`by_owner`, but for the padding."""
     workers, each, *one = owned.shape
-    sizes = [math.prod(shape) for shape in shapes]
 
     def join(a: Array) -> Array:
         return (jnp.swapaxes(a, 0, 1) if in_turn else a).reshape(-1, *a.shape[2:])
 
-    def together(owned: Array) -> Array:
-        flat = owned.reshape(workers, each)
-        ends = list(itertools.accumulate((n // workers for n in sizes), initial=0))
-        last, at, tensors = flat[:, ends[-1] :].reshape(-1), 0, []
-        for n, start, end in zip(sizes, ends[:-1], ends[1:], strict=True):
-            main, left = flat[:, start:end].reshape(-1), n % workers
-            tensors.append(jnp.concatenate([main, last[at : at + left]]) if left else main)
-            at += left
-        return joined([*tensors, last[at:]], (workers * each, *one))
-
-    if not owned.size or workers > _MOST_WORKERS or math.prod(one) != 1 or each != -(-sum(sizes) // workers):
+    entries = sum(math.prod(shape) for shape in shapes)
+    if not owned.size or workers > _MOST_WORKERS or math.prod(one) != 1 or each != -(-entries // workers):
         return join(owned)
-    return lax.platform_dependent(owned, tpu=together, default=join)
+    return lax.platform_dependent(owned, tpu=functools.partial(_parts_by_row, shapes=shapes), default=join)
+
+
+def _parts_by_row(owned: Array, shapes: Shapes) -> Array:
+    """Inverts :func:`_parts_by_owner`."""
+    workers, each, *one = owned.shape
+    sizes, flat = [math.prod(shape) for shape in shapes], owned.reshape(workers, each)
+    ends = list(itertools.accumulate((n // workers for n in sizes), initial=0))
+    last, at, tensors = flat[:, ends[-1] :].reshape(-1), 0, []
+    for n, start, end in zip(sizes, ends[:-1], ends[1:], strict=True):
+        main, left = flat[:, start:end].reshape(-1), n % workers
+        tensors.append(jnp.concatenate([main, last[at : at + left]]) if left else main)
+        at += left
+    return joined([*tensors, last[at:]], (workers * each, *one))
 
 
 def wait(arrays: Sequence[Array], after: Sequence[Array]) -> list[Array]:

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from gradcomp_jax import _checks, kernels
 from gradcomp_jax._typing import Array
-from gradcomp_jax.collectives.base import Collective, Message, Remainder, Send, Steps, Workers
-from gradcomp_jax.collectives.inbound_message import InboundMessage
+from gradcomp_jax.collectives.base import Collective
+from gradcomp_jax.collectives.messages import InboundMessage, Message, Remainder, Send, Steps, Workers
 from gradcomp_jax.collectives.owners import Owners
 from gradcomp_jax.compressors import Compressor, RowInfo
 from gradcomp_jax.compressors.base import largest_of

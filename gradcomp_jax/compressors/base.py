@@ -65,6 +65,11 @@ def add_up(one: Callable[[Any, Array | int], Array], payloads: Any, *, at_once: 
     return of(payloads, 0) if workers == 1 else kernels.on_cpu(in_a_loop, in_groups, payloads)
 
 
+def index_dtype(block: int) -> Any:
+    """Returns the narrowest unsigned dtype of a position in a row of ``block`` entries."""
+    return jnp.uint8 if block <= 256 else jnp.uint16 if block <= 65536 else jnp.uint32
+
+
 def nbytes(tree: PyTree) -> int:
     """Returns the bytes of a tree of arrays or shapes."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

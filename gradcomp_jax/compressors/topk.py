@@ -10,8 +10,8 @@ from jax import lax
 
 from gradcomp_jax import _arguments, _checks, _registered, kernels
 from gradcomp_jax._typing import Array, PyTree
-from gradcomp_jax.compressors.base import LARGEST, Compressor, RowInfo, add_up
-from gradcomp_jax.compressors.union import Union, index_dtype
+from gradcomp_jax.compressors.base import LARGEST, Compressor, RowInfo, add_up, index_dtype
+from gradcomp_jax.compressors.union import Union
 
 MAX_BLOCK = 65536
 

@@ -1,18 +1,12 @@
 """The exact mean of several selections: as entries, or as whole rows where those are fewer bytes."""
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 
 from gradcomp_jax import _registered, kernels
 from gradcomp_jax._typing import Array, PyTree
-from gradcomp_jax.compressors.base import Compressor, RowInfo
-
-
-def index_dtype(block: int) -> Any:
-    """Returns the narrowest unsigned dtype of a position in a row of ``block`` entries."""
-    return jnp.uint8 if block <= 256 else jnp.uint16 if block <= 65536 else jnp.uint32
+from gradcomp_jax.compressors.base import Compressor, RowInfo, index_dtype
 
 
 @_registered.node

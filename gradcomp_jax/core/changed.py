@@ -1,8 +1,6 @@
 """Errors for a state that another method made: what they say, and where they are raised."""
 
-import contextlib
 import contextvars
-from collections.abc import Iterator
 from typing import Any
 
 import optax
@@ -55,39 +53,38 @@ def only_of(kind: type, update: Any, maker: MadeBy | None = None) -> Any:
 
 
 def refuse_other_method(state: Any, maker: MadeBy) -> None:
-    """Refuses a state that another method made.
-
-    Raises:
-        ValueError: naming both methods, and how to continue from such a state.
-    """
+    """Raises a ValueError for a state that another method made: it names both, and how to continue from such a state."""
     for node in nodes_within(state, _is_exchange):
         made = node.made_by
         if made.name and made.name != maker.name:
             raise ValueError(_sentence(said_of(node), f"gradcomp_jax.{maker.name}"))
-        before, now = dict(made.options), dict(maker.options)
-        if maker.name != _EXCHANGE or not made.name:
-            continue
-        kinds = [{option: said.get(option) for option in _KINDS} for said in (before, now)]
-        for said in kinds:
-            said["memory"] = _DEFAULT if said["memory"] == "None" else said["memory"]
-        if kinds[0] != kinds[1]:
-            of = [", ".join(f"{option}={value}" for option, value in said.items()) for said in kinds]
-            raise ValueError(_sentence(*(f"gradcomp_jax.{_EXCHANGE}({options})" for options in of)))
+        if made.name == _EXCHANGE:
+            _refuse_other_kinds(made, maker)
 
 
-@contextlib.contextmanager
-def one_method() -> Iterator[None]:
-    """Marks that a method runs which has checked the states of all exchanges inside it."""
-    token = _within.set(True)
-    try:
-        yield
-    finally:
-        _within.reset(token)
+def _refuse_other_kinds(made: MadeBy, maker: MadeBy) -> None:
+    """Refuses the state of an exchange with another compressor or memory, where no method has named it."""
+    kinds = [{option: dict(by.options).get(option) for option in _KINDS} for by in (made, maker)]
+    for said in kinds:
+        said["memory"] = _DEFAULT if said["memory"] == "None" else said["memory"]
+    if kinds[0] != kinds[1]:
+        of = [", ".join(f"{option}={value}" for option, value in said.items()) for said in kinds]
+        raise ValueError(_sentence(*(f"gradcomp_jax.{_EXCHANGE}({options})" for options in of)))
 
 
-def is_within() -> bool:
-    """Returns whether a method that has looked at the state is running."""
-    return _within.get()
+def of_method(tx: optax.GradientTransformation, maker: MadeBy) -> Any:
+    """Returns a method's update, which refuses what another method made: all exchanges inside it at once."""
+
+    def update(updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, Any]:
+        if not _within.get():
+            refuse_other_method(state, maker)
+        token = _within.set(True)
+        try:
+            return optax.with_extra_args_support(tx).update(updates, state, params, **extra)
+        finally:
+            _within.reset(token)
+
+    return update
 
 
 REMEDY = (

@@ -11,7 +11,6 @@ from gradcomp_jax._typing import Array
 from gradcomp_jax.collectives import owners
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.core.layout import Layout
-from gradcomp_jax.core.outbound import resolved
 from gradcomp_jax.core.transport import transport
 
 
@@ -36,20 +35,18 @@ def describe(layout: Layout, buckets: Sequence[Sequence[int]] | None, workers: c
         numbers = [n for n, members in enumerate(bucket) if members]
         groups = [(layout.groups[n][0], [layout.groups[n][1][j] for j in bucket[n]]) for n in numbers]
         for kind, operation in (("max", co.pmax), ("mean", co.psum)):
-            agreeing = [(g.compressor, g.rows(s)) for g, segments in groups for s in segments]
+            agreeing = [(g.compressor, s.rows) for g, segments in groups for s in segments]
             specs = [c.statistic_spec(rows) for c, rows in agreeing if c.side_information == kind]
             size = sum(spec.size for spec in specs if spec is not None)
             operation([jnp.zeros(size)] if size else [], workers.axis_name)
         messages = []
-        for n, (group, segments), (collective, remainder) in zip(
-            numbers, groups, resolved(groups, workers), strict=True
-        ):
-            rows = [group.rows(s) for s in segments]
+        crossing = layout.crossings_of(bucket)
+        for n, (group, segments) in zip(numbers, groups, strict=True):
+            rows = [s.rows for s in segments]
             places = [sum(rows[:-1])]
-            if remainder in ("split", "server"):
-                starts = layout.starts(n)
-                places = owners.places([starts[j] for j in bucket[n]], rows, workers.count)
-            messages.append(_Blank(group.compressor, places[-1] + rows[-1], collective))
+            if crossing[n].remainder in ("split", "server"):
+                places = owners.places([s.start for s in segments], rows, workers.count)
+            messages.append(_Blank(group.compressor, places[-1] + rows[-1], crossing[n].collective))
         # transport reads nothing of a message but its steps.
         ok.append(transport(messages, jnp.array(False), workers).ok)  # type: ignore[arg-type]
     return jnp.stack(ok).all()

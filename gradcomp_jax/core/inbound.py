@@ -1,7 +1,11 @@
-"""Takes in messages: the mean is decoded, every memory keeps what did not go out, owners keep theirs."""
+"""Takes in messages: the mean is decoded, every memory keeps what did not go out, and owners keep theirs.
+
+How much all memories of a worker hold is estimated at the end.
+"""
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,44 +18,35 @@ from gradcomp_jax._typing import Array
 from gradcomp_jax.collectives import owners
 from gradcomp_jax.compressors.base import largest_kept
 from gradcomp_jax.core import passes
-from gradcomp_jax.core.layout import Group, Segment
-from gradcomp_jax.core.outbound import OutboundMessage, Piece, compensated
+from gradcomp_jax.core.layout import Group, Layout, Segment
+from gradcomp_jax.core.outbound import OutboundMessage, Piece, Step, compensated
 from gradcomp_jax.memory import narrow
 from gradcomp_jax.per_device import is_per_device
 
 
 def take_in(
-    out: OutboundMessage,
-    came: co.InboundMessage,
-    leaves: Sequence[Array],
-    wanted: Sequence[jax.ShapeDtypeStruct],
-    server: Any,
-    ok: Array,
-    workers: co.Workers,
+    step: Step, out: OutboundMessage, came: co.InboundMessage, server: Any, ok: Array
 ) -> tuple[dict[int, Array], list[Piece], Any]:
     """Decodes what came of a message that was sent: the updates of its leaves by number, its pieces and the owner's residual.
 
-    ``wanted`` has the leaves' shapes with the dtypes that updates are to have. The pieces have their new memories and states.
-    ``server`` is what the owner holds of the group. Where the exchange does not take place (``ok``) updates are zeros, and the
-    rest is what :func:`held` leaves of it.
+    The pieces have their new memories and states. ``server`` is what the owner holds of the group. Where the exchange does not
+    take place (``ok``) updates are zeros, and the rest is what :func:`held` leaves of it.
     """
-    group = out.group
-    updates: dict[int, Array] = {}
-    pieces: list[Piece] = []
-    received = [group.received_rows(p.segment) for p in out.pieces]
+    group, updates, pieces = out.group, dict[int, Array](), list[Piece]()
+    received = [p.segment.received for p in out.pieces]
     starts = list(itertools.accumulate(received, initial=0))[:-1]
-    if came.residual is not None:
-        starts = owners.places([p.start for p in out.pieces], received, workers.count)
+    if out.runs is not None:
+        starts = owners.places([p.segment.start for p in out.pieces], received, step.workers.count)
     order = passes.InTurn(ok)
     for piece, start, rows in zip(out.pieces, starts, received, strict=True):
         segment, span, memory = piece.segment, (start, start + rows), piece.memory
-        like = leaves[segment.leaves[0]] if len(segment.leaves) == 1 else None
+        like = step.leaves[segment.leaves[0]] if len(segment.leaves) == 1 else None
         with passes.after(order.update):
             mean = came.mean(span, group.laid(segment, like), passes.again)
-            updates |= group.split(segment, jnp.where(order.update, mean, 0.0), wanted)
+            updates |= group.split(segment, jnp.where(order.update, mean, 0.0), step.wanted)
         if group.memory.keeps:
             with passes.after(order.update, order.memory):
-                memory = _memory(group, piece, came, span, (leaves, wanted), order.memory, workers)
+                memory = _memory(step, group, piece, came, span, order.memory)
             order.made_memory(memory)
         code = piece.next_code
         if came.added and jax.tree.leaves(code):
@@ -60,37 +55,33 @@ def take_in(
         order.made_update(mean)
         pieces.append(dataclasses.replace(piece, memory=memory, code=code))
     if came.residual is not None:
-        server = owners_written(out, came.residual, received, server, ok, workers)
+        server = owners_written(step, out, came.residual, server, ok)
     return updates, pieces, server
 
 
-def _memory(
-    group: Group, piece: Piece, came: co.InboundMessage, span: co.Span, leaves: Any, ok: Array, workers: co.Workers
-) -> Any:
-    """Returns the new memory of a piece, of gradients and what is wanted of them."""
+def _memory(step: Step, group: Group, piece: Piece, came: co.InboundMessage, span: co.Span, ok: Array) -> Any:
+    """Returns the new memory of a piece, as it is kept."""
     dtype = group.memory.dtype
-    new, before = _kept(group, piece, came, span, leaves, workers)
+    new, before = _kept(step, group, piece, came, span)
     if dtype != "float32":
         scale = narrow.scales(new, dtype)
         if any(unit is not None for unit in scale):
             # Computed again, with the scales there: between the passes it would be held in float32.
             with passes.after(scale):
-                new, before = _kept(group, piece, came, span, leaves, workers)
+                new, before = _kept(step, group, piece, came, span)
         new = narrow.closed(new, dtype, scale, piece.info.need("key"))
-    return passes.laid_out(group, written(ok, new, held(group, before, workers), piece.memory))
+    new = written(ok, new, held(group, before, step.workers), piece.memory)
+    return new if group.compressor.row_shape is None else passes.laid_out(group, new)
 
 
-def _kept(
-    group: Group, piece: Piece, came: co.InboundMessage, span: co.Span, leaves: Any, workers: co.Workers
-) -> tuple[Any, Any]:
+def _kept(step: Step, group: Group, piece: Piece, came: co.InboundMessage, span: co.Span) -> tuple[Any, Any]:
     """Returns the new memory in float32, and the old one as it was kept."""
     segment, info, code = piece.segment, piece.info, group.compressor
-    gradients, wanted = leaves
-    target, memory, before = compensated(group, segment, gradients, piece.memory)
+    target, memory, before = compensated(group, segment, step.leaves, piece.memory)
     payload, laid = came.taken(code, piece.payload, span), group.laid(segment)
     once, again = (co.fresh(code, payload, laid, passes.again) for _ in range(2))
     sent, sent_mask = group.decode(segment, once, info), group.sent_mask(segment, again, info)
-    if code.pads_nonzero and group.is_padded(segment):
+    if code.pads_nonzero and segment.padded:
         valid = kernels.valid_mask(group.memory_counts(segment), code.block)
         sent, sent_mask = jnp.where(valid, sent, 0.0), sent_mask & valid
     lost = came.lost(span, laid)
@@ -100,7 +91,9 @@ def _kept(
             # Entries that no owner kept were not sent after all.
             sent_mask &= came.mean(span, laid, passes.again) != 0
             sent = jnp.where(came.mean(span, laid, passes.again) != 0, sent, 0.0)
-    sent = carried(sent, group, segment, came, span, wanted, workers)
+    bound = _bound(group, segment, step.wanted)
+    if bound is not None:
+        sent = carried(sent, bound, group, segment, came, span, step.workers)
     return group.memory.update(target, sent, sent_mask, memory), before
 
 
@@ -121,47 +114,42 @@ def written(ok: Array, new: Any, old: Any, marks: Any) -> Any:
     return jax.tree.unflatten(treedef, kept[::-1])
 
 
-def owners_written(
-    out: OutboundMessage, residual: Array, received: Sequence[int], old: Any, ok: Array, workers: co.Workers
-) -> Any:
+def owners_written(step: Step, out: OutboundMessage, residual: Array, old: Any, ok: Array) -> Any:
     """Returns this owner's residual of the group, with new values for the message's rows."""
-    group, dtype, runs = out.group, out.group.memory.dtype, owners.runs([p.start for p in out.pieces], received)
-    new: Any = residual
+    group, dtype, workers, new = out.group, out.group.memory.dtype, step.workers, residual
     if dtype != "float32":
         new = narrow.closed(residual, dtype, narrow.scales(residual, dtype), out.info.need("key"))
     values = jax.tree.map(lambda p: p.value, old, is_leaf=is_per_device)
     kept = held(group, values, workers)
 
     def put(mark: Any, before: Array, rows: Array, held: Array) -> Any:
-        after = owners.put(before, rows, runs, mark.rows, workers.index, workers.count)
-        return dataclasses.replace(mark, value=kernels.chosen(ok, after, held))
+        if out.runs is not None:
+            rows = owners.put(before, rows, out.runs, mark.rows, workers.index, workers.count)
+        return dataclasses.replace(mark, value=kernels.chosen(ok, rows, held))
 
     return jax.tree.map(put, old, values, new, kept, is_leaf=is_per_device)
 
 
 def carried(
     sent: Array,
+    bound: Array | float,
     group: Group,
     segment: Segment,
     came: co.InboundMessage,
     span: co.Span,
-    leaves: Sequence[jax.ShapeDtypeStruct],
     workers: co.Workers,
 ) -> Array:
     """Returns what counts as sent, less the part of the mean that is beyond the updates' range, as the memory lies.
 
     Every worker has the same mean and takes all of that part back. Where only an owner has the mean, the owner takes it back N
-    times. ``leaves`` have the updates' dtypes, such as float16.
+    times. ``bound`` is the largest magnitude of an update, such as float16's.
     """
-    bound = _bound(group, segment, leaves)
-    if bound is None:
-        return sent
     mean = came.mean(span, group.laid(segment), passes.again)
     beyond = mean - jnp.clip(mean, -bound, bound)
     if segment.shards:
         owned = owners.Owners(segment.owners * beyond.shape[0], segment.owners, in_turn=False)
         beyond = owned.place(beyond * segment.owners, workers.index)
-    if group.is_padded(segment):
+    if segment.padded:
         beyond = jnp.where(kernels.valid_mask(group.memory_counts(segment), group.compressor.block), beyond, 0.0)
     return sent - beyond
 
@@ -184,13 +172,43 @@ def held(group: Group, before: Any, workers: co.Workers) -> Any:
     if group.memory.counts_sent:
         return before
     most = largest_kept(workers.count, group.compressor.block)
+    if group.memory.dtype != "float32":
+        return narrow.bounded(before, most)
+    return jax.tree.map(lambda a: jnp.where(jnp.abs(a) <= most, a, jnp.zeros((), a.dtype)), before)
 
-    def bounded(node: Any) -> Any:
-        fits = jnp.abs(narrow.opened(node)) <= most
-        if narrow.is_narrow(node):
-            # Where a scale is not finite, a zero would not decode to zero.
-            scale = jnp.where(jnp.abs(node.scale) <= most, node.scale, 0.0)
-            return narrow.Narrow(scale, kernels.chosen(fits, node.values, jnp.zeros((), node.values.dtype)))
-        return kernels.chosen(fits, node, jnp.zeros((), node.dtype))
 
-    return jax.tree.map(bounded, before, is_leaf=narrow.is_narrow)
+MOST = 2**14
+"""Most entries of a tensor that are sampled."""
+
+
+def ratio_of(layout: Layout, memory: Sequence[Sequence[Any]], gradient: Sequence[Array], before: Any, ok: Array) -> Any:
+    """Estimates the norm of a worker's memories over that of its gradient: ``PerDevice`` float32 ``[1]``.
+
+    Both norms are from at most ``MOST`` entries of each tensor, evenly spread, so the estimate costs no pass. It stays
+    what it was (``before``) where the exchange was skipped (``ok`` is false), or the sampled entries have no gradient.
+    ``memory`` is the new state of each group and segment.
+    """
+    kept, seen = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
+    for (group, segments), states in zip(layout.groups, memory, strict=True):
+        for segment, state in zip(segments, states, strict=True):
+            if group.memory.keeps:
+                rows = group.memory.held(group.opened(jax.tree.map(lambda p: p.value, state, is_leaf=is_per_device)))
+                kept += sum_of_squares(rows)
+                seen += sum((sum_of_squares(gradient[i]) for i in segment.leaves), jnp.zeros((), jnp.float32))
+    ratio = jnp.sqrt(kept / jnp.where(seen > 0, seen, 1.0))
+    usable = ok & (seen > 0) & jnp.isfinite(ratio)
+    return dataclasses.replace(before, value=jnp.where(usable, ratio, before.value))
+
+
+def sum_of_squares(x: Array) -> Array:
+    """Estimates the sum of an array's squares from a grid of its entries: slices without a reshape, which could be a copy."""
+    if not x.size:
+        return jnp.zeros((), jnp.float32)
+    # The leading dimension is thinned out first: whole lines are cheap to read.
+    wanted, strides = MOST, []
+    for n in reversed(x.shape):
+        strides.append(-(-n // min(n, max(1, wanted))))
+        wanted //= max(1, -(-n // strides[-1]))
+    where = [passes.places(x.shape, stride, axis) for axis, stride in enumerate(reversed(strides))]
+    grid = passes.taken(x, where).astype(jnp.float32)
+    return jnp.sum(grid * grid) * (x.size / math.prod(grid.shape))

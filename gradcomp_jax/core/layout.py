@@ -1,83 +1,21 @@
 """Which leaves go together through which compressor, and how they become rows."""
 
 import dataclasses
-import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from gradcomp_jax import kernels
 from gradcomp_jax._typing import Array
-from gradcomp_jax.collectives import Collective, ReduceScatter
+from gradcomp_jax.collectives import AllReduce, Collective, ReduceScatter, Remainder, TwoPhase
+from gradcomp_jax.collectives.auto import MOST_RIDING, may_ride
+from gradcomp_jax.collectives.messages import Laid
 from gradcomp_jax.compressors import Compressor, RowInfo
-from gradcomp_jax.memory import Memory
-
-
-@dataclasses.dataclass(frozen=True)
-class Shards:
-    """Describes the shards of a tensor, one for each of some devices.
-
-    Attributes:
-        count: number of shards.
-        dim: the dimension that the user's sharding divides. ``None`` cuts the entries in their order: the first dimension
-            where ``count`` divides it, else as many leading dimensions joined as that takes, so that a shard of a matrix is a
-            matrix. Where ``count`` divides no such join, the last shards end with zeros.
-    """
-
-    count: int
-    dim: int | None = None
-
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the shape of one shard of a tensor."""
-        if self.dim is not None:
-            return (*shape[: self.dim], shape[self.dim] // self.count, *shape[self.dim + 1 :])
-        if len(shape) < 2:
-            return (-(-math.prod(shape) // self.count),)
-        joined = [math.prod(shape[:k]) for k in range(1, len(shape))]
-        k = next((k for k, rows in enumerate(joined, 1) if rows % self.count == 0), len(joined))
-        return -(-joined[k - 1] // self.count), *shape[k:]
-
-    def stack(self, x: Array) -> Array:
-        """Returns all shards of a tensor: ``[count, ...]``."""
-        shard = self.shape(x.shape)
-        if self.dim is not None:
-            split = x.reshape(*x.shape[: self.dim], self.count, *shard[self.dim :])
-            return jnp.moveaxis(split, self.dim, 0)
-        flat = x.reshape(-1)
-        return jnp.pad(flat, (0, self.count * math.prod(shard) - flat.size)).reshape(self.count, *shard)
-
-    def flat(self, x: Array) -> Array:
-        """Returns all shards of a tensor, each flat, its divided dimension outermost: ``[count, entries]``.
-
-        End to end they are the same numbers in the same order for every count.
-        """
-        return jnp.moveaxis(x, self.dim or 0, 0).reshape(self.count, -1)
-
-    def unflat(self, shard: Array, shape: tuple[int, ...]) -> Array:
-        """Returns one shard of a tensor of a shape, from its entries as :meth:`flat` orders them."""
-        first, *rest = (self.shape(shape)[self.dim or 0], *shape[: self.dim or 0], *shape[(self.dim or 0) + 1 :])
-        return jnp.moveaxis(shard.reshape(first, *rest), 0, self.dim or 0)
-
-    def own(self, x: Array, index: Array) -> Array:
-        """Returns this device's shard of a whole tensor, or ``x`` itself where it is a shard already."""
-        return x if self.dim is not None else lax.dynamic_index_in_dim(self.stack(x), index, keepdims=False)
-
-    def check(self, path: str, shape: tuple[int, ...]) -> None:
-        """Refuses a dimension that does not divide.
-
-        Raises:
-            ValueError: naming the tensor.
-        """
-        if self.dim is not None and shape[self.dim] % self.count:
-            raise ValueError(
-                f"dimension {self.dim} of {path!r}, of shape {shape}, does not divide among {self.count} devices;"
-                " leave it whole in param_specs"
-            )
-
+from gradcomp_jax.compressors.dense import Dense
+from gradcomp_jax.core.shards import Shards
+from gradcomp_jax.memory import Memory, narrow
 
 View = Literal["rows", "dealt", "columns", "tree"]
 
@@ -92,6 +30,12 @@ class Segment:
         shards: the shards of a parameter that lies along the workers' axis; each worker owns one.
         periods: lengths after which the structure of the vector repeats.
         shape: shape of the leaf, where it is a single one.
+        rows: how many rows its group encodes, for all owners.
+        received: how many rows of the mean a worker receives: all, or those of its shard.
+        start: its first row among those that a worker receives of the group.
+        memory_rows: how many rows its memory has.
+        padded: whether its rows hold more than its entries.
+        deal: how the vector, or each shard of it, is dealt out over the rows; ``None`` where it is not.
     """
 
     leaves: tuple[int, ...]
@@ -99,11 +43,35 @@ class Segment:
     shards: Shards | None = None
     periods: tuple[int, ...] = ()
     shape: tuple[int, ...] = ()
+    rows: int = 0
+    received: int = 0
+    start: int = 0
+    memory_rows: int = 0
+    padded: bool = False
+    deal: kernels.Deal | None = None
 
     @property
     def owners(self) -> int:
         """Returns the number of workers that it is divided among; 1 where every worker wants all of it."""
         return self.shards.count if self.shards else 1
+
+
+class Crossing(NamedTuple):
+    """Says how a group crosses.
+
+    Attributes:
+        collective: how payloads cross; never ``auto``.
+        remainder: what becomes of what the downlink loses; ``None`` where nothing is lost.
+        is_sum: whether adding up float32 entries as they are is the whole exchange: nothing is encoded, and nothing is kept.
+        may_ride: whether it may be two phases too, where it has few rows and another group takes two phases.
+        measures: whether the code has a statistic, which takes a pass before the one that encodes.
+    """
+
+    collective: Collective
+    remainder: Remainder | None = None
+    is_sum: bool = False
+    may_ride: bool = False
+    measures: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,57 +101,79 @@ class Group:
                 f"a reduce-scatter divides tensors by owner, view={self.view!r} otherwise; use view='rows'"
             )
 
+    def crossing(self, segments: Sequence[Segment], workers: int) -> Crossing:
+        """Returns how segments of this group cross; where there are none, the collective stays as it was asked for."""
+        if not segments:
+            return Crossing(self.collective)
+        code = self.compressor
+        chosen = self.collective.resolve(code, sum(s.rows for s in segments), workers)
+        plain = isinstance(code, Dense) and code.lossless and not self.memory.keeps and self.view == "rows"
+        return Crossing(
+            chosen,
+            chosen.remainder_of(code, self.memory, workers),
+            is_sum=plain and isinstance(chosen, AllReduce),
+            may_ride=may_ride(self.collective, chosen, code),
+            measures=code.measures_largest or type(code).statistic is not Compressor.statistic,
+        )
+
     @property
     def dealt(self) -> bool:
         """Returns whether entries are dealt out over the rows."""
         return self.view in ("dealt", "tree")
 
-    def memory_rows(self, segment: Segment) -> int:
-        """Returns how many rows the memory of a segment has."""
-        return kernels.row_count(segment.size // segment.owners, self.compressor.block) * segment.owners
+    def placed(self, segments: Sequence[Segment]) -> list[Segment]:
+        """Returns segments that have their rows in this group."""
+        found, start, block = list[Segment](), 0, self.compressor.block
+        for segment in segments:
+            size = segment.size // segment.owners
+            kept, deal = kernels.row_count(size, block), None
+            if self.dealt:
+                deal = kernels.Deal(kept * block, block, kernels.dealt_rows(kept * block, block, segment.periods))
+            received = deal.rows if deal else kept
+            placed = dataclasses.replace(
+                segment,
+                rows=received * segment.owners,
+                received=received,
+                start=start,
+                memory_rows=kept * segment.owners,
+                padded=kept * block != size,
+                deal=deal,
+            )
+            found.append(placed)
+            start += received
+        return found
 
     def memory_counts(self, segment: Segment) -> Array:
         """Returns how many entries of each row of the memory are not padding: int32 ``[rows]``."""
         return jnp.tile(kernels.valid_counts(segment.size // segment.owners, self.compressor.block), segment.owners)
 
-    def received_rows(self, segment: Segment) -> int:
-        """Returns how many rows of the mean a worker receives: all, or those of its shard."""
-        if self.dealt:
-            return self.deal(segment).rows
-        return kernels.row_count(segment.size // segment.owners, self.compressor.block)
-
-    def rows(self, segment: Segment) -> int:
-        """Returns how many rows are encoded."""
-        return self.received_rows(segment) * segment.owners
-
     def counts(self, segment: Segment) -> Array:
         """Returns how many entries of each encoded row are not padding: int32 ``[rows]``."""
-        if not self.dealt:
+        if not segment.deal:
             return self.memory_counts(segment)
-        rows = self.received_rows(segment)
+        rows = segment.deal.rows
         each, left = divmod(segment.size // segment.owners, rows)
         one = each + (jax.lax.iota(jnp.int32, rows) < left).astype(jnp.int32)
         return jnp.tile(one, segment.owners)
 
-    def is_padded(self, segment: Segment) -> bool:
-        """Returns whether the rows hold more than the segment has."""
-        return (segment.size // segment.owners) % self.compressor.block != 0
-
-    def deal(self, segment: Segment) -> kernels.Deal:
-        """Returns how a segment, or each shard of it, is dealt."""
-        block, size = self.compressor.block, self.memory_rows(segment) // segment.owners * self.compressor.block
-        return kernels.Deal(size, block, kernels.dealt_rows(size, block, segment.periods))
-
-    def laid(
-        self, segment: Segment, like: Array | jax.ShapeDtypeStruct | None = None
-    ) -> tuple[kernels.Deal, int] | None:
+    def laid(self, segment: Segment, like: Array | None = None) -> Laid:
         """Returns the layout that a mean is wanted in, the memory's or a leaf's; ``None`` where rows are not dealt."""
-        if not self.dealt:
+        if not segment.deal:
             return None
         width = self.compressor.block
-        if like is not None and like.size == segment.size and not self.is_padded(segment) and like.ndim > 1:
+        if like is not None and like.size == segment.size and not segment.padded and like.ndim > 1:
             width = max(like.shape[-1], 1)
-        return self.deal(segment), width
+        return segment.deal, width
+
+    def sources(self, segment: Segment, leaves: Sequence[Array]) -> dict[int, Array]:
+        """Returns a segment's leaves, from which :meth:`join` makes its rows.
+
+        Where rows are only a reshape, the reshape comes first: a backend whose layout is not linear then copies once, not once
+        for each pass.
+        """
+        reshaped = self.view in ("rows", "dealt") and len(segment.leaves) == 1 and not segment.shards
+        free, block = reshaped and not segment.padded, self.compressor.block
+        return {i: leaves[i].reshape(-1, block) if free else leaves[i] for i in segment.leaves}
 
     def join(self, segment: Segment, leaves: Mapping[int, Array]) -> Array:
         """Returns the float32 rows of a segment's leaves, given by their number in the tree, as the memory lies."""
@@ -191,7 +181,7 @@ class Group:
         if segment.shards:
             # Each owner's shard is made into rows by itself, and its last row is filled up.
             flat = segment.shards.flat(first).astype(jnp.float32)
-            padding = self.memory_rows(segment) // segment.owners * block - flat.shape[1]
+            padding = segment.memory_rows // segment.owners * block - flat.shape[1]
             return jnp.pad(flat, ((0, 0), (0, padding))).reshape(-1, block)
         if self.view == "columns" and first.ndim:
             return kernels.as_rows(jnp.moveaxis(first, -1, 0), block)
@@ -218,31 +208,35 @@ class Group:
             start += like[i].size
         return result
 
+    def opened(self, kept: Any) -> Any:
+        """Returns the float32 rows of a memory, or of what owners hold, as it is kept between two steps."""
+        return kept if self.memory.dtype == "float32" else narrow.opened(kept)
+
     def encoded_rows(self, segment: Segment, rows: Array) -> Array:
         """Returns the rows to encode, from rows that lie as the memory does: float32 ``[rows, block]``."""
-        if not self.dealt:
+        if not segment.deal:
             return rows
         flat = rows.reshape(segment.owners, -1)
-        return jax.vmap(self.deal(segment).blocks)(flat).reshape(-1, self.compressor.block)
+        return jax.vmap(segment.deal.blocks)(flat).reshape(-1, self.compressor.block)
 
     def encode(self, segment: Segment, rows: Array, state: Any, info: RowInfo) -> tuple[Any, Any]:
         """Returns payload and state of rows that lie as the memory does."""
-        if not self.dealt or segment.owners > 1:
+        if not segment.deal or segment.owners > 1:
             return self.compressor.encode(self.encoded_rows(segment, rows), state, info)
-        return self.compressor.encode_dealt(rows.reshape(-1), self.deal(segment), state, info)
+        return self.compressor.encode_dealt(rows.reshape(-1), segment.deal, state, info)
 
     def decode(self, segment: Segment, payload: Any, info: RowInfo) -> Array:
         """Returns a worker's own payload as rows that lie as the memory does."""
-        if not self.dealt:
+        if not segment.deal:
             return self.compressor.decode(payload, info)
         if segment.owners == 1:
-            return self.compressor.decode_dealt(payload, self.deal(segment), self.compressor.block, info)
+            return self.compressor.decode_dealt(payload, segment.deal, self.compressor.block, info)
         by_owner = self.compressor.decode(payload, info).reshape(segment.owners, -1, self.compressor.block)
-        return jax.vmap(self.deal(segment).flat)(by_owner).reshape(-1, self.compressor.block)
+        return jax.vmap(segment.deal.flat)(by_owner).reshape(-1, self.compressor.block)
 
     def sent_mask(self, segment: Segment, payload: Any, info: RowInfo) -> Array:
         """Returns which entries of :meth:`decode` are not zero: boolean."""
-        if not self.dealt:
+        if not segment.deal:
             return self.compressor.sent_mask(payload, info)
         return self.decode(segment, payload, info) != 0
 
@@ -260,15 +254,12 @@ class Layout(NamedTuple):
     Attributes:
         groups: every group, with its segments.
         averaged: leaves that are the workers' mean already.
+        crossings: how each group crosses.
     """
 
     groups: list[tuple[Group, list[Segment]]]
     averaged: list[int]
-
-    def starts(self, number: int) -> list[int]:
-        """Returns the number of the first row of each segment of a group, among all rows of the group."""
-        group, segments = self.groups[number]
-        return list(itertools.accumulate((group.received_rows(s) for s in segments), initial=0))[:-1]
+    crossings: list[Crossing]
 
     def buckets(self, leaves: Sequence[Sequence[int]] | None) -> list[list[list[int]]]:
         """Returns for each bucket of leaves (``None``: one bucket) and group the numbers of its segments.
@@ -281,3 +272,15 @@ class Layout(NamedTuple):
         places = [[max(of_leaf[i] for i in s.leaves) for s in segments] for _, segments in self.groups]
         used = sorted({place for of_group in places for place in of_group}) or [0]
         return [[[j for j, place in enumerate(of) if place == b] for of in places] for b in used]
+
+    def crossings_of(self, bucket: Sequence[Sequence[int]]) -> dict[int, Crossing]:
+        """Returns how each group crosses that has segments in a bucket, by its number.
+
+        A small dense group takes two phases if another group does, which saves a collective.
+        """
+        chosen = {n: self.crossings[n] for n, members in enumerate(bucket) if members}
+        if any(isinstance(crossing.collective, TwoPhase) for crossing in chosen.values()):
+            for n in [n for n, crossing in chosen.items() if crossing.may_ride]:
+                if sum(self.groups[n][1][j].rows for j in bucket[n]) <= MOST_RIDING:
+                    chosen[n] = Crossing(TwoPhase())
+        return chosen

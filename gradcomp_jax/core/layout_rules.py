@@ -12,10 +12,11 @@ from gradcomp_jax import memory as mem
 from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.compressors import Compressor, dense
-from gradcomp_jax.core.layout import Group, Layout, Segment, Shards, View
+from gradcomp_jax.core.layout import Group, Layout, Segment, View
 from gradcomp_jax.core.masks import Mask, by_leaf, gains
 from gradcomp_jax.core.overwritten import refuse_overwritten
 from gradcomp_jax.core.policies import ByPath, Policy, warn_of_idle_patterns
+from gradcomp_jax.core.shards import Shards
 
 # A dense leaf of at least so many entries is its own segment: joined with others, it would wait for all of them.
 _SMALL = 2**18
@@ -76,7 +77,8 @@ class LayoutRules:
         Raises:
             TypeError: for a leaf that is not a real floating-point array.
             ValueError: for a leaf that the policy has no rule for, whose sharded dimension does not divide, or that has
-                2**31 entries or more; for a mask of another structure, and what Flax overwrites with its gradient.
+                2**31 entries or more; for a mask of another structure, what Flax overwrites with its gradient, and a
+                collective that does not work with this number of workers.
         """
         refuse_overwritten(tree)
         tree = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), tree)
@@ -103,7 +105,8 @@ class LayoutRules:
             *((self._group(compressor), segments) for compressor, segments in chosen.items()),
             (self.dense, dense),
         ]
-        return Layout([pair for group, segments in groups for pair in self._by_owner(group, segments)], averaged)
+        divided = [(group, group.placed(segments)) for pair in groups for group, segments in self._by_owner(*pair)]
+        return Layout(divided, averaged, [group.crossing(segments, workers) for group, segments in divided])
 
     def _shards(self, tree: PyTree, axis_name: AxisName | None, workers: int) -> list[Shards | None]:
         """Returns how every leaf is divided among owners; ``None`` for a leaf that every worker wants whole."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,14 +12,35 @@ from gradcomp_jax import collectives as co
 from gradcomp_jax import kernels
 from gradcomp_jax._typing import Array
 from gradcomp_jax.collectives import owners
-from gradcomp_jax.compressors import RowInfo
+from gradcomp_jax.compressors import Compressor, RowInfo
 from gradcomp_jax.compressors.base import largest_of
 from gradcomp_jax.core import passes
-from gradcomp_jax.core.layout import Group, Layout, Segment
+from gradcomp_jax.core.layout import Crossing, Group, Layout, Segment
+from gradcomp_jax.core.mean import MeanMessage
 from gradcomp_jax.core.refusals import refuse_other_rows
 from gradcomp_jax.core.step_keys import StepKeys
-from gradcomp_jax.memory import narrow
 from gradcomp_jax.per_device import is_per_device
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """Holds what all passes of one update read.
+
+    Attributes:
+        layout: what becomes of every leaf.
+        leaves: this worker's gradients.
+        wanted: the leaves' shapes, with the dtypes that their updates are to have.
+        state: the exchange's state before the step.
+        keys: makes the random keys of the step, once; called only where something is encoded.
+        workers: those who exchange.
+    """
+
+    layout: Layout
+    leaves: Sequence[Array]
+    wanted: Sequence[jax.ShapeDtypeStruct]
+    state: Any
+    keys: Callable[[], StepKeys]
+    workers: co.Workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +50,6 @@ class Piece:
     Attributes:
         number: its number among those of its group.
         segment: its leaves.
-        start: its first row among all rows of the group.
         memory: what this worker keeps of it.
         code: the compressor's state.
         info: what its rows are encoded with, this worker's statistic among it.
@@ -40,7 +60,6 @@ class Piece:
 
     number: int
     segment: Segment
-    start: int
     memory: Any
     code: Any
     info: RowInfo
@@ -54,7 +73,8 @@ class OutboundMessage:
     """Holds what one group sends of one bucket: the rows of its pieces, one after the other.
 
     Attributes:
-        group: compressor, memory, collective and view.
+        compressor: encoded the rows.
+        group: the group, with its memory.
         number: the group's number in the layout.
         pieces: what is joined in the message.
         collective: resolved, not ``auto``.
@@ -62,8 +82,10 @@ class OutboundMessage:
         payload: all pieces' rows.
         info: the info of those rows, with a key for the downlink and the side information of all workers.
         residual: residual of the rows that this worker owns; ``None`` where owners keep nothing.
+        runs: which rows of the group it has, where owners keep something and other buckets have the other rows.
     """
 
+    compressor: Compressor
     group: Group
     number: int
     pieces: Sequence[Piece]
@@ -72,90 +94,110 @@ class OutboundMessage:
     payload: Any
     info: RowInfo
     residual: Array | None
-
-    @property
-    def compressor(self) -> Any:
-        """Returns the compressor of the group."""
-        return self.group.compressor
+    runs: Sequence[owners.Run] | None
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """Returns the shapes of the segments' leaves."""
         return [p.segment.shape for p in self.pieces]
 
+    @property
+    def payloads(self) -> list[Any]:
+        """Returns the payload of each piece."""
+        return [p.payload for p in self.pieces]
+
+    def finite(self, largest: float) -> list[Array]:
+        """Returns for each piece whether what was encoded is finite and at most ``largest``."""
+        return [self.compressor.finite(p.payload, p.info.statistic, largest) for p in self.pieces]
+
     def steps(self, workers: co.Workers) -> co.Steps:
         """Takes the message across the axis."""
         return self.collective.steps(self, workers)
 
 
-def outbound(
-    layout: Layout,
-    bucket: Sequence[Sequence[int]],
-    number: int,
-    leaves: Sequence[Array],
-    state: Any,
-    keys: StepKeys,
-    workers: co.Workers,
-    before: Sequence[OutboundMessage],
-) -> list[OutboundMessage]:
-    """Encodes one bucket of a layout: a message for each group that has segments in it.
+Message = OutboundMessage | MeanMessage
+
+
+def outbound(step: Step, bucket: Sequence[Sequence[int]], number: int, before: Sequence[Message]) -> list[Message]:
+    """Makes the messages of one bucket: one for each group that has segments in it.
 
     ``bucket`` has for each group the numbers of its segments, and ``before`` the messages of the previous bucket.
     """
-    groups = [
-        (n, layout.groups[n][0], _pieces(layout, n, members, state)) for n, members in enumerate(bucket) if members
-    ]
-    turn = passes.Bucket([p.payload for m in before for p in m.pieces])
+    turn = passes.Bucket([payload for m in before for payload in m.payloads])
+    crossings = step.layout.crossings_of(bucket)
+    messages: dict[int, Message] = {}
+    if coded := {n: crossing for n, crossing in crossings.items() if not crossing.is_sum}:
+        messages |= encoded(step, bucket, number, coded, turn)
+    for n in [n for n in crossings if n not in coded]:
+        group, segments = step.layout.groups[n]
+        messages[n] = MeanMessage.of(group, [segments[j] for j in bucket[n]], step.leaves, turn)
+    return [messages[n] for n in crossings]
+
+
+def encoded(
+    step: Step, bucket: Sequence[Sequence[int]], number: int, crossings: Mapping[int, Crossing], turn: passes.Bucket
+) -> dict[int, OutboundMessage]:
+    """Encodes some groups of a bucket, in the bucket's turn: returns a message for each of the ``crossings``."""
+    keys = step.keys()
+    groups = [(n, step.layout.groups[n][0], _pieces(step, n, bucket[n])) for n in crossings]
 
     def target(group: Group, piece: Piece) -> Array:
-        return turn.in_turn(compensated(group, piece.segment, leaves, piece.memory)[0])
+        return turn.in_turn(compensated(group, piece.segment, step.leaves, piece.memory)[0])
 
-    for _, group, pieces in groups:
-        for i, piece in enumerate(pieces):
+    for n, group, pieces in groups:
+        for i, piece in enumerate(pieces) if crossings[n].measures else ():
             rows = group.encoded_rows(piece.segment, target(group, piece))
             statistic = group.compressor.statistic(rows, piece.info, piece.code)
             pieces[i] = dataclasses.replace(piece, info=piece.info._replace(statistic=statistic))
-    agree([(group, pieces) for _, group, pieces in groups], keys, workers)
-    collectives = resolved([(group, [p.segment for p in pieces]) for _, group, pieces in groups], workers)
-    messages = []
-    for (n, group, pieces), (collective, remainder) in zip(groups, collectives, strict=True):
+    if any(group.compressor.side_information for _, group, _ in groups):
+        agree([(group, pieces) for _, group, pieces in groups], keys, step.workers)
+    messages = {}
+    for n, group, pieces in groups:
         own = keys.of_leaves(keys.own, [p.segment.leaves[0] for p in pieces])
         for i, piece in enumerate(pieces):
-            side = group.compressor.side_of(piece.agreed, workers.index)
+            side = group.compressor.side_of(piece.agreed, step.workers.index)
             info = piece.info._replace(key=own[i], side=side)
             with passes.after(piece.info.statistic, piece.agreed):
                 rows = target(group, piece)
             payload, next_code = group.encode(piece.segment, rows, piece.code, info)
-            refuse_other_rows(group, piece.segment, payload)
+            refuse_other_rows(group, piece.segment.rows, payload)
             pieces[i] = dataclasses.replace(piece, info=info, payload=payload, next_code=next_code)
-        key = keys.of_downlink(number * len(layout.groups) + n)
-        messages.append(_joined(group, n, pieces, collective, remainder, state.server[n], key, workers))
+        key = keys.of_downlink(number * len(step.layout.groups) + n)
+        messages[n] = _joined(step, n, pieces, crossings[n], key)
     return messages
 
 
-def _pieces(layout: Layout, n: int, members: Sequence[int], state: Any) -> list[Piece]:
+def _pieces(step: Step, n: int, members: Sequence[int]) -> list[Piece]:
     """Returns the pieces of one group in a bucket, before anything is known of them but their rows."""
-    group, segments = layout.groups[n]
-    starts = layout.starts(n)
-    return [
-        Piece(j, segments[j], starts[j], state.memory[n][j], state.compressor[n][j], RowInfo(group.counts(segments[j])))
-        for j in members
-    ]
+    group, segments = step.layout.groups[n]
+    memory, code = step.state.memory[n], step.state.compressor[n]
+    return [Piece(j, segments[j], memory[j], code[j], RowInfo(group.counts(segments[j]))) for j in members]
 
 
-def _joined(
-    group: Group,
-    n: int,
-    pieces: Sequence[Piece],
-    collective: co.Collective,
-    remainder: co.Remainder | None,
-    server: Any,
-    key: Array,
-    workers: co.Workers,
-) -> OutboundMessage:
-    """Joins encoded pieces to one message; where owners have a residual, in the order of the owners."""
-    segments = [p.segment for p in pieces]
-    places, residual = _owned(group, segments, [p.start for p in pieces], remainder, server, workers)
+def compensated(group: Group, segment: Segment, leaves: Sequence[Array], kept: Any) -> tuple[Array, Any, Any]:
+    """Returns the target of a segment, its memory with the gradient in it, and its memory as it was.
+
+    Every call computes the target again: it is one fused multiply-add of gradient and memory. If several passes shared it,
+    it would be held as a dense copy, written and read again, which costs more than reading its sources.
+    """
+    values = jax.tree.map(lambda p: p.value, kept, is_leaf=is_per_device)
+    sources, old = passes.held(group, (group.sources(segment, leaves), values))
+    return *group.memory.compensate(group.join(segment, sources), group.opened(old)), old
+
+
+def _joined(step: Step, n: int, pieces: Sequence[Piece], crossing: Crossing, key: Array) -> OutboundMessage:
+    """Joins encoded pieces to one message; where only some rows of owners are in it, each at a place of its owner."""
+    group, every = step.layout.groups[n]
+    segments, rows = [p.segment for p in pieces], [p.segment.rows for p in pieces]
+    residual: Any = None
+    runs, places = None, None
+    if crossing.remainder in ("split", "server"):
+        residual = jax.tree.map(lambda p: p.value, step.state.server[n], is_leaf=is_per_device)
+        if len(pieces) < len(every):
+            starts, total, workers = [s.start for s in segments], sum(s.rows for s in every), step.workers
+            runs, places = owners.runs(starts, rows), owners.places(starts, rows, workers.count)
+            residual = jax.tree.map(lambda a: owners.take(a, runs, total, workers.index, workers.count), residual)
+        residual = group.opened(residual)
 
     def join(arrays: Sequence[Array]) -> Array:
         return group.joined(segments, arrays) if places is None else owners.spread(arrays, places)
@@ -163,85 +205,19 @@ def _joined(
     side = None
     if pieces[0].agreed is not None:
         # The one statistic of a whole tensor is repeated for each of its rows.
-        each = [(group.rows(p.segment), p.agreed) for p in pieces if p.agreed is not None]
-        side = join([jnp.broadcast_to(agreed, (rows, *agreed.shape[1:])) for rows, agreed in each])
+        each = [(count, p.agreed) for count, p in zip(rows, pieces, strict=True) if p.agreed is not None]
+        side = join([jnp.broadcast_to(agreed, (count, *agreed.shape[1:])) for count, agreed in each])
     payload = jax.tree.map(lambda *a: join(a), *[p.payload for p in pieces])
     info = RowInfo(join([p.info.need("count") for p in pieces]), key, side=side)
-    return OutboundMessage(group, n, pieces, collective, remainder, payload, info, residual)
+    how = crossing.collective, crossing.remainder
+    return OutboundMessage(group.compressor, group, n, pieces, *how, payload, info, residual, runs)
 
 
-def compensated(group: Group, segment: Segment, leaves: Sequence[Array], kept: Any) -> tuple[Array, Any, Any]:
-    """Returns the target of a segment, its memory with the gradient in it, and its memory as it was.
-
-    Every call computes the target again: it is one fused multiply-add of gradient and memory. If several passes shared it,
-    it would be held as a dense copy, written and read again, which costs more than reading its sources. Where rows are only a
-    reshape, the reshape comes first: a backend whose layout is not linear then copies once, not once for each pass.
-    """
-    block = group.compressor.block
-    reshaped = group.view in ("rows", "dealt") and len(segment.leaves) == 1 and not segment.shards
-    free = reshaped and not group.is_padded(segment)
-    sources = {i: leaves[i].reshape(-1, block) if free else leaves[i] for i in segment.leaves}
-    values = jax.tree.map(lambda p: p.value, kept, is_leaf=is_per_device)
-    sources, old = passes.held(group, (sources, values))
-    return *group.memory.compensate(group.join(segment, sources), narrow.opened(old)), old
-
-
-def all_finite(messages: Sequence[OutboundMessage], also: Sequence[Array], workers: co.Workers) -> Array:
+def all_finite(messages: Sequence[Message], also: Sequence[Array], workers: co.Workers) -> Array:
     """Returns whether all messages, and the arrays of ``also``, are finite and no sum can overflow: boolean scalar."""
     largest = largest_of(workers.count)
-    found = [m.compressor.finite(piece.payload, piece.info.statistic, largest) for m in messages for piece in m.pieces]
+    found = [finite for message in messages for finite in message.finite(largest)]
     return jnp.stack([*found, *(kernels.all_finite(x) for x in also)] or [jnp.array(True)]).all()
-
-
-def resolved(
-    groups: Sequence[tuple[Group, Sequence[Segment]]], workers: co.Workers
-) -> list[tuple[co.Collective, co.Remainder | None]]:
-    """Returns the collective of each group. A small dense group takes two phases if another does, which saves a collective."""
-    rows = [sum(group.rows(s) for s in segments) for group, segments in groups]
-    chosen = [g.collective.resolve(g.compressor, n, workers.count) for (g, _), n in zip(groups, rows, strict=True)]
-    remainders = [
-        c.remainder_of(g.compressor, g.memory, workers.count) for (g, _), c in zip(groups, chosen, strict=True)
-    ]
-    if any(isinstance(c, co.TwoPhase) for c in chosen):
-        chosen = [
-            co.TwoPhase() if co.rides_along(group.collective, c, group.compressor, n) else c
-            for (group, _), c, n in zip(groups, chosen, rows, strict=True)
-        ]
-    return list(zip(chosen, remainders, strict=True))
-
-
-def _owned(
-    group: Group,
-    segments: Sequence[Segment],
-    starts: Sequence[int],
-    remainder: co.Remainder | None,
-    server: Any,
-    workers: co.Workers,
-) -> tuple[list[int] | None, Array | None]:
-    """Returns where each segment's rows begin, so that owners can take them in turn, and this owner's residual of them.
-
-    Raises:
-        ValueError: if the state was made for another number of workers, or for none.
-    """
-    keeps = remainder in ("split", "server")
-    mark = narrow.values_of(server)
-    if not keeps and not is_per_device(mark):
-        return None, None
-    found = mark.value.shape if is_per_device(mark) else None
-    if found is None or found != (mark.held(workers.count), group.compressor.block):
-        raise ValueError(
-            f"the owners' residual has shape {found} on this worker, which is none of {workers.count} workers: initialise"
-            " inside the axis (gradcomp_jax.init_state and init_opt_state do), or use gradcomp_jax.resize_workers after a"
-            " change of their number"
-        )
-    if not keeps:
-        return None, None
-    rows = [group.rows(s) for s in segments]
-    runs = owners.runs(starts, rows)
-    taken = jax.tree.map(
-        lambda p: owners.take(p.value, runs, mark.rows, workers.index, workers.count), server, is_leaf=is_per_device
-    )
-    return owners.places(starts, rows, workers.count), narrow.opened(taken)
 
 
 def agree(groups: Sequence[tuple[Group, list[Piece]]], keys: StepKeys, workers: co.Workers) -> None:
@@ -265,9 +241,9 @@ def agree(groups: Sequence[tuple[Group, list[Piece]]], keys: StepKeys, workers: 
         elif kind == "mean":
             # All tensors of a compressor go together: what follows (an orthogonalization) is slow on small arrays.
             mean = group.compressor.from_mean(jnp.concatenate([next(total) for _ in segments]) / workers.count)
-            ends = list(itertools.accumulate(group.rows(s) for s in segments))
-            agreed = [mean[end - group.rows(s) : end] for end, s in zip(ends, segments, strict=True)]
+            ends = list(itertools.accumulate(s.rows for s in segments))
+            agreed = [mean[end - s.rows : end] for end, s in zip(ends, segments, strict=True)]
         else:
             of_leaf = keys.of_leaves(keys.common, [s.leaves[0] for s in segments])
-            agreed = [kernels.row_seeds(k, group.rows(s)) for k, s in zip(of_leaf, segments, strict=True)]
+            agreed = [kernels.row_seeds(k, s.rows) for k, s in zip(of_leaf, segments, strict=True)]
         pieces[:] = [dataclasses.replace(p, agreed=a) for p, a in zip(pieces, agreed, strict=True)]

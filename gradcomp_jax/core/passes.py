@@ -16,6 +16,7 @@ In the exchange a pass is a ``with`` block; the arrays it waits for are not pass
 
 import contextlib
 import contextvars
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -24,12 +25,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from gradcomp_jax import _compat, kernels
 from gradcomp_jax import collectives as co
-from gradcomp_jax import kernels
 from gradcomp_jax._typing import Array
 from gradcomp_jax.core.layout import Group
-
-wait = co.wait
 
 WINDOW = 3 * 2**22
 """Largest stride, in bytes, for which lines are taken by one slice. XLA:TPU (libtpu 0.0.42) holds all that a stride spans in
@@ -65,24 +64,27 @@ def after(*arrays: Any) -> Iterator[None]:
 
 
 def held(group: Group, read: Any) -> Any:
-    """Returns what a target is made of, held for the pass that makes it.
-
-    Rows of one entry without a memory are read in one pass, over any shape that the compiler chooses.
-    """
+    """Returns what a target is made of, held for the pass that makes it."""
     now = _now.get()
     waits_for = now.waits_for if now else []
     if group.compressor.block == 1 and not group.memory.keeps:
-        return kernels.held_on_cpu((read, waits_for))[0]
-    if group.compressor.row_shape is None:
-        return lax.optimization_barrier((read, waits_for))[0]
+        return read_once((read, waits_for))[0]
+    if group.compressor.row_shape is not None:
+        return _held_as_matrices(group, read, waits_for)
+    return lax.optimization_barrier((read, waits_for))[0]
 
+
+def _held_as_matrices(group: Group, read: Any, waits_for: Any) -> Any:
     def as_they_are(read: Any, waits_for: Any) -> Any:
         return lax.optimization_barrier((read, waits_for))[0]
 
-    def as_matrices(read: Any, waits_for: Any) -> Any:
-        return _as_matrices(group, read, waits_for)
+    matrices = functools.partial(_as_matrices, group)
+    return lax.platform_dependent(read, waits_for, tpu=matrices, default=as_they_are)
 
-    return lax.platform_dependent(read, waits_for, tpu=as_matrices, default=as_they_are)
+
+def read_once(read: Any) -> Any:
+    """Returns rows of one entry without a memory, which are read in one pass, over any shape that the compiler chooses."""
+    return kernels.held_on_cpu(read)
 
 
 def again(payload: Any) -> Any:
@@ -94,20 +96,19 @@ def again(payload: Any) -> Any:
     if now is None:
         return payload
     now.decoded += 1
+    differs = tuple({name for array in now.waits_for for name in _compat.varying_names(array)})
 
     def held(payload: Any, *waits_for: Any) -> Any:
         return lax.optimization_barrier((payload, waits_for))[0]
 
     def for_tpu(payload: Any, *waits_for: Any) -> Any:
-        return held(payload, *waits_for[:1])
+        return _compat.varying(held(payload, *waits_for[:1]), differs or None)
 
     return lax.platform_dependent(payload, *now.waits_for * now.decoded, tpu=for_tpu, default=held)
 
 
 def laid_out(group: Group, new: Any) -> Any:
-    """Returns a new memory; where rows are matrices, TPU computes it in their shape."""
-    if group.compressor.row_shape is None:
-        return new
+    """Returns a new memory of rows that are matrices, which TPU computes in their shape."""
     return lax.platform_dependent(new, tpu=lambda new: _as_matrices(group, new, ()), default=lambda new: new)
 
 
@@ -127,7 +128,7 @@ class Bucket:
 
     def __init__(self, payloads_before: Sequence[Any]) -> None:
         """Takes the payloads of the bucket before, none for the first."""
-        self._there = co.are_there(jax.tree.leaves(payloads_before))
+        self._there = co.are_there(jax.tree.leaves(payloads_before)) if payloads_before else None
 
     def in_turn(self, target: Array) -> Array:
         """Returns the target, complete only once the payloads before are there."""
@@ -153,6 +154,11 @@ class InTurn:
     def made_memory(self, memory: Any) -> None:
         """Lets the next tensor's memory follow this one."""
         self.memory = kernels.follows_on_tpu(self.memory, jax.tree.leaves(memory)[0])
+
+
+def wait(arrays: list[Array], there: Sequence[Array]) -> list[Array]:
+    """Returns a bucket's arrays, complete only once those of the bucket before are there; see :func:`co.wait`."""
+    return co.wait(arrays, there) if there else arrays
 
 
 def written_before(ok: Array, written: Array) -> Array:

@@ -193,13 +193,18 @@ def by_tensor(make: Callable[[int], Compressor], *, dense: Compressor) -> Policy
 def by_size(rules: Mapping[int, Rule]) -> Policy:
     """Chooses by the number of entries.
 
-    Example::
-
-        gc.exchange(gc.by_size({0: "dense", 2**14: gc.compressors.block_quantized(bits=8)}), axis_name="data")
+    Example:
+        >>> codes = gc.by_size({0: "dense", 2**14: gc.compressors.block_quantized(bits=8)})
+        >>> tx = optax.chain(gc.exchange(codes, axis_name="data"), optax.sgd(0.1))
+        >>> print(codes.explain(params).splitlines()[2])  # tensor, shape, compressor, bytes
+        | bias | 256 | dense | 1,024 |
 
     Args:
         rules: maps the number of entries from which a rule holds to the rule: a compressor, ``"dense"``, ``"averaged"`` or
             another policy.
+
+    Returns:
+        A policy, for :func:`gradcomp_jax.exchange`; its ``explain(params)`` shows what becomes of each tensor.
 
     Raises:
         ValueError: for no rules and for negative bounds; when traced, for a tensor below the smallest bound.
@@ -217,14 +222,19 @@ def by_size(rules: Mapping[int, Rule]) -> Policy:
 def by_path(pattern: str, rule: Rule, *, otherwise: Rule | None = None) -> Policy:
     r"""Chooses by the tensor's path in the tree, which reads like ``"encoder/layer_0/kernel"``.
 
-    Example::
-
-        gc.by_path(r"embed", gc.compressors.topk(0.01), otherwise=gc.by_path(r"norm|bias", "dense", otherwise=int8))
+    Example:
+        >>> codes = gc.by_path("bias", "dense", otherwise=gc.compressors.topk(0.01))
+        >>> tx = optax.chain(gc.exchange(codes, axis_name="data"), optax.sgd(0.1))
+        >>> print(codes.explain(params).splitlines()[2])  # tensor, shape, compressor, bytes
+        | bias | 256 | dense | 1,024 |
 
     Args:
         pattern: a regular expression, searched for anywhere in the path.
         rule: for the tensors it is found in: a compressor, ``"dense"``, ``"averaged"`` or another policy.
         otherwise: for the others. Without it, a tensor that does not match is an error.
+
+    Returns:
+        A policy, for :func:`gradcomp_jax.exchange`; its ``explain(params)`` shows what becomes of each tensor.
 
     Raises:
         ValueError: if ``pattern`` is not a regular expression; when traced, for a tensor without a rule.

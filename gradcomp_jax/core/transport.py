@@ -1,7 +1,6 @@
 """Takes messages across the axis: the operations of all their collectives together, as few as possible."""
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +10,7 @@ from gradcomp_jax import collectives as co
 from gradcomp_jax._typing import Array
 from gradcomp_jax.collectives import fused
 from gradcomp_jax.core import passes
-from gradcomp_jax.core.outbound import OutboundMessage
+from gradcomp_jax.core.outbound import Message
 
 
 class Received(NamedTuple):
@@ -31,14 +30,14 @@ class Transported(NamedTuple):
         received: the arrays that came in.
     """
 
-    messages: Sequence[OutboundMessage]
+    messages: Sequence[Message]
     inbound: list[co.InboundMessage]
     ok: Array
     received: Received
 
 
 def transport(
-    messages: Sequence[OutboundMessage], bad: Array, workers: co.Workers, after: Received | None = None
+    messages: Sequence[Message], bad: Array, workers: co.Workers, after: Received | None = None
 ) -> Transported:
     """Takes every message across the axis: all-to-all, then all-gather, then all-reduce, each at most once.
 
@@ -50,11 +49,10 @@ def transport(
     after, axis_name = after or Received(), workers.axis_name
     in_flight = [_InFlight(m.steps(workers)) for m in messages]
     while meeting := _waiting(in_flight, "permute"):
-        partners = meeting[0].send.partners
-        _go_on(meeting, functools.partial(fused.permute, to=partners, axis_name=axis_name))
-    to_owners = _go_on(
-        _waiting(in_flight, "all_to_all"), lambda arrays: fused.all_to_all(passes.wait(arrays, after.owners), axis_name)
-    )
+        _go_on(meeting, fused.permute(_arrays(meeting), meeting[0].send.partners, axis_name))
+    owned = _waiting(in_flight, "all_to_all")
+    to_owners = fused.all_to_all(passes.wait(_arrays(owned), after.owners), axis_name) if owned else []
+    _go_on(owned, to_owners)
     gathered, added = _waiting(in_flight, "all_gather"), _waiting(in_flight, "psum")
     bad = jnp.stack([bad, *(c.send.bad for c in gathered if c.send.bad is not None)]).any()
     to_gather, to_add = (passes.wait(_arrays(of), after.everyone) for of in (gathered, added))
@@ -69,8 +67,8 @@ def transport(
         carrier = to_add[0].dtype if to_add else jnp.dtype(jnp.float32)
         *sums, flags = fused.psum([*to_add, bad.astype(carrier)], axis_name, shapes)
         came, ok = [], flags == 0
-    _go_on(gathered, lambda _: came)
-    _go_on(added, lambda _: sums)
+    _go_on(gathered, came)
+    _go_on(added, sums)
     inbound = [c.inbound for c in in_flight if c.inbound is not None]
     return Transported(messages, inbound, ok, Received(to_owners, [*came, *sums]))
 
@@ -100,11 +98,9 @@ def _arrays(waiting: Sequence[_InFlight]) -> list[Array]:
     return [a for c in waiting for a in jax.tree.leaves(c.send.payload)]
 
 
-def _go_on(waiting: Sequence[_InFlight], operation: Callable[[list[Array]], list[Array]]) -> list[Array]:
-    """Puts the arrays of all waiting messages through one operation, and gives each message its own result."""
-    came = operation(_arrays(waiting))
+def _go_on(waiting: Sequence[_InFlight], came: Sequence[Array]) -> None:
+    """Gives each message its own of the arrays that came in."""
     rest = iter(came)
     for c in waiting:
         leaves, treedef = jax.tree.flatten(c.send.payload)
         c.go_on(jax.tree.unflatten(treedef, [next(rest) for _ in leaves]))
-    return came

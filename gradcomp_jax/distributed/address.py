@@ -27,12 +27,7 @@ class ClusterError(RuntimeError):
 
 
 def check(name: str, address: str) -> None:
-    """Refuses an address that is not ``host:port``, before it is looked up.
-
-    Raises:
-      SettingError: for an address without a host or a port, an IPv6 address without brackets, an invalid IP address, and
-        a URL.
-    """
+    """Refuses an address that is not ``host:port``, before it is looked up."""
     host, _, port = address.rpartition(":")
     fits = re.fullmatch(r"\d{1,5}", port, re.ASCII) and 0 < int(port) < 65536
     for bare, its_port in ((host, port if fits else "8476"), (address.strip("[]"), "8476")):
@@ -72,11 +67,7 @@ def joined(host: str, port: int) -> str:
 
 
 def resolve(host: str, *, within_s: float | None = None) -> list[str]:
-    """Returns the numeric addresses of a host, IPv4 or IPv6, in the order of the system.
-
-    Raises:
-      SettingError: if the name is unknown, or the system's resolver does not answer.
-    """
+    """Returns the numeric addresses of a host, IPv4 or IPv6, in the order of the system."""
     within_s = NAME_S if within_s is None else within_s
     until = time.monotonic() + within_s
     found: list[str] = []
@@ -117,10 +108,6 @@ def listen(coordinator: str) -> tuple[socket.socket, str]:
 
     Returns:
       the socket, and its ``host:port`` for JAX, which listens there later.
-
-    Raises:
-      SettingError: if the host is unknown, or is not this machine.
-      ClusterError: if the port is taken.
     """
     asked = os.environ.get(BIND)
     if asked and not re.fullmatch(r":\d{1,5}", asked):

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from gradcomp_jax import _compat
-from gradcomp_jax._errors import SettingError
+from gradcomp_jax._errors import SettingError, numbered
 from gradcomp_jax.distributed.address import ClusterError
 from gradcomp_jax.distributed.digests import digest
 
@@ -57,9 +57,6 @@ def compare(values: Mapping[str, Any], *, timeout: float) -> tuple[str | None, s
     """Returns, in all processes, the first name whose values differ, and a description of what differs.
 
     If nothing differs, ``None`` and the empty string.
-
-    Raises:
-      ClusterError: if a process does not come in time.
     """
     shared = _compat.key_value_store()
     if shared is None:
@@ -124,11 +121,7 @@ def _read(store: Any, key: str, until: float) -> str | None:
 
 
 def difference(told: Sequence[Mapping[str, str]]) -> str:
-    """Returns a description of what differs between processes; the empty string if nothing does.
-
-    Args:
-      told: for each process, by its index, names and values in JSON.
-    """
+    """Returns a description of what differs between processes; the empty string if nothing does."""
     differing = _differing(told)
     shown = "; ".join(_spread(name, [each.get(name, _NOTHING) for each in told]) for name in differing[:_MOST_SHOWN])
     more = len(differing) - _MOST_SHOWN
@@ -145,7 +138,7 @@ def _spread(name: str, values: Sequence[str]) -> str:
     by_value: dict[str, list[int]] = {}
     for index, value in enumerate(values):
         by_value.setdefault(value, []).append(index)
-    kinds = [f"{_short(value, by_value)} in {_processes(where)}" for value, where in by_value.items()]
+    kinds = [f"{_short(value, by_value)} in {numbered(where)}" for value, where in by_value.items()]
     if len(kinds) > _MOST_SHOWN:
         kinds = [*kinds[:_MOST_SHOWN], f"{len(kinds) - _MOST_SHOWN} other values elsewhere"]
     return f"{name} is {', '.join(kinds[:-1])} and {kinds[-1]}"
@@ -160,20 +153,3 @@ def _short(value: str, values: Sequence[str] | Mapping[str, Any], most: int = 60
     parted = next((i for i, letters in enumerate(zip(*texts, strict=False)) if len(set(letters)) > 1), 0)
     first = max(0, min(parted - 10, len(value) - most))
     return ("..." if first else "") + value[first : first + most] + ("..." if first + most < len(value) else "")
-
-
-def _processes(indices: Sequence[int]) -> str:
-    """Names processes; consecutive ones by the first and the last."""
-    if len(indices) == 1:
-        return f"process {indices[0]}"
-    runs: list[list[int]] = []
-    for index in indices:
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1].append(index)
-        else:
-            runs.append([index])
-    parts: list[str] = []
-    for run in runs:
-        parts += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run)
-    shown = parts if len(parts) <= 4 else [*parts[:4], "others"]
-    return f"processes {', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else f"processes {shown[0]}"

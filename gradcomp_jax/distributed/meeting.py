@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 
-from gradcomp_jax._errors import SettingError
+from gradcomp_jax._errors import SettingError, numbered
 from gradcomp_jax.distributed import address as addresses
 from gradcomp_jax.distributed.address import ClusterError
 
@@ -40,11 +40,6 @@ def meet(coordinator: str, index: int, count: int, *, timeout: float) -> str | N
 
     Returns:
       in process 0, the ``host:port`` at which JAX's service is to listen; ``None`` in the others.
-
-    Raises:
-      SettingError: in every process that has come, if two of them contradict each other; in one process, if its host is
-        unknown.
-      ClusterError: if a process does not come in time, or another program uses the port.
     """
     if index > 0:
         _attend(coordinator, index, count, timeout)
@@ -90,7 +85,7 @@ class _Host:
             try:
                 while (missing := self._missing()) and time.monotonic() < self._until:
                     if not wrong:
-                        waiting.tell(f"waits for {_named(missing)}")
+                        waiting.tell(f"waits for {numbered(missing)}")
                     for key, _ in selector.select(0.2):
                         if key.fileobj is self._server:
                             self._welcome(selector)
@@ -198,11 +193,7 @@ def _attend(coordinator: str, index: int, count: int, timeout: float) -> None:
 
 
 def _refuse_second(coordinator: str, count: int) -> None:
-    """Refuses to be a second process 0 of a run whose process 0 has the port and still waits; both report the error.
-
-    Raises:
-      SettingError: if a process 0 of the same run has the port.
-    """
+    """Refuses to be a second process 0 of a run whose process 0 has the port and still waits; both report the error."""
     host, port = addresses.split(coordinator)
     until = time.monotonic() + addresses.SETTLE_S + 2 * _FAREWELL_S
     with contextlib.suppress(_Foreign, ClusterError, OSError):
@@ -229,9 +220,7 @@ def _say(
             stream.flush()
             answer = _answer(connection, until, waiting)
     if time.monotonic() > until:
-        raise ClusterError(
-            f"the processes did not come together at {coordinator}: others did not come: start all of them"
-        )
+        raise ClusterError(f"the processes did not come together at {coordinator}, others did not come: start all")
     if answer is None:
         raise ClusterError(
             f"process 0 at {coordinator} ended before all processes were there: see what it says, and start all again"
@@ -308,11 +297,6 @@ class _Waiting:
 
 def _absent(coordinator: str, missing: list[int], timeout: float) -> str:
     return (
-        f"the processes did not come together at {coordinator}: {_named(missing)} did not come within {timeout:g} s: start "
+        f"the processes did not come together at {coordinator}: {numbered(missing)} did not come within {timeout:g} s: start "
         "all of them, and make sure that they reach process 0"
     )
-
-
-def _named(missing: list[int]) -> str:
-    shown = ", ".join(map(str, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
-    return f"process {shown}" if len(missing) == 1 else f"processes {shown}"

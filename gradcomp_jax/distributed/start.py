@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from gradcomp_jax import _arguments, _specs, per_device
-from gradcomp_jax._errors import SettingError
+from gradcomp_jax._errors import SettingError, numbered
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.distributed import digests
 from gradcomp_jax.distributed.agreement import check_equal
@@ -28,14 +28,15 @@ def check_equal_start(
 ) -> None:
     """Compares the state that all workers must start with, and raises in all processes if two workers differ.
 
-    All processes call this together, before the first step::
-
-        state = gc.init_state(params, tx, mesh)
-        gc.check_equal_start(state.params, mesh)
+    All processes call this together, before the first step.
 
     Paths, shapes and dtypes are compared first, through the coordination service of ``jax.distributed``. Then one program
     reads every array once, where it lies, and the workers see each other's digests (:func:`gradcomp_jax.distributed.digest`):
     four bytes for each array and worker. Within one process this finds devices whose copies differ.
+
+    Example:
+        >>> state = gc.init_state(params, optax.sgd(0.1), mesh)
+        >>> gc.check_equal_start(state.params, mesh)  # raises where two devices differ
 
     Args:
         state: parameters, or a whole state. Replicas (``gc.init_state(..., replicas=True)``) start equal, too. Per-device state
@@ -70,9 +71,10 @@ def check_equal_start(
     apart = np.asarray(jax.jit(mapped)(leaves).addressable_data(0)).astype(bool)
     if apart.any():
         first = int(apart.any(axis=0).argmax())
-        workers, more = np.flatnonzero(apart[:, first]), int(apart.any(axis=0).sum()) - 1
+        workers, more = np.flatnonzero(apart[:, first]).tolist(), int(apart.any(axis=0).sum()) - 1
+        where = numbered(workers, "worker", "workers")
         raise SettingError(
-            f"the workers do not start equal: {paths[first]} is not on {_listed(workers)} what it is on worker 0"
+            f"the workers do not start equal: {paths[first]} is not on {where} what it is on worker 0"
             f"{f', and so are {more} more arrays' if more else ''}: {_REMEDY}"
         )
 
@@ -95,10 +97,3 @@ def _compared(
         leaves.append(node if isinstance(node, jax.Array) else np.asarray(node))
         specs.append(spec)
     return paths, leaves, specs
-
-
-def _listed(workers: np.ndarray) -> str:
-    """Names up to four workers."""
-    shown = ", ".join(str(worker) for worker in workers[:4])
-    more = len(workers) - 4
-    return f"worker {shown}" if len(workers) == 1 else f"workers {shown}{f' and {more} others' if more > 0 else ''}"

@@ -15,12 +15,6 @@ def keep_connections(seconds: int) -> int:
     setting for it. A client of the coordination service that loses its connection ends its process. A network outage during a
     barrier would therefore end a run, although the heartbeats would wait longer. A connection without a limit, or with a longer
     one, is left unchanged.
-
-    Args:
-      seconds: how long data may go unacknowledged.
-
-    Returns:
-      the number of sockets whose limit is now longer; 0 if the system is not Linux.
     """
     option = getattr(socket, "TCP_USER_TIMEOUT", None)
     if option is None or not _DESCRIPTORS.is_dir():

@@ -75,7 +75,11 @@ class Verifier:
         """
         if not self._kept:
             return
-        rows = {str(step): _rows(found) for step, found in self._kept}
+        # Digests of this process's devices, by step and the device's id: uint32 ``[leaves]`` each.
+        rows = {
+            str(step): {shard.device.id: np.asarray(shard.data).reshape(-1) for shard in found.addressable_shards}
+            for step, found in self._kept
+        }
         self._kept.clear()
         first, _ = self._compared(
             {step: _by_device({d: _one(row) for d, row in on.items()}) for step, on in rows.items()}
@@ -100,11 +104,6 @@ class Verifier:
             return first, words
         apart = [name for name, value in values.items() if _APART in value]
         return (apart[0], f"{apart[0]} is {values[apart[0]]}") if apart else (None, "")
-
-
-def _rows(found: Array) -> dict[int, np.ndarray]:
-    """Returns the digests of this process's devices, by their ids: uint32 ``[leaves]`` each."""
-    return {shard.device.id: np.asarray(shard.data).reshape(-1) for shard in found.addressable_shards}
 
 
 def _one(row: np.ndarray) -> str:

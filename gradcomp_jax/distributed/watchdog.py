@@ -5,8 +5,7 @@ import sys
 import threading
 import time
 import traceback
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import jax
 
@@ -32,12 +31,7 @@ class Watchdog:
     """
 
     def __init__(
-        self,
-        *,
-        step_timeout: float,
-        remedy: str,
-        passes: tuple[type[BaseException], ...] = (),
-        name: str = "gradcomp",
+        self, *, step_timeout: float, remedy: str, passes: tuple[type[BaseException], ...] = (), name: str = "gradcomp"
     ) -> None:
         """Prepares a watchdog for this process.
 
@@ -61,9 +55,7 @@ class Watchdog:
         threading.Thread(target=self._watch, name="step timeout", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         """Stops watching; ends the process for an error that other processes may not have."""
         self._over.set()
         ends_well = isinstance(error, SystemExit) and not error.code

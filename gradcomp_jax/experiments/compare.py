@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gradcomp_jax._errors import SettingError, look_up
+from gradcomp_jax._errors import SettingError
 from gradcomp_jax.experiments import recipes
 from gradcomp_jax.experiments.listeners import Listener
 from gradcomp_jax.experiments.machine import machine, versions
@@ -108,12 +108,8 @@ def compare(
     each method. A baseline that is not among ``methods`` is compiled for its bytes and not trained.
 
     Methods are names of ``recipes.RECIPES``; the settings are those of the problem by default. With ``checkpoint``, a folder,
-    each run saves in ``METHOD-seed-SEED`` within it, goes on from there, and is only read when it was complete.
+    each run saves in ``METHOD-seed-SEED`` within it, continues from there, and is only read when it was complete.
     ``one_device`` is that of :class:`Trainer`.
-
-    Raises:
-      UnknownNameError: if a method is unknown.
-      SettingError: if a method or a seed is given twice or not at all, or the settings do not fit.
     """
     settings = settings or problem.settings
     for kind, values in (("methods", methods), ("seeds", seeds)):
@@ -128,22 +124,17 @@ def compare(
             " seed"
         )
     for method in methods:
-        look_up("method", method, recipes.RECIPES)
-    for method in methods:
         # What it refuses, it refuses before any other is compiled.
         recipes.build(method, settings, problem.steps_per_epoch(settings))
 
     how: dict[str, Any] = {"listener": listener, "one_device": one_device}
     trainers = {method: Trainer(method, problem, settings, **how) for method in methods}
     baseline_bytes = count_baselines(problem, settings, known=trainers.values(), **how)
-    runs: list[RunResult] = []
-    for seed in seeds:
-        for method, trainer in trainers.items():
-            if checkpoint is None:
-                runs.append(trainer.run(seed, listener=listener))
-            else:
-                folder = checkpoint / f"{method}-seed-{seed}"
-                runs.append(train_with_checkpoints(trainer, seed, folder, listener=listener))
+    runs = [
+        train_with_checkpoints(trainer, seed, checkpoint and checkpoint / f"{method}-seed-{seed}", listener=listener)
+        for seed in seeds
+        for method, trainer in trainers.items()
+    ]
     return summarize(runs, baseline_bytes, one_device=one_device)
 
 
@@ -203,7 +194,7 @@ def _summarize(runs: Sequence[RunResult], baseline_bytes: dict[str, int]) -> Met
 
 
 def _finite(value: float) -> float | None:
-    """No value where there is none: JSON knows no NaN."""
+    """Returns no value where there is none: JSON knows no NaN."""
     return value if math.isfinite(value) else None
 
 

@@ -82,17 +82,7 @@ class Source:
 
 
 def load(name: str, *, data_dir: str | pathlib.Path | None = None) -> Data:
-    """Reads a data set that is installed on this machine.
-
-    Args:
-      name: a name of :data:`SOURCES`.
-      data_dir: the folder of its files, if they are not where the package puts them.
-
-    Raises:
-      UnknownNameError: if there is no such data set.
-      MissingDataError: if its files are missing or are not the published ones.
-      SettingError: if ``data_dir`` is given for a data set that has no files of its own.
-    """
+    """Reads a data set that is installed on this machine."""
     return look_up("data set", name, SOURCES).load(name, data_dir)
 
 
@@ -120,12 +110,8 @@ _LEAST_TEXT, _MOST_TEXT = 10_000, 1 << 23
 """Characters."""
 
 
-def _standard_library() -> pathlib.Path:
-    return pathlib.Path(sysconfig.get_paths()["stdlib"])
-
-
 def _read_standard_library(name: str, folder: pathlib.Path | None) -> Text:
-    """The source of modules in order, in ASCII: nine tenths for training, a twentieth each for validation and test."""
+    """Reads the source of modules in order, in ASCII: nine tenths for training, a twentieth each for validation and test."""
     if folder is None:
         raise SettingError(f"{name} is read from a folder: give data_dir")
     found = [*folder.glob("*.py"), *(path for package in _PACKAGES for path in (folder / package).rglob("*.py"))]
@@ -153,5 +139,9 @@ def _read_standard_library(name: str, folder: pathlib.Path | None) -> Text:
 
 SOURCES: dict[str, Source] = {
     "digits": Source(_read_digits, None, "pip install -e '.[cli]' in a checkout"),
-    "standard-library": Source(_read_standard_library, _standard_library, "a Python with its library's source"),
+    "standard-library": Source(
+        _read_standard_library,
+        lambda: pathlib.Path(sysconfig.get_paths()["stdlib"]),
+        "a Python with its library's source",
+    ),
 }

@@ -1,4 +1,4 @@
-"""Who hears how runs go on."""
+"""Who hears how runs proceed."""
 
 import dataclasses
 import functools
@@ -9,7 +9,7 @@ from gradcomp_jax.experiments.results import Metric, RunResult, Wire
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Past:
-    """All that a run needs to go on after an epoch.
+    """All that a run needs to continue after an epoch.
 
     Attributes:
       state: the training state, placed on the mesh.
@@ -27,7 +27,7 @@ class Past:
 
 
 class Listener:
-    """Hears how runs go on; every method here does nothing."""
+    """Hears how runs proceed; every method here does nothing."""
 
     def compiling(self, method: str) -> None:
         """Tells that a step is about to be compiled."""
@@ -36,7 +36,7 @@ class Listener:
         """Tells that it is compiled, and what it sends."""
 
     def started(self, method: str, seed: int, steps: int, done: int) -> None:
-        """Tells that a run of ``steps`` steps starts, or goes on where ``done`` of them are past."""
+        """Tells that a run of ``steps`` steps starts, or continues where ``done`` of them are past."""
 
     def stepped(self, method: str, seed: int, step: int, loss: float) -> None:
         """Tells that step ``step`` (from 1) of a run is done."""

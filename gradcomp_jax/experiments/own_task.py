@@ -42,13 +42,6 @@ def own_problem(name: str, function: Callable[..., Any]) -> Problem:
 
     The metric is the accuracy on ``evaluation``, the mean loss on it where there is none, and the mean loss of an epoch's
     steps where there is no ``evaluation``.
-
-    Args:
-      name: ``module:function``, for messages and results.
-      function: see above.
-
-    Raises:
-      SettingError: if the function raises, or returns anything else.
     """
     if not callable(function):
         raise SettingError(f"{name} must be a function that returns {_RETURNS}, got a {type(function).__name__}")
@@ -181,7 +174,7 @@ def _sized(name: str, which: str, batches: Any) -> Any:
 
 
 def _arrays(name: str, which: str, batch: Any) -> Any:
-    """A batch as NumPy arrays with the dtypes that JAX gives them."""
+    """Returns a batch as NumPy arrays with the dtypes that JAX gives them."""
     sizes = set()
 
     def array(path: Any, leaf: Any) -> np.ndarray:
@@ -190,9 +183,7 @@ def _arrays(name: str, which: str, batch: Any) -> Any:
         if values.dtype.kind in "OSU":
             raise SettingError(f"{name}: {where} is a {type(leaf).__name__}, not an array of numbers")
         if not values.ndim:
-            raise SettingError(
-                f"{name}: {where} has no dimension of examples: a batch is a tree of arrays that lead with it"
-            )
+            raise SettingError(f"{name}: {where} has no dimension of examples, with which arrays of a batch lead")
         sizes.add(len(values))
         return values.astype(jax.dtypes.canonicalize_dtype(values.dtype), copy=False)
 
@@ -212,7 +203,7 @@ def _shapes(tree: Any) -> tuple[Any, list[str]]:
 
 
 def _kind_of_loss(name: str, seen: Any) -> tuple[bool, bool]:
-    """Whether a loss has auxiliary output, and an accuracy in it."""
+    """Returns whether a loss has auxiliary output, and an accuracy in it."""
     has_aux = isinstance(seen, tuple) and len(seen) == 2
     value, aux = seen if has_aux else (seen, None)
     if getattr(value, "shape", None) != () or not jnp.issubdtype(value.dtype, jnp.floating):

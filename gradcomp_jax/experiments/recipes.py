@@ -35,10 +35,6 @@ def build(method: str, settings: Settings, steps_per_epoch: int, *, seed: int = 
 
     The seed of random rounding is part of the state: transformations that differ in nothing but their seed have states of one
     structure and the same ``update``, so a step that was compiled with one of them runs with the state of another.
-
-    Raises:
-      UnknownNameError: if there is no such method.
-      SettingError: if the method cannot run with these settings.
     """
     recipe = look_up("method", method, RECIPES)
     counted = CountedSettings(**dataclasses.asdict(settings), steps=settings.epochs * steps_per_epoch)
@@ -63,7 +59,7 @@ def make_terngrad(
 
 
 def make_dgc(settings: Settings, warm_up: Stages, seed: int, **ablation: Any) -> Transformation:
-    """Makes DGC, with ``ablation`` in the place of some of its options.
+    """Makes DGC, with ``ablation`` instead of some of its options.
 
     The momentum is inside, so plain SGD follows; before Adam there is none.
     """

@@ -27,16 +27,8 @@ def _dense(settings: Settings) -> Transformation:
     return dense(axis_name=settings.axis_name)
 
 
-def _int8(settings: Settings) -> Transformation:
-    return block_quantized(axis_name=settings.axis_name)
-
-
-def _int4(settings: Settings) -> Transformation:
-    return block_quantized(axis_name=settings.axis_name, bits=4)
-
-
-def _int2(settings: Settings) -> Transformation:
-    return block_quantized(axis_name=settings.axis_name, bits=2)
+def _quantized(bits: int) -> Callable[[Settings], Transformation]:
+    return lambda settings: block_quantized(axis_name=settings.axis_name, bits=bits)
 
 
 def _delayed(
@@ -56,9 +48,9 @@ def _delayed(
 
 
 def _delayed_dgc(settings: Settings, warm_up: Stages, seed: int) -> Transformation:
-    """The velocity of the mean is DGC's; between two means a replica goes on with its own gradient alone.
+    """Makes a velocity of the mean that is DGC's; between two means a replica continues with its own gradient alone.
 
-    DGC counts exchanges, so the momentum is one that remembers as many steps, and where that is none, none; a gradient comes as
+    DGC counts exchanges, so the momentum is one that remembers as many steps, or none; a gradient comes as
     far as in every step, by the learning rate.
     """
     stages = tuple((max(1, steps // settings.every), density) for steps, density in warm_up)
@@ -76,19 +68,15 @@ def _delayed_dgc(settings: Settings, warm_up: Stages, seed: int) -> Transformati
     return after(delayed, dataclasses.replace(settings, learning_rate=rate, momentum=0.0))
 
 
-def _own_steps(settings: Settings) -> Transformation:
-    return optimizer(settings)
-
-
 def _period(settings: Settings) -> dict[str, Any]:
     return {"axis_name": settings.axis_name, "every": settings.every}
 
 
 def _recipe(make: Callable[[Settings], Transformation], summary: str, *, steps: bool = True) -> Recipe:
-    """What goes by the settings alone: each replica's own steps, unless ``make`` has them in it, and what it makes."""
+    """Makes what goes by the settings alone: each replica's own steps, unless ``make`` has them in it, and what it makes."""
     if not steps:
         return Recipe(lambda settings, warm_up, seed: make(settings), summary)
-    return Recipe(lambda settings, warm_up, seed: optax.chain(_own_steps(settings), make(settings)), summary)
+    return Recipe(lambda settings, warm_up, seed: optax.chain(optimizer(settings), make(settings)), summary)
 
 
 def _diloco(
@@ -100,7 +88,7 @@ def _diloco(
     # The outer momentum lengthens what the inner steps have come: in the long run both together come as far as one. Adam's
     # steps keep their length, as in the paper.
     rate = settings.learning_rate * ((1 - OUTER_MOMENTUM) / OUTER_RATE if settings.optimizer == "sgd" else 1.0)
-    return optax.chain(_own_steps(dataclasses.replace(settings, learning_rate=rate)), outer)
+    return optax.chain(optimizer(dataclasses.replace(settings, learning_rate=rate)), outer)
 
 
 def muon(settings: Settings) -> Transformation:
@@ -111,22 +99,22 @@ def muon(settings: Settings) -> Transformation:
 
 
 def _muloco(settings: Settings) -> Transformation:
-    """MuLoCo; Thérien et al., 2025, https://arxiv.org/abs/2505.23725: Muon inside, and two bits with error feedback outside."""
-    outer = c.diloco(_int2(settings), **_period(settings), learning_rate=MULOCO_RATE, momentum=MULOCO_MOMENTUM)
+    """Makes MuLoCo; Thérien et al., 2025, https://arxiv.org/abs/2505.23725: Muon inside, 2 bits with error feedback outside."""
+    outer = c.diloco(_quantized(2)(settings), **_period(settings), learning_rate=MULOCO_RATE, momentum=MULOCO_MOMENTUM)
     return optax.chain(muon(settings), outer)
 
 
 def _streaming(settings: Settings) -> Transformation:
-    """Streaming DiLoCo; Douillard et al., 2025, https://arxiv.org/abs/2501.18512: late, mixed in halves, and in four bits."""
+    """Makes streaming DiLoCo; Douillard et al., 2025, https://arxiv.org/abs/2501.18512: late, mixed, in four bits."""
     parts, delay = min(2, settings.every), min(settings.delay, settings.every - 1)
-    return _diloco(settings, _int4, parts=parts, delay=delay, mix=0.5)
+    return _diloco(settings, _quantized(4), parts=parts, delay=delay, mix=0.5)
 
 
 REPLICA_RECIPES: dict[str, Recipe] = {
     name: dataclasses.replace(recipe, replicas=name != "accumulate", periodic=True)
     for name, recipe in {
         "delayed-average": Recipe(functools.partial(_delayed, method=_dense), "means arrive --delay steps later"),
-        "delayed-int8": Recipe(functools.partial(_delayed, method=_int8), "the same, in block int8"),
+        "delayed-int8": Recipe(functools.partial(_delayed, method=_quantized(8)), "the same, in block int8"),
         "delayed-dgc": Recipe(_delayed_dgc, "the same, by Deep Gradient Compression", stages=warm_up_stages),
         "stale-synchronous": Recipe(
             functools.partial(_delayed, method=_dense, compensate=False), "means of --delay steps ago, and nothing else"

@@ -1,29 +1,28 @@
-"""A run that is saved after every epoch, and goes on from what is saved."""
+"""A run that is saved after every epoch, and continues from what is saved."""
 
 import contextlib
 import dataclasses
-import logging
 import os
 import pathlib
 import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import jax
 
 from gradcomp_jax import _everyone
 from gradcomp_jax._errors import SettingError
 from gradcomp_jax._files import local_folder, read_file, write_whole
+from gradcomp_jax.experiments import record as records
+from gradcomp_jax.experiments import run_folder
 from gradcomp_jax.experiments.listeners import Listener, Listeners, Past
 from gradcomp_jax.experiments.results import RunResult
 from gradcomp_jax.experiments.run import Trainer
+from gradcomp_jax.experiments.run_folder import RunFolder
 from gradcomp_jax.training import restore_checkpoint, save_checkpoint
 from gradcomp_jax.training.checkpoint import DamagedCheckpointError
-
-if TYPE_CHECKING:
-    from gradcomp_jax.experiments.run_folder import RunFolder
 
 _T = TypeVar("_T")
 
@@ -34,7 +33,7 @@ _TIMEOUT_S = 5.0
 def train_with_checkpoints(
     trainer: Trainer,
     seed: int,
-    folder: pathlib.Path,
+    folder: pathlib.Path | None,
     *,
     share_folder: bool = False,
     listener: Listener | None = None,
@@ -42,9 +41,9 @@ def train_with_checkpoints(
     """Trains, saves after every epoch, and starts from the last epoch saved if there is one.
 
     The result is that of a run which was never broken off, bit for bit. Of a run that has had all its epochs the result is
-    read and nothing is trained. Where the number of workers has changed and the batch has not, the run goes on with its
+    read and nothing is trained. Where the number of workers has changed and the batch has not, the run continues with its
     per-device state handed to the new workers. The states of the last two epochs are kept; delete the newest (``epoch-N``)
-    and the run goes on from the one before. With several processes all of them call this, with a folder that all of them
+    and the run continues from the one before. With several processes all of them call this, with a folder that all of them
     see; how many there were before does not matter.
 
     The folder is locked until this returns. Only states with a mark of this run are read, replaced or deleted, and
@@ -53,16 +52,13 @@ def train_with_checkpoints(
     Args:
       trainer: of the method, on the problem.
       seed: of the run.
-      folder: made if it is not there. A link to a folder is followed; no link within it is.
+      folder: made if it is not there; ``None`` to save nothing. A link to a folder is followed; no link within it is.
       share_folder: saves also where there are other files and no run. They stay as they are.
-      listener: hears how the run goes on.
-
-    Raises:
-      SettingError: if ``folder`` holds other things, another run or one that has had more epochs, if its record or a state is
-        damaged, if another run is going on in it, if a process does not see it, or if it cannot be written to. What was saved
-        is there still.
+      listener: hears how the run proceeds.
     """
     listener = listener or Listener()
+    if folder is None:
+        return trainer.run(seed, listener=listener)
     with _opened(trainer, seed, local_folder(folder), share_folder) as own:
         try:
             saved = own.saved()
@@ -79,7 +75,7 @@ def train_with_checkpoints(
 class _Saver(Listener):
     """Saves the state of every epoch, then the record that names it."""
 
-    def __init__(self, trainer: Trainer, own: "RunFolder") -> None:
+    def __init__(self, trainer: Trainer, own: RunFolder) -> None:
         self._workers = trainer.settings.workers
         self._own = own
 
@@ -92,23 +88,24 @@ class _Saver(Listener):
 
         _in_first(lambda: own.start_saving(epoch), failed)
         try:
-            with _without_tracebacks():
-                # In the place of what a process left that was killed while it saved this epoch.
-                save_checkpoint(own.state(epoch), past.state, overwrite=True)
+            # It replaces what a process left that was killed while it saved this epoch.
+            save_checkpoint(own.state(epoch), past.state, overwrite=True)
         except (OSError, ValueError) as error:
             raise SettingError(failed(_reason(error))) from error
-        done = {"epoch": epoch, "loss": past.loss, "evaluation": past.evaluation, "seconds": past.seconds}
-        record = own.record.model_copy(update={**done, "workers": self._workers, "saving": None})
+        record = dataclasses.replace(
+            own.record,
+            epoch=epoch,
+            workers=self._workers,
+            saving=None,
+            **{name: getattr(past, name) for name in ("loss", "evaluation", "seconds")},
+        )
         _in_first(lambda: own.finish_saving(record), failed)
         own.record = record
 
 
 @contextlib.contextmanager
-def _opened(trainer: Trainer, seed: int, path: pathlib.Path, share: bool) -> Iterator["RunFolder"]:
+def _opened(trainer: Trainer, seed: int, path: pathlib.Path, share: bool) -> Iterator[RunFolder]:
     """Locks the folder of a run in the first process, and reads it in all of them."""
-    # What reads records comes with the extra "cli".
-    from gradcomp_jax.experiments import record as records
-    from gradcomp_jax.experiments import run_folder
 
     def failed(reason: str) -> str:
         return f"cannot save in {path}: {reason}; name a folder that can be written to"
@@ -116,7 +113,7 @@ def _opened(trainer: Trainer, seed: int, path: pathlib.Path, share: bool) -> Ite
     what, workers, steps = _describe(trainer, seed), trainer.settings.workers, trainer.steps_per_epoch
     with contextlib.ExitStack() as stack:
 
-        def open_first() -> run_folder.RunFolder:
+        def open_first() -> RunFolder:
             run_folder.check_free(path, share=share)
             # Before anything is written: a record that is not ours is in a folder that is not.
             records.read_record(path / run_folder.RECORD, steps)
@@ -124,18 +121,18 @@ def _opened(trainer: Trainer, seed: int, path: pathlib.Path, share: bool) -> Ite
             stack.enter_context(run_folder.locked(path))
             # Another run may have begun in the meantime, and ended.
             run_folder.check_free(path, share=share)
-            return run_folder.RunFolder.opened(path, what, workers, steps)
+            return RunFolder.opened(path, what, workers, steps)
 
         own = _in_first(open_first, failed)
         _check_shared(path)
         if own is None:
-            own = run_folder.RunFolder.seen(path, steps)
+            own = RunFolder.seen(path, steps)
             own.check_same(what)
         yield own
 
 
-def _finished(trainer: Trainer, seed: int, own: "RunFolder", listener: Listener) -> RunResult:
-    """The result of a run that has had all its epochs."""
+def _finished(trainer: Trainer, seed: int, own: RunFolder, listener: Listener) -> RunResult:
+    """Returns the result of a run that has had all its epochs."""
     record = own.record
     for name, have in (("epochs", record.epoch), ("workers", record.workers)):
         if have != getattr(trainer.settings, name):
@@ -150,7 +147,7 @@ def _finished(trainer: Trainer, seed: int, own: "RunFolder", listener: Listener)
     return result
 
 
-def _restore(trainer: Trainer, seed: int, own: "RunFolder", saved: list[int]) -> Past:
+def _restore(trainer: Trainer, seed: int, own: RunFolder, saved: list[int]) -> Past:
     if not saved:
         raise SettingError(
             f"{own.path / 'run.json'} says epoch {own.record.epoch}, and no state of it or an earlier one is there: use "
@@ -175,9 +172,9 @@ def _restore(trainer: Trainer, seed: int, own: "RunFolder", saved: list[int]) ->
 
 
 def _describe(trainer: Trainer, seed: int) -> dict[str, str | bool | int | float | None]:
-    """What two runs must have in common for one to go on with the other."""
+    """Returns what two runs must have in common for one to continue the other."""
     settings = dataclasses.asdict(trainer.settings)
-    # Workers may share the same batch anew; and more epochs are what a run goes on for, unless its rate has fallen to zero.
+    # Workers may share the same batch anew; and more epochs are what a run continues for, unless its rate has fallen to zero.
     for name in ("workers", "batch_per_worker", *(["epochs"] if trainer.settings.schedule == "constant" else [])):
         del settings[name]
     return {
@@ -190,43 +187,19 @@ def _describe(trainer: Trainer, seed: int) -> dict[str, str | bool | int | float
 
 
 def _in_first(action: Callable[[], _T], failed: Callable[[str], str]) -> _T | None:
-    """Does something in the first process, and returns there what it gave; if it fails, all processes raise.
+    """Does something in the first process, and returns there what it gave; if it fails, all processes raise."""
 
-    Raises:
-      SettingError: that of ``action``, or what ``failed`` makes of the reason of an ``OSError``.
-    """
-    result: _T | None = None
-    cause: Exception | None = None
-    told = ""
-    if jax.process_index() == 0:
+    def told() -> _T:
         try:
-            result = action()
-        except SettingError as error:
-            cause, told = error, str(error)
+            return action()
         except OSError as error:
-            cause, told = error, failed(_reason(error))
-    if told := _everyone.of_first(told):
-        raise SettingError(told) from cause
-    return result
+            raise SettingError(failed(_reason(error))) from error
 
-
-@contextlib.contextmanager
-def _without_tracebacks() -> Iterator[None]:
-    """Keeps the threads of Orbax from logging what they raise: the first of it is raised here as well."""
-
-    def has_none(record: logging.LogRecord) -> bool:
-        return not record.exc_info
-
-    logger = logging.getLogger("absl")
-    logger.addFilter(has_none)
-    try:
-        yield
-    finally:
-        logger.removeFilter(has_none)
+    return _everyone.in_first(told)
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, in one line; of an error of the operating system, in its words."""
+    """Says what went wrong, in one line; of an error of the operating system, in its words."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.strerror} ({error.filename})"
     # As TensorStore writes it, after a page of paths.
@@ -239,9 +212,6 @@ def _check_shared(folder: pathlib.Path) -> None:
     """Makes sure that every process sees the same folder.
 
     The first process writes a file whose name is a random number, and sends the number to the others, which must find it.
-
-    Raises:
-      SettingError: in every process, if one of them sees another folder.
     """
     if jax.process_count() == 1:
         return

@@ -48,11 +48,6 @@ class Trainer:
 
         With ``one_device`` all workers share the first device that JAX finds: each is a lane of a ``vmap``. The bytes are those
         of the program that devices of their own would run, lowered and not compiled.
-
-        Raises:
-          UnknownNameError: if there is no such method.
-          SettingError: if the settings fit neither the method, the data nor the devices; in every process, if their programs
-            or initial parameters differ.
         """
         self.method = known_name("method", method, recipes.RECIPES)
         self.problem = problem
@@ -68,8 +63,8 @@ class Trainer:
         self._verifier = Verifier(self.mesh, verify_every)
         self._batch_sharding = NamedSharding(self.mesh, P(settings.axis_name))
         self._consolidate = jax.jit(consolidate, out_shardings=NamedSharding(self.mesh, P()))
-        if listener is not None:
-            listener.compiling(self.method)
+        listener = listener or Listener()
+        listener.compiling(self.method)
         batch = self._place(next(iter(problem.batches(settings, 0, 0))))
         state = self.initial_state(seed=0)
         axis: dict[str, Any] = {"axis_name": settings.axis_name}
@@ -88,8 +83,7 @@ class Trainer:
         self._step = lowered.compile()
         sends = sent_program(problem.loss, tx, settings.workers, state, batch, **axis) if one_device else self._step
         self.wire = self._count_bytes(sends)
-        if listener is not None:
-            listener.compiled(self.method, self.wire)
+        listener.compiled(self.method, self.wire)
 
     def initial_state(self, seed: int) -> Any:
         """Returns the training state before the first step, placed on the mesh."""
@@ -110,9 +104,6 @@ class Trainer:
         The same seed (of the initial parameters, the order of the examples and random rounding) gives the same bits, whether or
         not the run was broken off in between: the order of the examples depends on the seed and the epoch alone. The state of
         ``past`` is donated.
-
-        Raises:
-          SettingError: if all the epochs are past already, or the seed is negative.
         """
         if seed < 0:
             raise SettingError(f"seed must be at least 0, got {seed}")
@@ -190,29 +181,17 @@ class Trainer:
             return Wire(sent=round(mean), sent_mean=mean, sent_most=wire_bytes(program, branch=-1).sent)
         warm_up = recipes.RECIPES[self.method].warm_up(self.settings, self.steps_per_epoch)
         final = wire_bytes(program, branch=-1).sent
-        left = self.settings.epochs * self.steps_per_epoch
-        total = 0
-        stages = []
-        for branch, (steps, _) in enumerate(warm_up):
-            stages.append(wire_bytes(program, branch=branch).sent)
+        stages = tuple((steps, wire_bytes(program, branch=branch).sent) for branch, (steps, _) in enumerate(warm_up))
+        total, left = 0, self.settings.epochs * self.steps_per_epoch
+        for steps, sent in stages:
             taken = min(steps, left)
-            total += taken * stages[-1]
-            left -= taken
-        total += left * final
-        return Wire(
-            sent=final,
-            sent_mean=total / (self.settings.epochs * self.steps_per_epoch),
-            sent_most=max([final, *stages]),
-            stages=tuple((steps, sent) for (steps, _), sent in zip(warm_up, stages, strict=True)),
-        )
+            total, left = total + taken * sent, left - taken
+        mean = (total + left * final) / (self.settings.epochs * self.steps_per_epoch)
+        return Wire(sent=final, sent_mean=mean, sent_most=max([final, *(sent for _, sent in stages)]), stages=stages)
 
 
 def data_mesh(workers: int, axis_name: str) -> Mesh:
-    """Returns a mesh with one axis over the first ``workers`` devices, of all processes.
-
-    Raises:
-      SettingError: if there are fewer devices, or if a process would have none of them.
-    """
+    """Returns a mesh with one axis over the first ``workers`` devices, of all processes."""
     devices = jax.devices()
     if jax.process_count() > 1 and workers != len(devices):
         raise SettingError(

@@ -1,18 +1,15 @@
-"""The folder of a run: locked while it goes on, and everything that is not of this run is left as it is."""
+"""The folder of a run: locked while it is active, and everything that is not of this run is left as it is."""
 
 import contextlib
-import errno
-import fcntl
+import dataclasses
 import os
 import pathlib
 import re
 import secrets
-import stat
-import warnings
 from collections.abc import Iterator
 
 from gradcomp_jax._errors import SettingError
-from gradcomp_jax._files import is_draft, local_folder
+from gradcomp_jax._files import is_draft, local_folder, lock_file
 from gradcomp_jax.experiments import record as records
 from gradcomp_jax.experiments.record import Mark, Record, What
 from gradcomp_jax.training.checkpoint_parts import delete
@@ -28,16 +25,10 @@ _LATER: What = {"optimizer": "sgd", "schedule": "constant"}
 _STATE = re.compile(r"epoch-([1-9][0-9]{0,9})")
 # What is beside a state while it is written, by Orbax and by save_checkpoint.
 _BESIDE = re.compile(r"epoch-([1-9][0-9]{0,9})(\.gradcomp-(new|old)|\.orbax-checkpoint-tmp.*)")
-_LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def check_free(folder: pathlib.Path, *, share: bool) -> None:
-    """Makes sure that a run may save in a folder: a new one, an empty one, one with a run, or any if it is to be shared.
-
-    Raises:
-      SettingError: if the folder holds other things and no run, is not a folder, or is a URL.
-    """
+    """Makes sure that a run may save in a folder: a new one, an empty one, one with a run, or any if it is to be shared."""
     try:
         names = os.listdir(local_folder(folder))
     except FileNotFoundError:
@@ -59,24 +50,12 @@ def check_free(folder: pathlib.Path, *, share: bool) -> None:
 
 @contextlib.contextmanager
 def locked(folder: pathlib.Path) -> Iterator[None]:
-    """Keeps other runs out of a folder; however the process ends, the operating system lets go of it.
-
-    Raises:
-      SettingError: if another run has it.
-      OSError: if there can be no lock file.
-    """
-    number = os.open(folder / _LOCK, _LOCK_FILE, 0o666)
+    """Keeps other runs out of a folder; however the process ends, the operating system lets go of it."""
     try:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise OSError(errno.EINVAL, "This is not a file", str(folder / _LOCK))
-        try:
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise SettingError(
-                    f"another run is going on in {folder}: wait for its end, or name another folder"
-                ) from error
-            warnings.warn(f"{folder} is on a file system without locks: start one run at a time there", stacklevel=2)
+        number = lock_file(folder / _LOCK, wait=False)
+    except BlockingIOError as error:
+        raise SettingError(f"another run is going on in {folder}: wait for its end, or name another folder") from error
+    try:
         yield
     finally:
         os.close(number)
@@ -92,12 +71,7 @@ class RunFolder:
 
     @classmethod
     def opened(cls, path: pathlib.Path, what: What, workers: int, steps_per_epoch: int) -> "RunFolder":
-        """Reads what is there of a run; where nothing is saved, begins one and says so in the folder.
-
-        Raises:
-          SettingError: if there is another run, or a record that cannot be right.
-          OSError: if nothing can be written there.
-        """
+        """Reads what is there of a run; where nothing is saved, begins one and says so in the folder."""
         for entry in _entries(path):
             # A process was killed while it wrote.
             if is_draft(entry.name, RECORD) and entry.is_file(follow_symlinks=False):
@@ -114,27 +88,19 @@ class RunFolder:
             # A process was killed after it had deleted what was in the folder. One that is not empty stays.
             with contextlib.suppress(OSError):
                 folder.state(epoch).rmdir()
-        folder.record = record.model_copy(update={"deleting": ()})
+        folder.record = dataclasses.replace(record, deleting=())
         return folder
 
     @classmethod
     def seen(cls, path: pathlib.Path, steps_per_epoch: int) -> "RunFolder":
-        """Reads what the first process has opened.
-
-        Raises:
-          SettingError: if there is no record, or none that can be right.
-        """
+        """Reads what the first process has opened."""
         record = records.read_record(path / RECORD, steps_per_epoch)
         if record is None:
             raise SettingError(f"there is no {RECORD} in {path}: name a folder that every process shares")
         return cls(path, record)
 
     def check_same(self, what: What) -> None:
-        """Makes sure that the run is of the method, the data and the settings that are asked for.
-
-        Raises:
-          SettingError: naming the first that differs.
-        """
+        """Makes sure that the run is of the method, the data and the settings that are asked for."""
         for name, value in what.items():
             if (have := self.record.what.get(name, _LATER.get(name))) != value:
                 raise SettingError(
@@ -146,11 +112,7 @@ class RunFolder:
         return self.path / f"epoch-{epoch}"
 
     def saved(self) -> list[int]:
-        """Returns the epochs whose states are there, the last one first.
-
-        Raises:
-          SettingError: if something else is where the state of the last epoch was saved.
-        """
+        """Returns the epochs whose states are there, the last one first."""
         last = self.record.epoch
         if not last:
             return []
@@ -164,11 +126,7 @@ class RunFolder:
         return sorted((epoch for epoch in self._own_states() if epoch <= last), reverse=True)
 
     def check_places(self, epochs: range) -> None:
-        """Makes sure that nothing is where states will be saved.
-
-        Raises:
-          SettingError: naming what is in the way.
-        """
+        """Makes sure that nothing is where states will be saved."""
         for entry in _entries(self.path):
             found = _STATE.fullmatch(entry.name) or _BESIDE.fullmatch(entry.name)
             if found and int(found[1]) in epochs and not self._is_own(entry, int(found[1])):
@@ -177,26 +135,18 @@ class RunFolder:
                 )
 
     def start_saving(self, epoch: int) -> None:
-        """Says that the state of an epoch is about to be written.
-
-        Raises:
-          SettingError: if something else has come to its place.
-          OSError: if it cannot be written.
-        """
+        """Says that the state of an epoch is about to be written."""
         self.check_places(range(epoch, epoch + 1))
-        self._write(self.record.model_copy(update={"saving": epoch}))
+        self._write(dataclasses.replace(self.record, saving=epoch))
 
     def finish_saving(self, done: Record) -> None:
         """Marks the state of an epoch, records it, and deletes the run's older states.
 
         A process that is stopped at any moment leaves a record whose state is complete.
-
-        Raises:
-          OSError: if it cannot be written.
         """
         records.write_mark(self.state(done.epoch), self._mark(done.epoch))
         older = tuple(epoch for epoch in self._own_states() if epoch <= done.epoch - _KEPT)
-        self._write(done.model_copy(update={"deleting": older}))
+        self._write(dataclasses.replace(done, deleting=older))
         for epoch in older:
             # What cannot be deleted now is tried again after the next epoch.
             with contextlib.suppress(OSError):
@@ -204,14 +154,14 @@ class RunFolder:
         left = tuple(epoch for epoch in older if os.path.lexists(self.state(epoch)))
         with contextlib.suppress(OSError):
             # An empty folder that comes to the place of a deleted one is somebody else's.
-            self._write(done.model_copy(update={"deleting": left}))
+            self._write(dataclasses.replace(done, deleting=left))
 
     def _write(self, record: Record) -> None:
         records.write(self.path / RECORD, record)
         self.record = record
 
     def _mark(self, epoch: int) -> Mark:
-        return Mark.model_construct(run=self.record.run, epoch=epoch)
+        return Mark(self.record.run, epoch)
 
     def _own_states(self) -> list[int]:
         found = [(entry, _STATE.fullmatch(entry.name)) for entry in _entries(self.path)]

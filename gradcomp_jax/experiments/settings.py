@@ -64,11 +64,7 @@ class Settings:
     axis_name: str = "data"
 
     def __post_init__(self) -> None:
-        """Checks every field by itself.
-
-        Raises:
-          SettingError: if one is out of its range, or the optimizer or the schedule is unknown.
-        """
+        """Checks every field by itself."""
         for name, allowed in RANGES.items():
             if (name, value := getattr(self, name)) != ("clip_norm", None):
                 allowed.check(name, value)
@@ -82,11 +78,7 @@ class Settings:
         return self.workers * self.batch_per_worker
 
     def steps_per_epoch(self, examples: int) -> int:
-        """Returns how many whole batches ``examples`` make; the rest of an epoch is left out.
-
-        Raises:
-          SettingError: if they do not make one.
-        """
+        """Returns how many whole batches ``examples`` make; the rest of an epoch is left out."""
         steps = examples // self.batch
         if steps < 1:
             raise SettingError(
@@ -117,11 +109,7 @@ class CountedSettings(Settings):
 
 
 def split_batch(batch: int, workers: int) -> int:
-    """Returns the examples per worker of a global batch.
-
-    Raises:
-      SettingError: if the workers cannot share the batch equally.
-    """
+    """Returns the examples per worker of a global batch."""
     if workers < 1:
         raise SettingError(f"workers must be at least 1, got {workers}")
     if batch < 1 or batch % workers:

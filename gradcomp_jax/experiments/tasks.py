@@ -46,11 +46,7 @@ class Task:
 
 
 def task(name: str) -> Task:
-    """Returns the task of a name: that of the data set, and what follows it where there are several on one.
-
-    Raises:
-      UnknownNameError: if there is no such task.
-    """
+    """Returns the task of a name: that of the data set, and what follows it where there are several on one."""
     return look_up("task", name, TASKS)
 
 

@@ -27,7 +27,7 @@ class MomentumCorrection(Memory):
     masking: bool
 
     def on_dense(self, *, lossless: bool) -> "MomentumCorrection":
-        """Keeps no mask: where all entries are sent, a velocity is ordinary momentum and must go on."""
+        """Keeps no mask: where all entries are sent, a velocity is ordinary momentum and must continue."""
         return dataclasses.replace(self, masking=False)
 
     def held(self, memory: Momentum) -> Array:
@@ -35,7 +35,7 @@ class MomentumCorrection(Memory):
         return memory.accumulated
 
     def init(self, rows: Array) -> Momentum:
-        """Zeros, of which no two share a buffer: both are donated."""
+        """Returns zeros, of which no two share a buffer: both are donated."""
         return Momentum(rows, jnp.zeros_like(rows))
 
     def compensate(self, gradient: Array, memory: Momentum) -> tuple[Array, Momentum]:

@@ -70,6 +70,20 @@ def opened(tree: Any) -> Any:
     return jax.tree.map(wide, tree, is_leaf=is_narrow)
 
 
+def bounded(tree: Any, most: float) -> Any:
+    """Returns rows as they are kept, without entries whose magnitude is above ``most`` or not a number."""
+
+    def of(node: Any) -> Any:
+        fits = jnp.abs(opened(node)) <= most
+        if is_narrow(node):
+            # Where a scale is not finite, a zero would not decode to zero.
+            scale = jnp.where(jnp.abs(node.scale) <= most, node.scale, 0.0)
+            return Narrow(scale, kernels.chosen(fits, node.values, jnp.zeros((), node.values.dtype)))
+        return kernels.chosen(fits, node, jnp.zeros((), node.dtype))
+
+    return jax.tree.map(of, tree, is_leaf=is_narrow)
+
+
 def scales(tree: Any, dtype: str) -> list[Array | None]:
     """Returns the scales of every array of float32 rows, ``None`` for those without, in a separate pass over the sources."""
     return [kernels.narrow_scale(rows, kernels.narrow_dtype(dtype, rows.shape[1])) for rows in jax.tree.leaves(tree)]

@@ -30,6 +30,11 @@ def block_quantized(
 
     Momentum or Adam go after it.
 
+    Example:
+        >>> tx = optax.chain(gc.block_quantized(axis_name="data", bits=8), optax.adam(1e-3))
+        >>> gc.planning.traffic.read(gc.block_quantized, params, workers=8).sent  # bytes a worker sends in a step
+        118279
+
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         bits: 8, 4 or 2.
@@ -39,6 +44,10 @@ def block_quantized(
         collective: see :func:`gradcomp_jax.exchange`.
         memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
+
+    Returns:
+        A transformation of per-device gradients. Its update is their compressed mean, in their shapes and dtypes, equal on
+        every worker.
 
     Raises:
         ValueError: for values out of range, and for a ``memory_dtype`` without error feedback.

@@ -28,10 +28,19 @@ def dense(
     the mean back in 16 bits. That moves as many bytes as a bfloat16 all-reduce, also on backends that would widen one to
     float32 (the CPU's), and sums more exactly. ``collective="all_reduce"`` uses the backend's own all-reduce.
 
+    Example:
+        >>> tx = optax.chain(gc.dense(axis_name="data"), optax.sgd(0.1))
+        >>> gc.planning.traffic.read(gc.dense, params, workers=8).sent  # bytes a worker sends in a step
+        460551
+
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         dtype: float32 or bfloat16.
         collective: see :func:`gradcomp_jax.exchange`.
+
+    Returns:
+        A transformation of per-device gradients. Its update is their mean, in their shapes and dtypes, equal on every
+        worker.
 
     Raises:
         ValueError: for an unknown dtype.

@@ -51,6 +51,11 @@ def dgc(
     Chain plain ``optax.sgd(lr)`` after it: the momentum is inside the method. Leaves with fewer than two dimensions go dense,
     with the same momentum, and errors of rounding to ``dtype`` stay in v.
 
+    Example:
+        >>> tx = optax.chain(gc.dgc(axis_name="data", density=0.001, momentum=0.9), optax.sgd(0.1))
+        >>> gc.planning.traffic.read(gc.dgc, params, workers=8).sent  # bytes a worker sends in a step
+        1414
+
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         density: fraction of the entries to send.
@@ -75,6 +80,10 @@ def dgc(
             sends.
         memory_dtype: what momentum and residual are kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`; by default those with two or more dimensions.
+
+    Returns:
+        A transformation of per-device gradients. Its update is the compressed mean of their velocities, in their shapes and
+        dtypes, equal on every worker.
 
     Raises:
         ValueError: for values out of range, for a block with ``exact``, for a ``downlink_density`` without owners, and for

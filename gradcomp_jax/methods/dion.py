@@ -44,6 +44,11 @@ def dion(
     gradient: by default Lion's, as in the paper, which trains at the same learning rate. Chain a learning rate after it, and no
     other momentum.
 
+    Example:
+        >>> tx = optax.chain(gc.dion(axis_name="data", rank=16), optax.scale_by_learning_rate(0.01))
+        >>> gc.planning.traffic.read(gc.dion, params, workers=8).sent  # bytes a worker sends in a step
+        59143
+
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         rank: r. A matrix whose factors would not be smaller than itself has the highest rank at which they are.
@@ -53,6 +58,10 @@ def dion(
         memory_dtype: what the momentum is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`. The paper leaves out embeddings and the last layer.
         seed: seed of the first Q.
+
+    Returns:
+        A transformation of per-device gradients. Its update is a direction, in their shapes and dtypes, equal on every
+        worker: a learning rate follows.
 
     Raises:
         ValueError: for a rank below 1, a momentum outside [0, 1), a pattern that is not a regular expression; when traced, for

@@ -32,6 +32,11 @@ def eden(
 
     Every worker has its own rotations, so that errors average out. Momentum or Adam go after it.
 
+    Example:
+        >>> tx = optax.chain(gc.eden(axis_name="data", bits=4), optax.adam(1e-3))
+        >>> gc.planning.traffic.read(gc.eden, params, workers=8).sent  # bytes a worker sends in a step
+        59591
+
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         bits: 1 (DRIVE), 2, 3 or 4; three take 3.2 on the wire.
@@ -41,6 +46,10 @@ def eden(
         memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
         key: seed (int) or typed JAX key of the rotations.
+
+    Returns:
+        A transformation of per-device gradients. Its update is their compressed mean, in their shapes and dtypes, equal on
+        every worker.
 
     Raises:
         ValueError: for values out of range, and for a ``memory_dtype`` without error feedback.

@@ -26,12 +26,21 @@ def ef_sign_sgd(
 
     Momentum goes after it.
 
+    Example:
+        >>> tx = optax.chain(gc.ef_sign_sgd(axis_name="data"), optax.sgd(0.1))
+        >>> gc.planning.traffic.read(gc.ef_sign_sgd, params, workers=8).sent  # bytes a worker sends in a step
+        16359
+
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         block: entries that share a magnitude. The paper takes a whole layer; a smaller block follows the gradient better.
         collective: see :func:`gradcomp_jax.exchange`.
         memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
+
+    Returns:
+        A transformation of per-device gradients. Its update is their compressed mean, in their shapes and dtypes, equal on
+        every worker.
 
     Raises:
         ValueError: for values out of range.

@@ -27,6 +27,11 @@ def fp8(
     With a scale, the largest entry of each block becomes the format's largest number, so nothing saturates and small gradients
     keep their bits. Momentum or Adam go after it.
 
+    Example:
+        >>> tx = optax.chain(gc.fp8(axis_name="data", format="e4m3"), optax.adam(1e-3))
+        >>> gc.planning.traffic.read(gc.fp8, params, workers=8).sent  # bytes a worker sends in a step
+        118279
+
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         format: ``e4m3`` (3 bits of mantissa) or ``e5m2`` (2 bits, and a wider range within a block).
@@ -36,6 +41,10 @@ def fp8(
         collective: see :func:`gradcomp_jax.exchange`. By default the cheaper of ``all_gather`` and ``two_phase``.
         memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
+
+    Returns:
+        A transformation of per-device gradients. Its update is their compressed mean, in their shapes and dtypes, equal on
+        every worker.
 
     Raises:
         ValueError: for values out of range, and for a ``memory_dtype`` without error feedback.

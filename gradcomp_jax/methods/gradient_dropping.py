@@ -39,6 +39,11 @@ def gradient_dropping(
 
     Momentum or Adam go after it.
 
+    Example:
+        >>> tx = optax.chain(gc.gradient_dropping(axis_name="data", density=0.01), optax.sgd(0.1))
+        >>> gc.planning.traffic.read(gc.gradient_dropping, params, workers=8).sent  # bytes a worker sends in a step
+        8106
+
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         density: fraction of the entries to send; the paper drops 99%.
@@ -47,6 +52,10 @@ def gradient_dropping(
         collective: as for :func:`gradcomp_jax.topk_sgd`.
         memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
+
+    Returns:
+        A transformation of per-device gradients. Its update is their compressed mean, in their shapes and dtypes, equal on
+        every worker.
 
     Raises:
         ValueError: for values out of range.

@@ -42,6 +42,12 @@ def one_bit_adam(
 
     The owners' residual depends on the number of workers: initialise inside the axis (``gc.init_state`` does).
 
+    Example:
+        >>> tx = optax.chain(gc.one_bit_adam(axis_name="data", warm_up_steps=1000), optax.scale_by_learning_rate(3e-4))
+        >>> compressed = functools.partial(gc.one_bit_adam, warm_up_steps=1000)
+        >>> gc.planning.traffic.read(compressed, params, workers=8).sent  # bytes a worker sends in a step
+        16359
+
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         warm_up_steps: dense steps before v freezes; the paper takes 15% to 20% of all steps.
@@ -53,6 +59,10 @@ def one_bit_adam(
         block: entries that share a magnitude.
         memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
+
+    Returns:
+        A transformation of per-device gradients. Its update is Adam's direction, in their shapes and dtypes, equal on every
+        worker: a learning rate follows.
 
     Raises:
         ValueError: for values out of range.

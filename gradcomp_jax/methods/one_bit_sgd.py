@@ -30,6 +30,11 @@ def one_bit_sgd(
     A column belongs to one output: all entries with one index in the last dimension. A column of zeros decodes to
     zeros. Momentum goes after it.
 
+    Example:
+        >>> tx = optax.chain(gc.one_bit_sgd(axis_name="data"), optax.sgd(0.1))
+        >>> gc.planning.traffic.read(gc.one_bit_sgd, params, workers=8).sent  # bytes a worker sends in a step
+        19719
+
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         granularity: means for each ``column``, as in the paper, or for each ``block`` of a tensor, which costs no
@@ -38,6 +43,10 @@ def one_bit_sgd(
         collective: see :func:`gradcomp_jax.exchange`.
         memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
+
+    Returns:
+        A transformation of per-device gradients. Its update is their compressed mean, in their shapes and dtypes, equal on
+        every worker.
 
     Raises:
         ValueError: for values out of range, and for a block with ``granularity="column"``.

@@ -31,6 +31,11 @@ def qsgd(
 
     Momentum or Adam go after it.
 
+    Example:
+        >>> tx = optax.chain(gc.qsgd(axis_name="data", bits=4), optax.adam(1e-3))
+        >>> gc.planning.traffic.read(gc.qsgd, params, workers=8).sent  # bytes a worker sends in a step
+        60039
+
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         bits: 8, 4 or 2.
@@ -41,6 +46,10 @@ def qsgd(
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
         generator: random numbers, ``hash`` or ``threefry``.
         key: seed (int) or typed JAX key.
+
+    Returns:
+        A transformation of per-device gradients. Its update is their compressed mean, in their shapes and dtypes, equal on
+        every worker.
 
     Raises:
         ValueError: for values out of range.

@@ -128,13 +128,10 @@ def _signed(make: Make) -> Make:
         def sign(node: Any) -> Any:
             return dataclasses.replace(node, made_by=maker) if is_exchange(node) else node
 
-        def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-            if not changed.is_within():
-                changed.refuse_other_method(state, maker)
-            with changed.one_method():
-                return optax.with_extra_args_support(tx).update(updates, state, params, **extra)
+        def init(params: Any) -> Any:
+            return jax.tree.map(sign, tx.init(params), is_leaf=is_exchange)
 
-        return tx._replace(init=lambda params: jax.tree.map(sign, tx.init(params), is_leaf=is_exchange), update=update)
+        return tx._replace(init=init, update=changed.of_method(tx, maker))
 
     def is_exchange(node: Any) -> bool:
         return isinstance(node, ExchangeState)

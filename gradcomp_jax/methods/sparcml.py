@@ -35,6 +35,11 @@ def sparcml(
     Unlike :func:`gradcomp_jax.topk_sgd` in two phases, nothing that any worker sent is held back; that is up to N times
     the bytes of the downlink. :math:`x = g + e`, :math:`e \leftarrow x - sent`. Momentum goes after it.
 
+    Example:
+        >>> tx = optax.chain(gc.sparcml(axis_name="data", density=0.01), optax.sgd(0.1))
+        >>> gc.planning.traffic.read(gc.sparcml, params, workers=8).sent  # bytes a worker sends in a step
+        35826
+
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         density: fraction of the entries to send.
@@ -45,6 +50,10 @@ def sparcml(
         dtype: dtype of the values that workers send, float32 or bfloat16.
         memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
+
+    Returns:
+        A transformation of per-device gradients. Its update is their compressed mean, in their shapes and dtypes, equal on
+        every worker.
 
     Raises:
         ValueError: for values out of range, and for a downlink that the algorithm does not have.

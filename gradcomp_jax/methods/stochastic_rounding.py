@@ -29,6 +29,11 @@ def stochastic_rounding(
 
     Momentum or Adam go after it.
 
+    Example:
+        >>> tx = optax.chain(gc.stochastic_rounding(axis_name="data"), optax.sgd(0.1))
+        >>> gc.planning.traffic.read(gc.stochastic_rounding, params, workers=8).sent  # bytes a worker sends in a step
+        231182
+
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         bits: 16 or 8.
@@ -37,6 +42,10 @@ def stochastic_rounding(
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
         generator: random numbers, ``hash`` or ``threefry``.
         key: seed (int) or typed JAX key.
+
+    Returns:
+        A transformation of per-device gradients. Its update is their mean on the grid, in their shapes and dtypes, equal on
+        every worker.
 
     Raises:
         ValueError: for values out of range.

@@ -28,6 +28,10 @@ def factored_dot(x: Array, w: Array, *, axis_name: AxisName | None, exchange: fa
     (N - 1) b (in + out) values, each as wide as its array's dtype; ``dense`` sends 2 (N - 1) / N in out float32.
     Non-finite values pass through; the exchange handles them.
 
+    Example:
+        >>> gc.factored_dot(batch, params["kernel"], axis_name="data").shape
+        (16, 256)
+
     Args:
         x: ``[..., in]``, floating, at most 32 bits wide. All leading dimensions are the batch.
         w: ``[in, out]``, likewise. Its gradient is accumulated in float32 and returned in the dtype of ``w``.

@@ -45,6 +45,11 @@ def topk_sgd(
     :math:`x = g + e`, sent: the largest ``density * n`` entries of x, :math:`e \leftarrow x - sent`. The update is the
     mean of what was sent. Momentum goes after it; with momentum before the selection this is :func:`gradcomp_jax.dgc`.
 
+    Example:
+        >>> tx = optax.chain(gc.topk_sgd(axis_name="data", density=0.01), optax.sgd(0.1))
+        >>> gc.planning.traffic.read(gc.topk_sgd, params, workers=8).sent  # bytes a worker sends in a step
+        8106
+
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
         density: fraction of the entries to send.
@@ -60,6 +65,10 @@ def topk_sgd(
             where owners keep what they do not send in their own residual.
         memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
         mask: which leaves to compress, see :func:`gradcomp_jax.exchange`.
+
+    Returns:
+        A transformation of per-device gradients. Its update is their compressed mean, in their shapes and dtypes, equal on
+        every worker.
 
     Raises:
         ValueError: for values out of range, for a block with ``exact``, and for a ``downlink_density`` without owners.

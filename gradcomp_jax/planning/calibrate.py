@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gradcomp_jax import _arguments, _checks
+from gradcomp_jax import _arguments, _checks, _specs
 from gradcomp_jax._files import read_json, write_whole
 from gradcomp_jax._typing import Array
 from gradcomp_jax.methods.registry import METHODS
@@ -165,6 +165,11 @@ def calibrate(
     one has left in the links' queues. When one worker waits for another, the other waits less, so times are averaged over all
     processes, and all have the same calibration. Every process of ``mesh`` must call this.
 
+    Example:
+        >>> link = gc.calibrate(mesh, axis_name="data", kinds=("all-reduce",), sizes=(1024, 8192), repeats=1, methods=())
+        >>> link.workers
+        8
+
     Args:
         mesh: the mesh of all devices.
         axis_name: the axis along which gradients are exchanged; all lines of devices along it measure at the same time.
@@ -242,15 +247,8 @@ def _program(mesh: Mesh, axis: str, kind: str, size: int) -> tuple[Callable[[int
     def body(count: Array, x: Array) -> Array:
         return lax.fori_loop(0, count, lambda _, x: once(x), x)
 
-    mapped = jax.jit(
-        jax.shard_map(
-            body,
-            mesh=mesh,
-            in_specs=(PartitionSpec(), PartitionSpec(axis)),
-            out_specs=PartitionSpec(axis),
-            check_vma=False,
-        )
-    )
+    along = PartitionSpec(axis)
+    mapped = jax.jit(_specs.mapped(body, mesh, mesh.axis_names, (PartitionSpec(), along), along, check_vma=False))
     x = jax.block_until_ready(start())
     return lambda count: jax.block_until_ready(mapped(np.int32(count), x)), sent
 
@@ -294,13 +292,8 @@ def mean_of_processes(mesh: Mesh, seconds: Sequence[float]) -> list[float]:
     own = np.asarray(seconds, np.float32)[None]
     shape = (mesh.size, own.shape[1])
     rows = jax.make_array_from_callback(shape, sharding, lambda index: np.broadcast_to(own, (1, own.shape[1])))
-    mean = jax.shard_map(
-        lambda row: lax.pmean(row, mesh.axis_names),
-        mesh=mesh,
-        in_specs=every,
-        out_specs=PartitionSpec(),
-        check_vma=False,
-    )
+    names = mesh.axis_names
+    mean = _specs.mapped(lambda row: lax.pmean(row, names), mesh, names, every, PartitionSpec(), check_vma=False)
     found = jax.jit(mean)(rows)
     return [float(t) for t in np.asarray(found.addressable_data(0))[0]]
 

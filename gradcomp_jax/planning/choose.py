@@ -14,7 +14,7 @@ from gradcomp_jax._typing import PyTree
 from gradcomp_jax.core import ExchangeState
 from gradcomp_jax.core.made_by import made_by
 from gradcomp_jax.methods.registry import METHODS
-from gradcomp_jax.methods.traffic import Traffic, traffic_of
+from gradcomp_jax.methods.traffic import traffic_of
 from gradcomp_jax.per_device import nodes_within
 from gradcomp_jax.planning.calibrate import KINDS, Calibration, calibrate, like, mean_of_processes
 from gradcomp_jax.planning.communication import measured
@@ -89,16 +89,13 @@ def choose(
     default options, as in :func:`gradcomp_jax.should_compress`. A candidate without such a price is not chosen, unless no
     candidate has one. Without both arguments, only the seconds of a step count.
 
-    Example::
-
-        candidates = {
-            "dense": optax.chain(gc.dense(axis_name="data", dtype="bfloat16"), optax.trace(0.9)),
-            "dgc": gc.dgc(axis_name="data", momentum=0.9),
-        }
-        choice = gc.choose(candidates, params, mesh, compute=0.18)
-        tx = optax.chain(candidates[choice.name], optax.sgd(0.1))  # for the whole run; or, where it may change:
-        tx = optax.chain(gc.switched(candidates), optax.sgd(0.1))
-        state = gc.set_choice(gc.init_state(params, tx, mesh), choice.name)
+    Example:
+        >>> candidates = {"dense": gc.dense(axis_name="data"), "powersgd": gc.powersgd(axis_name="data", rank=4)}
+        >>> link = gc.calibrate(mesh, axis_name="data", kinds=("all-reduce",), sizes=(1024, 8192), repeats=1, methods=())
+        >>> choice = gc.choose(candidates, params, mesh, compute=0.18, calibration=link)
+        >>> tx = optax.chain(candidates[choice.name], optax.sgd(0.1))  # or gc.switched(candidates), then gc.set_choice
+        >>> choice.name in candidates
+        True
 
     Args:
         candidates: names and transformations, as for :func:`gradcomp_jax.switched`.
@@ -135,11 +132,12 @@ def choose(
         given = compress or {}
         asked = [name for name in names if name not in given]
         methods = {name: _methods_of(name, candidates[name], params, mesh, axis_name) for name in asked}
+        needed = {like(c.kind) for traffic in found.values() for c in traffic.collectives}
         if calibration is None:
             calibration = calibrate(
                 mesh,
                 axis_name=axis_name,
-                kinds=_kinds(found),
+                kinds=[kind for kind in KINDS if kind in needed],
                 pause=min(compute, _LONGEST_PAUSE_S),
                 methods=dict.fromkeys(m for each in methods.values() for m, _ in each),
             )
@@ -201,21 +199,12 @@ def _prices(
     return found
 
 
-def _kinds(found: Mapping[str, Traffic]) -> list[str]:
-    """Returns the kinds of collectives that the candidates need, as they are measured."""
-    needed = {like(c.kind) for traffic in found.values() for c in traffic.collectives}
-    return [kind for kind in KINDS if kind in needed]
-
-
 def _methods_of(
     name: str, tx: optax.GradientTransformation, params: PyTree, mesh: Mesh, axis_name: str
 ) -> list[tuple[str, int]]:
     """Returns the registered methods of a candidate's exchanges; for each exchange the one with the most options that match.
 
     Beside each name is the number of parts into which the gradient is divided for it.
-
-    Raises:
-        ValueError: if an exchange is not of a registered method.
     """
     _, state = jax.make_jaxpr(tx.init, axis_env=list(mesh.shape.items()), return_shape=True)(params)
     result = []

@@ -8,13 +8,7 @@ from typing import Any
 
 from gradcomp_jax.planning.calibrate import Calibration
 from gradcomp_jax.planning.links import Cluster, Link
-from gradcomp_jax.planning.predict import (
-    Prediction,
-    Verdict,
-    predict,
-    should_compress,
-    speed_up,
-)
+from gradcomp_jax.planning.predict import Prediction, Verdict, predict, should_compress, speed_up
 from gradcomp_jax.planning.prices import BASELINES, Prices
 from gradcomp_jax.planning.rates import break_evens
 from gradcomp_jax.planning.workload import Device, Workload
@@ -131,20 +125,15 @@ def outlook(
 
     how: dict[str, Any] = {"prices": prices, "task": task, "optimizer": optimizer}
     limits: dict[str, Any] = {"methods": methods, "calibration": calibration, "device_memory": device_memory}
-
-    def ask(workload: Workload) -> Verdict:
-        return should_compress(workload, cluster, device=device, **limits, **how)
-
-    verdict = ask(workload)
+    ask = functools.partial(should_compress, cluster=cluster, device=device, **limits, **how)
+    verdict = ask(workload=workload)
     speed = device or (calibration.device if calibration else None)
     others = [p.method for p in verdict.ranking if p.method not in BASELINES]
     if not others:
         reasons = "; ".join(f"{name}: {why}" for name, why in verdict.skipped.items())
         raise ValueError(f"there is no prediction of any method but {' and '.join(BASELINES)}: {reasons}")
-    even = None
-    if calibration is None:
-        even = break_evens(workload, cluster, others, device=speed, **how)
-    beside = ask(dataclasses.replace(workload, overlap=OVERLAPPED)) if overlapped else None
+    even = None if calibration else break_evens(workload, cluster, others, device=speed, **how)
+    beside = ask(workload=dataclasses.replace(workload, overlap=OVERLAPPED)) if overlapped else None
     return Outlook(workload, cluster, verdict, even, speed, beside, task or workload.task, optimizer, device_memory)
 
 

@@ -121,12 +121,7 @@ def doubt(prediction: Prediction) -> int:
 
 
 def is_tie(steps: Mapping[str, float], baselines: Iterable[str]) -> bool:
-    """Returns whether the fastest method and the fastest baseline are within :data:`CLEAR` of each other.
-
-    Args:
-        steps: seconds of a step by method.
-        baselines: the names of the dense ones.
-    """
+    """Returns whether the fastest method and the fastest baseline are within :data:`CLEAR` of each other."""
     dense = set(baselines)
     plain = min((step for name, step in steps.items() if name in dense), default=0.0)
     best = min((step for name, step in steps.items() if name not in dense), default=0.0)
@@ -152,6 +147,13 @@ def predict(
     With :math:`c` the seconds of communication and :math:`o` the fraction of the computation during which it may run, the
     exposed part is :math:`\max(0, c - o \cdot compute)`; compression is never hidden.
 
+    Example:
+        >>> workload = gc.Workload(compute=0.2, shapes=((4096, 4096),) * 8)
+        >>> cluster = gc.Cluster(workers=8, outer=gc.Link.of_bits(1e9, latency=50e-6))
+        >>> dense, dgc = (gc.predict(workload, cluster, name).step for name in ("dense", "dgc"))  # seconds
+        >>> dgc < dense
+        True
+
     Args:
         workload: the workload of one worker.
         cluster: the workers and their links.
@@ -170,6 +172,9 @@ def predict(
         optimizer: the optimizer that follows the exchange, of :data:`gradcomp_jax.planning.task.OPTIMIZERS`; by default that of
             the runs, whatever it was.
 
+    Returns:
+        A :class:`~gradcomp_jax.planning.Prediction`, in seconds.
+
     Raises:
         ValueError: for an unknown method, layout, task or optimizer, or a calibration for another number of workers.
 
@@ -178,16 +183,13 @@ def predict(
         section 5 (a light profile of one node, an analytical model of the network); collectives as in
         :mod:`gradcomp_jax.planning.costs`.
     """
+    ask = functools.partial(predict, workload, cluster, device=device, calibration=calibration, traffic=traffic)
     if layout is None:
         layouts: list[Layout] = ["flat", "hierarchical"] if cluster.per_node > 1 else ["flat"]
-        if calibration is not None and cluster.per_node > 1 and calibration.workers == cluster.nodes:
-            # It is of the exchange between nodes, and says nothing about one among all workers.
-            layouts = ["hierarchical"]
-        elif calibration is not None:
-            layouts = ["flat"]
-        ask = functools.partial(predict, workload, cluster, method, device=device, calibration=calibration)
-        ask = functools.partial(ask, traffic=traffic, prices=prices, task=task, optimizer=optimizer)
-        found = [ask(layout=one) for one in layouts]
+        if calibration is not None:
+            # One of the exchange between nodes says nothing about one among all workers.
+            layouts = layouts[-1:] if calibration.workers == cluster.nodes else ["flat"]
+        found = [ask(method, layout=one, prices=prices, task=task, optimizer=optimizer) for one in layouts]
         # Layouts that runs say something about go first: more runs are comparable with the nodes than with all devices.
         return min(found, key=lambda p: (prices != {} and doubt(p), p.progress))
     _checks.one_of("method", method, METHODS)
@@ -214,13 +216,10 @@ def predict(
     )
     if price is None or not price.dense_steps:
         return one
-    ask = functools.partial(
-        predict, workload, cluster, device=device, calibration=calibration, traffic=traffic, prices={}
-    )
     try:
-        dense = ask("dense")
+        dense = ask("dense", prices={})
     except ValueError:  # A calibration may have only the collectives of bfloat16.
-        dense = ask("dense_bf16")
+        dense = ask("dense_bf16", prices={})
     return dataclasses.replace(one, warm_up=price.dense_steps * (dense.step - one.step))
 
 
@@ -244,6 +243,13 @@ def should_compress(
     predicted, because the calibration lacks one of its collectives or the method refuses the shapes, or if its state does not
     fit into a device. The reason is in :attr:`Verdict.skipped`.
 
+    Example:
+        >>> workload = gc.Workload(compute=0.2, shapes=((4096, 4096),) * 8)
+        >>> cluster = gc.Cluster(workers=8, outer=gc.Link.of_bits(1e9, latency=50e-6))
+        >>> verdict = gc.should_compress(workload, cluster)
+        >>> type(verdict).__name__
+        'Verdict'
+
     Args:
         workload: the workload of one worker.
         cluster: the workers and their links.
@@ -254,6 +260,9 @@ def should_compress(
         task: see :func:`predict`.
         optimizer: see :func:`predict`.
         device_memory: bytes of a device; a method whose state alone is larger is left out.
+
+    Returns:
+        A :class:`~gradcomp_jax.planning.Verdict`, with the methods in the order of their rank.
 
     Raises:
         ValueError: for an unknown method, task or optimizer, an invalid price, and if no dense baseline can be

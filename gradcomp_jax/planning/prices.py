@@ -157,12 +157,7 @@ def from_dict(prices: Mapping[str, Any]) -> dict[str, Price]:
 def checked(
     prices: Prices | None, *, task: str | None = None, optimizer: str | None = None, workers: int = 0
 ) -> Mapping[str, Price]:
-    """Returns the given prices, with factors as :class:`Price`, whatever they are of; for ``None`` those of :func:`comparable`.
-
-    Raises:
-        ValueError: for a price of an unknown method or of a dense baseline, an invalid factor, and an unknown task or
-            optimizer.
-    """
+    """Returns the given prices, with factors as :class:`Price`; for ``None`` those of :func:`comparable`."""
     tasks.check(task, optimizer)
     if prices is None:
         return comparable(task, optimizer, workers)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from gradcomp_jax.planning.links import Cluster, Link
 from gradcomp_jax.planning.predict import predict
@@ -28,34 +29,18 @@ def break_even(
     The rate is 0 if the method is never faster, and infinity if it always is. The one with less :attr:`Prediction.progress` is
     the faster one.
 
-    Args:
-        workload: the workload of one worker.
-        cluster: the cluster, with any outer rate; its latency counts.
-        method: the name of the method.
-        device: see :func:`predict`.
-        prices: see :func:`predict`.
-        task: see :func:`predict`.
-        optimizer: see :func:`predict`.
+    The cluster may have any outer rate; its latency counts. Other arguments are those of :func:`predict`.
     """
-    ask = functools.partial(break_evens, workload, cluster, [method], device=device, prices=prices)
-    return ask(task=task, optimizer=optimizer)[method]
+    how: dict[str, Any] = {"device": device, "prices": prices, "task": task, "optimizer": optimizer}
+    return break_evens(workload, cluster, [method], **how)[method]
 
 
-def break_evens(
-    workload: Workload,
-    cluster: Cluster,
-    methods: Iterable[str],
-    *,
-    device: Device | None = None,
-    prices: Prices | None = None,
-    task: str | None = None,
-    optimizer: str | None = None,
-) -> dict[str, float]:
-    """Returns :func:`break_even` for several methods."""
+def break_evens(workload: Workload, cluster: Cluster, methods: Iterable[str], **how: Any) -> dict[str, float]:
+    """Returns :func:`break_even` for several methods, with its options."""
 
     def progress(name: str, rate: float) -> float:
         there = dataclasses.replace(cluster, outer=Link(rate, cluster.outer.latency))
-        return predict(workload, there, name, device=device, prices=prices, task=task, optimizer=optimizer).progress
+        return predict(workload, there, name, **how).progress
 
     @functools.cache
     def dense(rate: float) -> float:

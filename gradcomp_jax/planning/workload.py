@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import json
 import math
+import pathlib
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,31 +20,8 @@ from gradcomp_jax.core.overwritten import trained
 from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.planning.task import check, task_of
 
-COPIES: dict[str, float] = {
-    "dense": 2.489,
-    "dense_bf16": 5.14,
-    "terngrad": 2.771,
-    "dgc": 3.159,
-    "gradient_dropping": 11.596,
-    "topk_sgd": 3.549,
-    "topk_two_bits": 4.623,
-    "random_k": 3.127,
-    "one_bit_sgd": 16.083,
-    "qsgd": 2.082,
-    "stochastic_rounding": 1.735,
-    "fp8": 4.36,
-    "block_quantized": 4.524,
-    "sign_sgd": 5.698,
-    "ef_sign_sgd": 8.921,
-    "one_bit_adam": 4.844,
-    "powersgd": 3.631,
-    "dion": 3.673,
-    "eden": 17.138,
-    "ef21": 5.393,
-    "demo": 6.966,
-    "sparcml": 8.605,
-}
-"""The time of one worker's round trip on a CPU, in copies of the gradient; ``benchmarks/planner.py --copies`` writes it."""
+COPIES: dict[str, float] = json.loads(pathlib.Path(__file__).with_name("copies.json").read_text(encoding="utf-8"))
+"""The time of one worker's round trip on a CPU, in copies of the gradient; ``benchmarks/planner.py --copies`` prints them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,12 +108,20 @@ def profile_step(
 ) -> Workload:
     """Times a step of one worker, and looks at its gradient and its memory.
 
+    Example:
+        >>> workload = gc.profile_step(jax.jit(jax.grad(loss)), (params, batch), params=params, repeats=1)
+        >>> workload.shapes
+        ((256,), (256, 256))
+
     Args:
         step: a step of one device, without an exchange; compiled if it is not. It may donate its arguments: it gets copies.
         args: the arguments of ``step``.
         params: the parameters, whose shapes the gradient has; by default ``args[0].params``, or ``args[0]``.
         repeats: timed calls, after one untimed call; the median is taken.
         overlap: see :class:`Workload`.
+
+    Returns:
+        A :class:`Workload`; ``compute`` is in seconds, ``memory`` in bytes.
 
     Raises:
         ValueError: for ``repeats`` below 1, and a step without parameters.

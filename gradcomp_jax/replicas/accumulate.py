@@ -58,10 +58,18 @@ def accumulate(
 
     State: :class:`AccumulateState`. Wire: the inner transformation's, once in ``every`` batches.
 
+    Example:
+        >>> chain = optax.chain(gc.block_quantized(axis_name="data"), optax.sgd(0.1))
+        >>> tx = gc.accumulate(chain, axis_name="data", every=lambda step: 2 ** (step // 1000))
+        >>> state = gc.init_state(params, tx, mesh)
+
     Args:
         inner: an exchange, usually with an optimizer after it.
         axis_name: the exchange's axis.
         every: batches for each update, or a function of the number of updates so far (int32 scalar) that returns it.
+
+    Returns:
+        A transformation of per-device gradients. Its update is that of ``inner`` in the last batch of a period, else zero.
 
     Raises:
         ValueError: for a number below 1; when traced, for sharded parameters.

@@ -13,7 +13,7 @@ def when(predicate: Array | bool, do: Callable[..., Any], otherwise: Any, *opera
     """Returns ``do(*operands)`` where the predicate holds, else ``otherwise``.
 
     The predicate is a boolean scalar, equal on every worker, so ``do`` may communicate. ``True`` itself costs no branch.
-    ``otherwise`` has the structure that ``do`` returns; ``None`` in place of a part stands for zeros.
+    ``otherwise`` has the structure that ``do`` returns; ``None`` instead of a part stands for zeros.
     """
     if predicate is True:
         return do(*operands)

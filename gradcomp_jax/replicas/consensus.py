@@ -20,6 +20,12 @@ Of = Literal["mean", "centre"]
 def consolidate(state: Any, *, of: Of = "mean") -> PyTree:
     """Returns one set of parameters for evaluation, or to start something else from.
 
+    Example:
+        >>> tx = optax.chain(optax.sgd(0.1), gc.local_sgd(gc.dense(axis_name="data"), axis_name="data", every=8))
+        >>> state = gc.init_state(params, tx, mesh, replicas=True)
+        >>> gc.consolidate(state)["kernel"].shape
+        (256, 256)
+
     Args:
         state: a train state of replicas, or only its parameters, with their global values (as ``gc.init_state(...,
             replicas=True)`` and checkpoints hold them). Parameters that are not per-device are returned unchanged.
@@ -58,6 +64,11 @@ def staleness(state: Any) -> Array:
 
     For :func:`delayed_average` it counts the steps whose mean has not arrived; for others, the steps since the last exchange.
 
+    Example:
+        >>> tx = optax.chain(optax.sgd(0.1), gc.local_sgd(gc.dense(axis_name="data"), axis_name="data", every=8))
+        >>> int(gc.staleness(gc.init_state(params, tx, mesh, replicas=True)))  # before the first step
+        0
+
     Args:
         state: a train state, or an optimizer's, with one of these methods in it.
 
@@ -77,6 +88,11 @@ def mean_wire_bytes(compiled: Any, *, every: int) -> float:
     Collectives outside branches of the program count in every step. Those in a branch (an exchange every so many steps, a
     part's turn) count in one of ``every``. Of a choice within it, among densities or the candidates of
     :func:`gradcomp_jax.switched`, the last counts.
+
+    Example:
+        >>> compiled = gc.lower_update(params, gc.dense(axis_name="data"), mesh).compile()
+        >>> gc.mean_wire_bytes(compiled, every=4)  # no branch, so in every step
+        460551.0
 
     Args:
         compiled: a compiled step, or anything else that :func:`gradcomp_jax.wire_bytes` reads.
@@ -102,6 +118,11 @@ def _mean(leaf: Any) -> Any:
 @_arguments.checked
 def replica_spread(state: Any) -> Array:
     r"""Returns the replicas' spread: :math:`\sqrt{\tfrac1N \sum_i \lVert x_i - \bar x \rVert^2} \,/\, \lVert \bar x \rVert`.
+
+    Example:
+        >>> tx = optax.chain(optax.sgd(0.1), gc.gossip(axis_name="data"))
+        >>> float(gc.replica_spread(gc.init_state(params, tx, mesh, replicas=True)))  # replicas start equal
+        0.0
 
     Args:
         state: as for :func:`consolidate`.

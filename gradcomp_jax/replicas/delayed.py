@@ -85,6 +85,13 @@ def delayed_average(
     Replicas differ: build the state with ``gc.init_state(..., replicas=True)``. State: :class:`DelayedState`; the sums
     take as many copies of the gradient as there are periods in ``delay`` steps. Wire: the method's, every ``every`` steps.
 
+    Example:
+        >>> method = gc.topk_sgd(axis_name="data", density=0.01)
+        >>> tx = optax.chain(gc.delayed_average(method, axis_name="data", delay=4), optax.sgd(0.1))
+        >>> state = gc.init_state(params, tx, mesh, replicas=True)
+        >>> int(gc.staleness(state))  # before the first step
+        0
+
     Args:
         method: an exchange of gradients, such as ``gc.dense(...)`` or ``gc.dgc(...)``.
         axis_name: the method's axis.
@@ -92,6 +99,10 @@ def delayed_average(
             and ``every=1`` the update is the method's own.
         every: steps :math:`p` from one exchange to the next.
         compensate: whether replicas continue with their own gradients meanwhile.
+
+    Returns:
+        A transformation of per-device gradients. Its update, in float32, is each replica's own; without compensation it is
+        equal on every worker.
 
     Raises:
         ValueError: for a negative delay or a period below 1; from ``init``, for parameters narrower than float32 where

@@ -27,6 +27,13 @@ def diloco(
 ) -> optax.GradientTransformationExtraArgs:
     """Makes :func:`outer_average` with an outer Nesterov momentum; goes after the inner optimizer, usually AdamW.
 
+    Example:
+        >>> method = gc.block_quantized(axis_name="data", bits=4)
+        >>> tx = optax.chain(optax.adamw(1e-3), gc.diloco(method, axis_name="data", every=100))
+        >>> state = gc.init_state(params, tx, mesh, replicas=True)
+        >>> int(gc.staleness(state))  # before the first step
+        0
+
     Args:
         method: an exchange of the outer gradients, such as ``gc.dense(...)`` or ``gc.block_quantized(..., bits=4)``.
         axis_name: the method's axis.
@@ -37,6 +44,12 @@ def diloco(
             :func:`gradcomp_jax.fragments`.
         delay: steps from a part's turn to the arrival of its mean, see :func:`outer_average`; the paper's streaming has 5.
         mix: a replica's own share in the parameters that it continues from when a mean arrives; the paper's streaming has 0.5.
+
+    Returns:
+        A transformation of the inner optimizer's updates. Its own are each replica's.
+
+    Raises:
+        ValueError: as for :func:`outer_average`.
 
     References:
         Douillard et al., 2023, https://arxiv.org/abs/2311.08105, algorithm 1 and section 3 (0.7 and 0.9); 2025,
@@ -63,8 +76,14 @@ def sparse_loco(
 ) -> optax.GradientTransformationExtraArgs:
     """Makes :func:`outer_average` of each chunk's largest entries, in two bits, with error feedback instead of momentum.
 
-    It goes after the inner optimizer, usually AdamW. Small tensors cross whole. A chunk of 4096 entries is 120 bytes: 64
-    positions of 12 bits, 16 bytes of values and two magnitudes in float32.
+    It goes after the inner optimizer, usually AdamW. Small tensors cross whole. A chunk of 4096 entries is 84 bytes: 64
+    for its 64 positions in order, 16 for their values, and two magnitudes in bfloat16.
+
+    Example:
+        >>> tx = optax.chain(optax.adamw(1e-3), gc.sparse_loco(axis_name="data", every=30))
+        >>> state = gc.init_state(params, tx, mesh, replicas=True)
+        >>> int(gc.staleness(state))  # before the first step
+        0
 
     Args:
         axis_name: the axis.
@@ -78,6 +97,12 @@ def sparse_loco(
         mix: a replica's own share in the parameters that it continues from when a mean arrives.
         collective: how payloads cross; the paper gathers them.
         mask: which leaves are sparse, see :func:`gradcomp_jax.exchange`.
+
+    Returns:
+        A transformation of the inner optimizer's updates. Its own are each replica's.
+
+    Raises:
+        ValueError: as for :func:`outer_average`.
 
     References:
         Sarfi et al., 2025, SparseLoCo, https://arxiv.org/abs/2508.15706, algorithm 1 and section 4; Covenant-72B, 2026,

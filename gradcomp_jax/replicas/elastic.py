@@ -62,12 +62,22 @@ def elastic_average(
     Replicas differ: build the state with ``gc.init_state(..., replicas=True)``. State: :class:`ElasticState`. Wire: the
     method's, every ``every`` steps. An update that is not finite is left out: the replica does not move.
 
+    Example:
+        >>> band = gc.elastic_average(gc.dense(axis_name="data"), axis_name="data", every=8)
+        >>> tx = optax.chain(optax.sgd(0.1), band)
+        >>> state = gc.init_state(params, tx, mesh, replicas=True)
+        >>> gc.consolidate(state, of="centre")["kernel"].shape
+        (256, 256)
+
     Args:
         method: an exchange, such as ``gc.dense(...)``.
         axis_name: the method's axis.
         every: the communication period :math:`\tau`.
         beta: how far the centre moves to the replicas' mean, in (0, 1].
         alpha: how far a replica moves to the centre; ``beta`` divided by the number of workers by default.
+
+    Returns:
+        A transformation of the optimizer's updates. Its own are each replica's.
 
     Raises:
         ValueError: for numbers out of range; when traced, without parameters, and for a method that decays weights or clips:

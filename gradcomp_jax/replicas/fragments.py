@@ -29,11 +29,11 @@ def fragments(number: int, *, layers: Sequence[str], order: Order = "strided") -
     numerical order: ``r"layers_\d+"`` is layers_0, layers_1, ..., layers_10. A leaf belongs to the first pattern that
     is found in its path. Layers that a scan has stacked into one leaf count as one layer: their fragment is the whole leaf.
 
-    Example::
-
-        parts = gc.fragments(3, layers=("embed", r"layers_\d+", "final_norm|head"))
-        parts(params)  # the number of each leaf's fragment
-        gc.diloco(gc.dense(axis_name="data"), axis_name="data", every=30, parts=parts)
+    Example:
+        >>> parts = gc.fragments(2, layers=("kernel", "bias"))
+        >>> parts(params)  # the number of each leaf's fragment
+        {'bias': 1, 'kernel': 0}
+        >>> streaming = gc.diloco(gc.dense(axis_name="data"), axis_name="data", every=30, parts=parts)
 
     Args:
         number: number of fragments, at most the number of layers.

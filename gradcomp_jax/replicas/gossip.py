@@ -57,12 +57,21 @@ def gossip(
 
     An update that is not finite is left out: the replica does not move.
 
+    Example:
+        >>> tx = optax.chain(optax.sgd(0.1), gc.gossip(axis_name="data", graph="exponential"))
+        >>> state = gc.init_state(params, tx, mesh, replicas=True)
+        >>> float(gc.replica_spread(state))  # replicas start equal
+        0.0
+
     Args:
         axis_name: the axis.
         every: steps from one turn to the next.
         graph: which workers are partners.
         compressor: compressor of the parameters, neither a sparsifier nor one with side information; float32 by default.
         key: seed (int) or typed JAX key of the compressor's randomness.
+
+    Returns:
+        A transformation of the optimizer's updates. Its own are each replica's.
 
     Raises:
         ValueError: for an unknown graph, a compressor that does not fit; when traced, for a hypercube of a number of

@@ -89,6 +89,13 @@ def outer_average(
     A replica reaches :math:`c` as its parameters plus an update: up to one rounding of each parameter, and exactly where
     no parameter has more than doubled or halved since the last outer step.
 
+    Example:
+        >>> outer = optax.sgd(0.7, 0.9, nesterov=True)
+        >>> average = gc.outer_average(gc.dense(axis_name="data"), outer, axis_name="data", every=100)
+        >>> state = gc.init_state(params, optax.chain(optax.adamw(1e-3), average), mesh, replicas=True)
+        >>> int(gc.staleness(state))  # before the first step
+        0
+
     Args:
         method: an exchange, such as ``gc.dense(...)``.
         optimizer: the outer optimizer; it sees :math:`\Delta` as its gradient and :math:`c` as its parameters.
@@ -98,6 +105,9 @@ def outer_average(
             each leaf's part, from 0 on, in the order of their turns.
         delay: steps :math:`\tau` from a part's turn to the arrival of its mean, fewer than ``every``.
         mix: :math:`\alpha`, a replica's own share in the parameters that it continues from, in [0, 1).
+
+    Returns:
+        A transformation of the inner optimizer's updates. Its own are each replica's.
 
     Raises:
         ValueError: for a period below 1, too many parts, a delay of a period or more, and a share outside [0, 1); when traced,
@@ -236,10 +246,23 @@ def local_sgd(
     It is :func:`outer_average` with an outer step of the whole distance. With ``every=1``, ``dense`` and plain SGD this is
     synchronous SGD up to the rounding of :math:`x`.
 
+    Example:
+        >>> tx = optax.chain(optax.sgd(0.1), gc.local_sgd(gc.dense(axis_name="data"), axis_name="data", every=8))
+        >>> state = gc.init_state(params, tx, mesh, replicas=True)
+        >>> int(gc.staleness(state))  # before the first step
+        0
+
     Args:
         method: an exchange, such as ``gc.dense(...)``, of a replica's moves since the last exchange.
         axis_name: the method's axis.
         every: local steps :math:`\tau`.
+
+    Returns:
+        A transformation of the inner optimizer's updates. Its own are each replica's; after an outer step all replicas are
+        equal.
+
+    Raises:
+        ValueError: as for :func:`outer_average`.
 
     References:
         McMahan et al., 2017, https://arxiv.org/abs/1602.05629; Stich, 2019, https://arxiv.org/abs/1805.09767.

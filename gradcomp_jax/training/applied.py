@@ -37,10 +37,6 @@ def applied(
         update: the step's update, instead of that of the state's ``tx``.
         whole: returns whether the parameters are the same on all workers, and whole.
         given: further arguments that a state's own ``apply_gradients`` may take, by name: functions that return them.
-
-    Raises:
-        ValueError: if a state's own ``apply_gradients`` cannot be called, does not call ``self.tx.update`` or returns a state
-            of another structure, or if parameters are not whole.
     """
     if not is_overridden(state):
         own = trained(state.params)
@@ -108,11 +104,7 @@ def _refuse_more(state: Any, name: str, given: Any) -> None:
 
 
 def refuse_differing(new: Any, old: Any, axis_name: AxisName) -> None:
-    """Refuses what a state's own ``apply_gradients`` computed from one worker's gradient, but must be equal on all workers.
-
-    Raises:
-        ValueError: naming the first such leaf.
-    """
+    """Refuses what a state's own ``apply_gradients`` computed from one worker's gradient, but must be equal on all workers."""
     if not is_overridden(old) or not _compat.tracks_varying(axis_name):
         return
     for (path, after), before in zip(jax.tree_util.tree_leaves_with_path(new), jax.tree.leaves(old), strict=True):

@@ -16,7 +16,7 @@ from gradcomp_jax._typing import PyTree
 from gradcomp_jax.core import ExchangeState
 from gradcomp_jax.memory.narrow import Narrow, is_narrow, values_of
 from gradcomp_jax.per_device import PerDevice, Return, is_per_device, nodes_of
-from gradcomp_jax.training.resize import given_back, narrowed, resize_workers, wide
+from gradcomp_jax.training.resize import array_of, given_back, narrowed, put, resize_workers, wide
 from gradcomp_jax.training.restored import typed
 
 Saved = Mapping[str, Any]
@@ -62,16 +62,7 @@ def lies_otherwise(saved: Saved, like: PyTree) -> bool:
 
 
 def carried(saved: Saved, owners: Mapping[str, Any] | None, like: PyTree) -> PyTree:
-    """Returns the arrays of a checkpoint in the structure of ``like``, on the host, for its number of workers.
-
-    Args:
-        saved: whole arrays by name.
-        owners: :func:`owners_of` of the saved state; ``None`` if the checkpoint does not have it.
-        like: the state to continue with.
-
-    Raises:
-        ValueError: if saved memories or owners' rows have no place in ``like``.
-    """
+    """Returns whole arrays of a checkpoint, with its :func:`owners_of`, in the structure of ``like``, on the host."""
     old, new = _workers(saved, like), _workers(names_of(like), like)
     if old is None or new is None:
         raise ValueError(
@@ -134,15 +125,6 @@ def fits(shape: tuple[int, ...], mark: PerDevice, workers: int) -> bool:
     return tuple(shape) == joined or tuple(shape[:2]) == (workers, mark.held(workers))
 
 
-def array_of(mark: PerDevice) -> Any:
-    """Returns the array, which Flax NNX keeps within a variable."""
-    return jax.tree.leaves(mark.value)[0]
-
-
-def _put(mark: PerDevice, value: np.ndarray, **changes: Any) -> PerDevice:
-    return dataclasses.replace(mark, value=jax.tree.unflatten(jax.tree.structure(mark.value), [value]), **changes)
-
-
 def _read(
     prefix: str, saved: Saved, owners: Mapping[str, Any] | None, like: ExchangeState, workers: int
 ) -> ExchangeState:
@@ -164,7 +146,7 @@ def _read(
     ratio = jax.tree.map(np.asarray, like.memory_ratio)
     if is_per_device(like.memory_ratio):
         (value,) = (value for name, value in saved.items() if name.startswith(f"{prefix}memory_ratio/"))
-        ratio = _put(like.memory_ratio, np.asarray(value))
+        ratio = put(like.memory_ratio, np.asarray(value))
     return like._replace(
         **counts,
         memory=tuple(map(tuple, memory)),
@@ -175,11 +157,7 @@ def _read(
 
 
 def _memories(prefix: str, saved: Saved, like: ExchangeState, workers: int) -> list[Any]:
-    """Returns the memories as they were saved, in whatever rows.
-
-    Raises:
-        ValueError: if the checkpoint has other memories.
-    """
+    """Returns the memories as they were saved, in whatever rows."""
     marks = {name: mark for name, mark in marks_of(like) if name.startswith("memory/")}
     found = {name.removeprefix(prefix) for name in saved if name.startswith(f"{prefix}memory/")}
     if found != set(marks):
@@ -191,7 +169,7 @@ def _memories(prefix: str, saved: Saved, like: ExchangeState, workers: int) -> l
 
     def read(name: str, mark: PerDevice) -> PerDevice:
         value = np.asarray(saved[prefix + name])
-        return _put(mark, value, rows=value.shape[0] // (workers * mark.shards))
+        return put(mark, value, rows=value.shape[0] // (workers * mark.shards))
 
     values = iter([read(*pair) for pair in marks.items()])
     return list(jax.tree.map(lambda mark: next(values), like.memory, is_leaf=is_per_device))
@@ -221,7 +199,7 @@ def _same_owners(start: str, number: int, saved: Saved, like: ExchangeState, sai
     ]
     if any(name not in saved or not fits(saved[name].shape, m, workers) for name, m in marks):
         return None
-    values = iter([_put(m, np.asarray(saved[name])) for name, m in marks])
+    values = iter([put(m, np.asarray(saved[name])) for name, m in marks])
     return jax.tree.map(lambda m: next(values), wanted, is_leaf=is_per_device)
 
 
@@ -231,14 +209,8 @@ def _said(mark: PerDevice) -> dict[str, Any] | None:
 
 
 def _with_owners(memories: tuple, found: Saved, said: Any, workers: int) -> tuple:
-    """Returns the memories of a group, with what its owners held.
-
-    Raises:
-        ValueError: if the memories cannot take it.
-    """
-    problem = (
-        "owners hold a part of what was not sent, and with the options of this state there are other owners or none"
-    )
+    """Returns the memories of a group, with what its owners held."""
+    problem = "owners hold a part of what was not sent, and with these options there are other owners or none"
     marks = nodes_of(memories, is_per_device)
     if said is None:
         raise ValueError(
@@ -289,7 +261,7 @@ def _reblocked(have: Any, want: Any, workers: int) -> Any:
     mark = values_of(want)
     before, shape = array_of(values_of(have)), array_of(mark).shape
     if before.shape == shape:
-        return jax.tree.map(lambda m, old: _put(m, array_of(old)), want, have, is_leaf=is_per_device)
+        return jax.tree.map(lambda m, old: put(m, array_of(old)), want, have, is_leaf=is_per_device)
     (rows, block), (old_rows, old_block) = ((of[0] // (workers * mark.shards), of[1]) for of in (shape, before.shape))
     # The tensor in both has more entries than all rows except one could hold.
     least, most = max((rows - 1) * block, (old_rows - 1) * old_block), min(rows * block, old_rows * old_block)
@@ -301,4 +273,4 @@ def _reblocked(have: Any, want: Any, workers: int) -> Any:
     flat = array_of(wide(have)).reshape(workers * mark.shards, -1)
     laid = np.zeros((len(flat), rows * block), flat.dtype)
     laid[:, :most] = flat[:, :most]
-    return narrowed(_put(mark, laid.reshape(shape)), want, workers)
+    return narrowed(put(mark, laid.reshape(shape)), want, workers)

@@ -3,7 +3,6 @@
 import itertools
 import os
 import pathlib
-import zlib
 from typing import Any, cast
 
 import jax
@@ -16,17 +15,17 @@ from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.per_device import is_per_device, nodes_of
 from gradcomp_jax.training import checkpoint_files
-from gradcomp_jax.training.carried import carried, lies_otherwise
-from gradcomp_jax.training.checkpoint_names import refuse_meeting
+from gradcomp_jax.training.carried import carried, lies_otherwise, names_of
 from gradcomp_jax.training.checkpoint_reading import DamagedCheckpointError as DamagedCheckpointError
 from gradcomp_jax.training.checkpoint_reading import damage, described, refuse_unreadable, without_echoes
 from gradcomp_jax.training.checkpoint_record import (
     checkpoint_metadata,
     compare_makers,
+    crc_of,
     data_of,
     refuse_damaged,
+    refuse_meeting,
 )
-from gradcomp_jax.training.plain_paths import reached
 from gradcomp_jax.training.refusals import refuse_donated
 from gradcomp_jax.training.resize import lies_stacked, resize_workers
 from gradcomp_jax.training.restored import as_they_were, has_plain_numbers, placed, targets, typed
@@ -46,6 +45,12 @@ def save_checkpoint(directory: str | os.PathLike[str], state: PyTree, *, overwri
     this with one directory that all of them see; each writes what its devices hold. The checkpoint says which methods made the
     state, and has a digest of every shard, for :func:`restore_checkpoint` to compare
     (:func:`gradcomp_jax.checkpoint_metadata`). To save in the background, or to keep the last few, see :doc:`checkpoints`.
+
+    Example:
+        >>> state = gc.init_state(params, optax.chain(gc.topk_sgd(axis_name="data"), optax.sgd(0.1)), mesh)
+        >>> gc.save_checkpoint(folder / "step-0", state)
+        >>> gc.restore_checkpoint(folder / "step-0", like=state).params["kernel"].shape
+        (256, 256)
 
     Args:
         directory: a folder of a file system; it must not exist yet unless ``overwrite``.
@@ -68,7 +73,7 @@ def save_checkpoint(directory: str | os.PathLike[str], state: PyTree, *, overwri
     path, record = _files.local_folder(directory), checkpoint_metadata(state)
     with checkpoint_files.turn(path):
         place = checkpoint_files.place_for(path, overwrite=overwrite)
-        with reached(place.parent) as parent, ocp.StandardCheckpointer() as checkpointer:
+        with checkpoint_files.reached(place.parent) as parent, ocp.StandardCheckpointer() as checkpointer:
             with without_echoes():
                 checkpointer.save(parent / place.name, state, custom_metadata=record)
                 checkpointer.wait_until_finished()
@@ -88,6 +93,13 @@ def restore_checkpoint(directory: str | os.PathLike[str], like: PyTree, *, check
     A checkpoint of another number of workers is resized as by :func:`resize_workers`. The number of processes that wrote it
     does not matter. With several processes all of them call this, and all of them see the directory.
 
+    Example:
+        >>> tx = optax.chain(gc.topk_sgd(axis_name="data"), optax.sgd(0.1))
+        >>> gc.save_checkpoint(folder / "step-0", gc.init_state(params, tx, mesh))
+        >>> state = gc.restore_checkpoint(folder / "step-0", like=gc.init_state(params, tx, mesh))
+        >>> int(state.step)
+        0
+
     Args:
         directory: what :func:`save_checkpoint` wrote, or the folder of one step of an ``orbax.checkpoint.CheckpointManager``;
             for a step with several items, the folder of the state.
@@ -96,6 +108,9 @@ def restore_checkpoint(directory: str | os.PathLike[str], like: PyTree, *, check
             ``jax.random.key`` leave it, is restored unbound: a step over any mesh takes it.
         check_method: whether to refuse the state of another method, or of other options. If false, arrays of the same names
             and shapes are restored unchecked, whatever they meant.
+
+    Returns:
+        A state with the structure, dtypes and shardings of ``like``.
 
     Raises:
         FileNotFoundError: if there is no checkpoint.
@@ -128,39 +143,35 @@ def _restored(path: pathlib.Path, like: PyTree, check_method: bool) -> PyTree:
     refuse_meeting(like)
     wanted = like
     like = _without_empty(like)
-    with reached(path) as plain, ocp.StandardCheckpointer() as checkpointer:
+    with checkpoint_files.reached(path) as plain, ocp.StandardCheckpointer() as checkpointer:
         with damage(path):
             metadata, record = described(checkpointer, path, plain)
         if check_method:
             compare_makers(path, record, like)
-        named = {path_name(p): leaf for p, leaf in tree_leaves_with_path(metadata)}
+        named = names_of(metadata)
         refuse_other_stacking(named, like)
-        if lies_otherwise(named, like):
-            with damage(path):
-                host = checkpointer.restore(plain, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), metadata))
-                refuse_damaged(host, record)
-            whole = {path_name(p): leaf for p, leaf in tree_leaves_with_path(host)}
-            moved = carried(whole, None if record is None else record.get("owners"), like)
-            _same_shapes(moved, like)
-            return _with_empty(jax.tree.map(placed, moved, like), wanted)
-        saved = _saved_shapes(metadata, path, like)
-        old, new = _workers(saved), _workers(like)
+        moves = lies_otherwise(named, like)
+        saved = metadata if moves else _saved_shapes(named, path, like)
+        old, new = (None, None) if moves else (_workers(saved), _workers(like))
         if old is None or new is None:
             old = new = 1
-        if old == new and not has_plain_numbers(saved, like):
+        in_place = not moves and old == new and not has_plain_numbers(saved, like)
+        if in_place:
             _same_shapes(saved, like)
-            with damage(path):
-                restored = checkpointer.restore(plain, targets(like))
-                refuse_damaged(restored, record)
-            return _with_empty(as_they_were(restored, like), wanted)
-        # Restored to the host first, in every process, because the saved shapes do not fit the present mesh.
+        # Otherwise to the host first, in every process, because the saved shapes do not fit the present mesh.
+        wants = targets(like) if in_place else jax.tree.map(lambda x: np.empty(x.shape, x.dtype), saved)
         with damage(path):
-            host = checkpointer.restore(plain, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), saved))
-            refuse_damaged(host, record)
-    host = jax.tree.map(typed, host, like)
-    resized = host if old == new else resize_workers(host, old=old, new=new)
-    _same_shapes(resized, like)
-    return _with_empty(jax.tree.map(placed, resized, like), wanted)
+            found = checkpointer.restore(plain, wants)
+            refuse_damaged(found, record)
+    if in_place:
+        return _with_empty(as_they_were(found, like), wanted)
+    if moves:
+        found = carried(names_of(found), None if record is None else record.get("owners"), like)
+    else:
+        found = jax.tree.map(typed, found, like)
+        found = found if old == new else resize_workers(found, old=old, new=new)
+    _same_shapes(found, like)
+    return _with_empty(jax.tree.map(placed, found, like), wanted)
 
 
 def _refuse_lost(state: PyTree) -> None:
@@ -168,16 +179,16 @@ def _refuse_lost(state: PyTree) -> None:
 
     Only one of the values would be saved. The values are compared, because the sharding alone does not show it: devices do hold
     copies along an axis of the mesh that is not an axis of workers, and along an axis of a single worker.
-
-    Raises:
-        ValueError: naming the first such leaf, in every process.
     """
     # Flax NNX keeps the array inside a variable.
-    marked = [(path, data_of(jax.tree.leaves(leaf.value)[0])) for path, leaf in _leaves(state) if is_per_device(leaf)]
+    leaves = tree_leaves_with_path(state, is_leaf=is_per_device)
+    marked = [(path, data_of(jax.tree.leaves(leaf.value)[0])) for path, leaf in leaves if is_per_device(leaf)]
     shared = [(path, value) for path, value in marked if isinstance(value, jax.Array) and _has_copies(value)]
     if not shared:
         return
-    own = [[(shard.device.id, _digest(shard)) for shard in value.addressable_shards] for _, value in shared]
+    own = [
+        [(shard.device.id, crc_of(np.asarray(shard.data))) for shard in value.addressable_shards] for _, value in shared
+    ]
     for (path, value), *found in zip(shared, *_everyone.of_all(own), strict=True):
         by_device, by_index = dict(itertools.chain(*found)), dict[str, set[int]]()
         for device, index in value.sharding.devices_indices_map(value.shape).items():
@@ -203,23 +214,14 @@ def _with_empty(state: PyTree, like: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf, empty: leaf if np.size(empty) else empty, state, like)
 
 
-def _leaves(state: PyTree) -> list[tuple[Any, Any]]:
-    return tree_leaves_with_path(state, is_leaf=is_per_device)
-
-
 def _has_copies(value: jax.Array) -> bool:
     places = value.sharding.devices_indices_map(value.shape)
     return len({str(index) for index in places.values()}) < len(places)
 
 
-def _digest(shard: Any) -> int:
-    return zlib.crc32(np.ascontiguousarray(shard.data).view(np.uint8).data)
-
-
-def _saved_shapes(metadata: PyTree, path: pathlib.Path, like: PyTree) -> PyTree:
+def _saved_shapes(found: dict[str, Any], path: pathlib.Path, like: PyTree) -> PyTree:
     """Returns the shapes in the checkpoint, in the structure of ``like``."""
-    found = {path_name(p): leaf for p, leaf in tree_leaves_with_path(metadata)}
-    wanted = [path_name(p) for p, _ in tree_leaves_with_path(like)]
+    wanted = list(names_of(like))
     missing, surplus = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
     if missing or surplus:
         differences = [

@@ -44,10 +44,6 @@ def delete(folder: pathlib.Path, *, last: str = "") -> None:
     """Deletes a checkpoint; the files that identify it go last, so that a half-deleted one is still recognised.
 
     What is in the folder but not part of the checkpoint stays, and then the folder stays too.
-
-    Args:
-        folder: the folder of the checkpoint.
-        last: the name of a file in it that is deleted at the very end.
     """
     arrays = _arrays_of(folder)
     foreign = {pathlib.Path(name).parts[0] for name in _others_in(folder, "", arrays)} - {last}

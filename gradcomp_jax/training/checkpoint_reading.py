@@ -9,12 +9,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from jax.tree_util import tree_leaves_with_path
-
 from gradcomp_jax import _everyone
-from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.training import checkpoint_files
+from gradcomp_jax.training.carried import names_of
 from gradcomp_jax.training.checkpoint_record import read_record
 
 _LATE_S = 0.1
@@ -34,23 +32,29 @@ def damage(path: pathlib.Path) -> Iterator[None]:
         except Exception as error:
             reason = str(error).strip().partition("\n")[0][:200]
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            raise _damaged(path, f"{kind}{reason}") from error
+            raise DamagedCheckpointError(
+                f"the checkpoint at {path} is damaged ({kind}{reason}): go back to an earlier checkpoint, or start anew in"
+                " another folder"
+            ) from error
 
 
 @contextlib.contextmanager
 def without_echoes() -> Iterator[None]:
     """Leaves one error of several parallel reads or writes; Python would print others, which end after their event loop."""
-    before, log = sys.unraisablehook, logging.getLogger("asyncio")
+    before, logs = sys.unraisablehook, [logging.getLogger(name) for name in ("asyncio", "absl")]
 
     def hook(unraisable: Any) -> None:
         if "Event loop is closed" not in str(unraisable.exc_value):
             before(unraisable)
 
     def keep(record: logging.LogRecord) -> bool:
-        return "exception was never retrieved" not in record.getMessage()
+        # Threads of Orbax log what they raise.
+        echo = record.name == "absl" and record.exc_info
+        return not echo and "exception was never retrieved" not in record.getMessage()
 
     sys.unraisablehook = hook
-    log.addFilter(keep)
+    for log in logs:
+        log.addFilter(keep)
     try:
         yield
     except Exception:
@@ -59,21 +63,12 @@ def without_echoes() -> Iterator[None]:
         raise
     finally:
         sys.unraisablehook = before
-        log.removeFilter(keep)
-
-
-def _damaged(path: pathlib.Path, reason: str) -> DamagedCheckpointError:
-    return DamagedCheckpointError(
-        f"the checkpoint at {path} is damaged ({reason}): go back to an earlier checkpoint, or start anew in another folder"
-    )
+        for log in logs:
+            log.removeFilter(keep)
 
 
 def refuse_unreadable(checkpointer: Any, place: pathlib.Path, plain: pathlib.Path) -> None:
-    """Reads the record of a checkpoint that was just written, and deletes the checkpoint if that fails.
-
-    Raises:
-        ValueError: in every process.
-    """
+    """Reads the record of a checkpoint that was just written, and deletes the checkpoint if that fails."""
     reason = ""
     try:
         with without_echoes():
@@ -91,14 +86,9 @@ def refuse_unreadable(checkpointer: Any, place: pathlib.Path, plain: pathlib.Pat
 
 def described(checkpointer: Any, path: pathlib.Path, plain: pathlib.Path) -> tuple[PyTree, dict[str, Any] | None]:
     """Returns the arrays that a checkpoint holds, as Orbax finds them, and its record."""
-    metadata = _metadata(checkpointer, plain)
-    return metadata, read_record(path, {path_name(p): tuple(leaf.shape) for p, leaf in tree_leaves_with_path(metadata)})
-
-
-def _metadata(checkpointer: Any, path: pathlib.Path) -> PyTree:
-    metadata = checkpointer.metadata(path)
+    metadata = checkpointer.metadata(plain)
     tree = getattr(metadata, "item_metadata", metadata)
     tree = getattr(tree, "tree", tree)
     if tree is None:
         raise ValueError("the list of its arrays cannot be read")
-    return tree
+    return tree, read_record(path, {name: tuple(leaf.shape) for name, leaf in names_of(tree).items()})

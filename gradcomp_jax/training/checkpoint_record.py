@@ -1,8 +1,10 @@
 """The record of a checkpoint: which methods made the state, and a digest of every array."""
 
+import collections
 import dataclasses
 import json
 import pathlib
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,15 +15,13 @@ import numpy as np
 
 from gradcomp_jax import _arguments, _checks, _everyone
 from gradcomp_jax._checks import is_typed_key
-from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.core import ExchangeState
 from gradcomp_jax.core.made_by import MadeBy, made_by
 from gradcomp_jax.methods.registry import DRAWN, METHODS, SENT
 from gradcomp_jax.per_device import nodes_within
 from gradcomp_jax.replicas import MARKED
-from gradcomp_jax.training.carried import owners_of
-from gradcomp_jax.training.checkpoint_names import refuse_meeting
+from gradcomp_jax.training.carried import names_of, owners_of
 from gradcomp_jax.training.refusals import refuse_donated, refuse_unmarked
 from gradcomp_jax.training.unreplicated import refuse_unreplicated
 from gradcomp_jax.transforms import SwitchedState
@@ -45,6 +45,11 @@ def checkpoint_metadata(state: PyTree) -> dict[str, Any]:
     array with the CRC-32 of each shard, which :func:`restore_checkpoint` compares. The arrays are read once, each by a
     process that holds it; with several processes all of them call this.
 
+    Example:
+        >>> state = gc.init_state(params, optax.chain(gc.topk_sgd(axis_name="data"), optax.sgd(0.1)), mesh)
+        >>> sorted(gc.checkpoint_metadata(state))
+        ['gradcomp_jax']
+
     Args:
         state: the state to save, before a step takes its memory.
 
@@ -63,15 +68,43 @@ def checkpoint_metadata(state: PyTree) -> dict[str, Any]:
     return {_KEY: {"record": record, "crc32": _crc_of(record)}}
 
 
+def refuse_meeting(state: PyTree) -> None:
+    """Refuses a state if two of its arrays would be saved under one name, or if a leaf cannot be saved.
+
+    Orbax joins the keys of a path with dots and uses the result as the path of a file. The record of a checkpoint joins them
+    with slashes. So keys that contain dots or slashes may give equal names.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    if not jax.tree.leaves(state, is_leaf=lambda x: x is None):
+        raise ValueError("the state has no arrays: there is nothing to save or restore")
+    meeting = collections.defaultdict[tuple[str, str], list[str]](list)
+    for path, leaf in leaves:
+        keys, shown = [jax.tree_util.keystr((key,), simple=True) for key in path], jax.tree_util.keystr(path)
+        if not (hasattr(leaf, "dtype") or isinstance(leaf, (bool, int, float, complex))):
+            raise ValueError(
+                f"{shown or 'the state'} is a {type(leaf).__name__}: a checkpoint holds arrays and numbers; take it out of the"
+                " state, and keep it in a file of its own"
+            )
+        try:
+            "".join(keys).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{shown} of the state has a name that is not Unicode: rename it") from error
+        meeting["files", re.sub("/+", "/", f"/{'.'.join(keys)}/")].append(shown)
+        meeting["names", "/".join(keys)].append(shown)
+    for found in meeting.values():
+        if len(found) > 1:
+            raise ValueError(
+                f"{found[0]} and {found[1]} of the state would be one array in a checkpoint, which joins the keys of a path:"
+                " rename one of them"
+            )
+
+
 def read_record(path: pathlib.Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any] | None:
     """Returns the record of a checkpoint; ``None`` if it has none.
 
     Args:
         path: the folder with the arrays: the checkpoint, or an item of a manager's step.
         shapes: the shapes of the arrays that are there, by name.
-
-    Raises:
-        ValueError: if the record is damaged, or of other arrays.
     """
     for folder in (path, path.parent):
         if not (folder / FILE).is_file():
@@ -95,11 +128,7 @@ def read_record(path: pathlib.Path, shapes: Mapping[str, tuple[int, ...]]) -> di
 
 
 def compare_makers(path: pathlib.Path, record: Mapping[str, Any] | None, like: PyTree) -> None:
-    """Refuses a state that another method made; warns if options that may differ do differ, and if there is no record.
-
-    Raises:
-        ValueError: naming what differs.
-    """
+    """Refuses a state that another method made; warns if options that may differ do differ, and if there is no record."""
     wanted = _makers(like)
     if record is None:
         if wanted:
@@ -138,14 +167,10 @@ def compare_makers(path: pathlib.Path, record: Mapping[str, Any] | None, like: P
 
 
 def refuse_damaged(tree: PyTree, record: Mapping[str, Any] | None) -> None:
-    """Compares restored arrays with their digests: each process compares its shards, and all have the same outcome.
-
-    Raises:
-        ValueError: naming the first array that differs, in every process.
-    """
+    """Compares restored arrays with their digests: each process compares its shards, and all have the same outcome."""
     if record is None:
         return
-    named = _named(tree)
+    named = list(names_of(tree).items())
     damaged = next((i for i, (name, leaf) in enumerate(named) if not _is_whole(leaf, record["arrays"][name])), -1)
     damaged = max(_everyone.of_all(damaged))
     if damaged >= 0:
@@ -191,15 +216,11 @@ def _crc_of(record: Any) -> int:
     return zlib.crc32(json.dumps(record, sort_keys=True).encode())
 
 
-def _named(tree: PyTree) -> list[tuple[str, Any]]:
-    return [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
-
-
 def _arrays(state: PyTree) -> dict[str, Any]:
     """Returns for every array its shape, dtype, number of shards along each dimension, and their digests in C order."""
     found: dict[str, Any] = {}
     digests: dict[str, dict[str, int]] = {}
-    for name, leaf in _named(state):
+    for name, leaf in names_of(state).items():
         array = data_of(leaf)
         counts = [1] * array.ndim
         if isinstance(array, jax.Array):
@@ -207,7 +228,7 @@ def _arrays(state: PyTree) -> dict[str, Any]:
             counts = [size // part if part else 1 for size, part in zip(array.shape, shard, strict=True)]
         found[name] = {"shape": list(array.shape), "dtype": str(array.dtype), "shards": counts}
         digests[name] = {
-            str(_number(place, counts, array.shape)): _crc(data) for place, data in _pieces(array, first=True)
+            str(_number(place, counts, array.shape)): crc_of(data) for place, data in _pieces(array, first=True)
         }
     for every in _everyone.of_all(digests):
         for name, some in every.items():
@@ -223,7 +244,7 @@ def _is_whole(leaf: Any, entry: Mapping[str, Any]) -> bool:
         return False
     for place, data in _pieces(array):
         for cell, digest in zip(_cells(entry), entry["crc32"], strict=True):
-            if _holds(place, cell) and _crc(data[_within(cell, place)].astype(jnp.dtype(entry["dtype"]))) != digest:
+            if _holds(place, cell) and crc_of(data[_within(cell, place)].astype(jnp.dtype(entry["dtype"]))) != digest:
                 return False
     return True
 
@@ -264,7 +285,8 @@ def _within(cell: Place, place: Place) -> tuple[slice, ...]:
     return tuple(slice(c - a, d - a) for (a, _), (c, d) in zip(place, cell, strict=True))
 
 
-def _crc(data: np.ndarray) -> int:
+def crc_of(data: np.ndarray) -> int:
+    """Returns the CRC-32 of an array's bytes, in C order."""
     return zlib.crc32(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
 
 

@@ -22,6 +22,11 @@ def diagnostics(state: Any, *, spread: bool = False, wire: WireReport | None = N
     Call it on the state that a step returns, outside ``shard_map``, inside ``jax.jit`` or not: ``writer.write_scalars(step,
     gc.diagnostics(state))``. It reads counters and one number a worker, so it costs almost nothing compared to a step.
 
+    Example:
+        >>> state = gc.init_state(params, optax.chain(gc.topk_sgd(axis_name="data"), optax.sgd(0.1)), mesh)
+        >>> sorted(gc.diagnostics(state))
+        ['exchange/memory_ratio', 'exchange/memory_ratio_max', 'exchange/skipped', 'exchange/steps']
+
     Args:
         state: a train state, or an optimizer's state, with an exchange or a method of :mod:`gradcomp_jax.replicas` in it.
         spread: whether to say how far apart replicas are, which averages their parameters over the network.

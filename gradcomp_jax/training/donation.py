@@ -30,9 +30,6 @@ class OwnBuffers:
         """Returns the state, with copies of arrays that share buffers with an earlier array of it, or with the batch.
 
         Tied weights become separate: each continues from the same values.
-
-        Raises:
-            ValueError: if an earlier step has taken the memory of an array.
         """
         leaves, treedef = jax.tree.flatten(state)
         last = self._last

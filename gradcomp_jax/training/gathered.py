@@ -1,5 +1,6 @@
 """Gathers whole parameters from their shards, in few bits: the all-gather of FSDP."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +14,9 @@ from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import fused
 from gradcomp_jax.compressors import Compressor, RowInfo, dense
-from gradcomp_jax.core.layout import Shards
 from gradcomp_jax.core.masks import Mask, by_leaf, gains
 from gradcomp_jax.core.refusals import refuse_beyond_float32
+from gradcomp_jax.core.shards import Shards
 
 
 @_arguments.checked
@@ -54,6 +55,14 @@ def gather_params(
     A NaN or an infinity in a shard reaches all workers: as NaN in every entry that shares its scale, or only in its own place
     if there is no scale. With ``base``, entries of the base that are not finite count as zeros, so that the copy is finite
     again once the shard is.
+
+    Example:
+        >>> def whole(shard):
+        ...     code = gc.compressors.block_quantized(bits=8)
+        ...     return gc.gather_params(shard, jax.P("data"), axis_name="data", compressor=code)
+        >>> shards = jnp.ones((8, 32, 256))  # of a tensor of 256 x 256
+        >>> jax.eval_shape(jax.vmap(whole, axis_name="data"), shards).shape  # whole on each of 8 workers
+        (8, 256, 256)
 
     Args:
         shards: this worker's parameters, inside ``jax.shard_map``, ``jax.pmap`` or ``jax.vmap``; leaves that do not lie along
@@ -114,20 +123,16 @@ def gather_params(
     return jax.tree.unflatten(treedef, leaves)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Rules:
     """Says how the leaves along the axis are divided and encoded, and how their gradients are."""
 
-    def __init__(
-        self,
-        dims: Sequence[Any],
-        wanted: Sequence[bool],
-        axis_name: AxisName,
-        workers: int,
-        compressor: Compressor,
-        gradient: Compressor | None,
-    ) -> None:
-        self.dims, self.wanted, self.axis_name, self.workers = dims, wanted, axis_name, workers
-        self.compressor, self.gradient = compressor, gradient
+    dims: Sequence[Any]
+    wanted: Sequence[bool]
+    axis_name: AxisName
+    workers: int
+    compressor: Compressor
+    gradient: Compressor | None
 
     def gather(self, leaves: list[Array], bases: list[Any], key: Any) -> list[Array]:
         """Returns the whole tensors, with a gradient that passes straight through."""
@@ -244,17 +249,7 @@ def _check_base(path: str, shard: tuple[int, ...], dim: Any, workers: int, whole
 def whole_params(
     state: Any, param_specs: PyTree | None, names: tuple[Any, ...], compressor: Compressor | None
 ) -> tuple[PyTree, PyTree | None]:
-    """Returns the parameters, those of which a device has a shard gathered, and new copies if there are any.
-
-    Args:
-        state: a train state's part on one device.
-        param_specs: as for :func:`gradcomp_jax.make_train_step`.
-        names: the names of the axis of the workers.
-        compressor: encodes what is gathered; ``None`` for no compression.
-
-    Raises:
-        ValueError: for a state with copies and no compressor.
-    """
+    """Returns the parameters, those of which a device has a shard gathered, and new copies if there are any."""
     params, copies = state.params, getattr(state, "param_copy", None)
     if compressor is not None:
         for name in names:

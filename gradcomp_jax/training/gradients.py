@@ -38,6 +38,11 @@ def local_value_and_grad(
     With ``mesh`` the function is for plain ``jax.jit``, outside of the axis: it maps itself over the workers. Its gradients are
     :class:`PerDevice`, one a worker. They may be added up and scaled leaf by leaf, and go to :func:`gradcomp_jax.unreduced`.
 
+    Example:
+        >>> value, gradient = jax.jit(gc.local_value_and_grad(loss, axis_name=None))(params, batch)
+        >>> gradient["kernel"].shape
+        (256, 256)
+
     Args:
         loss: ``loss(params, *args, **kwargs) -> scalar``, the mean over the batch it sees; ``(scalar, aux)`` with ``has_aux``.
         axis_name: the axis that the workers lie along.
@@ -294,13 +299,9 @@ def _outside(
             gradient = overwriting.heard(found.gradient, params, axis_name, weight=found.weight)
             return (value, numbers), examples, jax.tree_util.tree_map_with_path(own_of_each, gradient)
 
-        (value, numbers), examples, gradient = jax.shard_map(
-            one_worker,
-            mesh=mesh,
-            axis_names=set(_specs.names_of(axis_name)),
-            in_specs=(everywhere, batch_specs, everywhere),
-            out_specs=(everywhere, by_worker, jax.tree_util.tree_map_with_path(spec, params)),
-        )(params, args, kwargs)
+        out_specs = (everywhere, by_worker, jax.tree_util.tree_map_with_path(spec, params))
+        step = _specs.mapped(one_worker, mesh, axis_name, (everywhere, batch_specs, everywhere), out_specs)
+        (value, numbers), examples, gradient = step(params, args, kwargs)
         return ((value, seen.together(numbers, examples)) if has_aux else value), gradient
 
     return mapped

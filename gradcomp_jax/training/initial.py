@@ -44,6 +44,12 @@ def init_state(
 ) -> Any:
     """Returns a fresh train state on a mesh: parameters where their specs say, per-device state split along the axis.
 
+    Example:
+        >>> tx = optax.chain(gc.topk_sgd(axis_name="data"), optax.sgd(0.1))
+        >>> state = gc.init_state(params, tx, mesh)
+        >>> int(state.step), state.params["kernel"].shape
+        (0, (256, 256))
+
     Args:
         params: any tree of arrays: plain, ``flax.linen`` variables or ``flax.nnx`` state; whole, even if they are to be
             sharded. Or a state with ``replace``, ``step``, ``params`` and ``opt_state``, such as flax's ``TrainState``: a state
@@ -87,7 +93,7 @@ def init_state(
         )
         more = {field: inside.model_state} if field else {}
         fields = {"step": inside.step, "params": inside.params, "opt_state": inside.opt_state, **more}
-        return placed(params, fields, lambda x: _placed_copy(x, mesh))
+        return placed(params, fields, lambda x: jnp.array(x) if _is_on(x, mesh) else _placed_copy(x, mesh))
     check_axis(mesh, axis_name)
     if replicas and param_specs is not None:
         raise ValueError("replicas=True gives every worker whole parameters: leave param_specs out")
@@ -103,14 +109,9 @@ def init_state(
     places = _specs.by_leaf(param_specs, params)
     copies = _copies(params, places, mesh, axis_name, param_copy)
     # Copied, because the train step donates its state and must not take the caller's parameters.
-    leaves = [
-        jax.device_put(jnp.array(p), NamedSharding(mesh, s))
-        for p, s in zip(jax.tree.leaves(params), places, strict=True)
-    ]
+    leaves = [_placed_copy(p, mesh, spec) for p, spec in zip(jax.tree.leaves(params), places, strict=True)]
     params = jax.tree.unflatten(jax.tree.structure(params), leaves)
-    model_state = jax.tree.map(
-        lambda x: jax.device_put(jnp.array(x), NamedSharding(mesh, PartitionSpec())), model_state
-    )
+    model_state = jax.tree.map(lambda x: _placed_copy(x, mesh), model_state)
 
     def start(params: PyTree, model_state: PyTree, copies: PyTree) -> Any:
         if replicas:
@@ -121,15 +122,14 @@ def init_state(
         state = TrainState(*parts) if copies is None else CopiedTrainState(*parts, copies)
         return lift_replicas(state) if replicas else state
 
-    names = _specs.names_of(axis_name)
-    mapping: dict[str, Any] = {"mesh": mesh, "axis_names": set(names)}
+    names = set(_specs.names_of(axis_name))
     in_specs = manual_specs(param_specs, params, axis_name)
     everywhere = PartitionSpec()
     args, args_specs = (params, model_state, copies), (in_specs, everywhere, everywhere)
-    with refusals.axis_explained(axis_name):
-        shapes = _compat.local_shapes(start, *args, in_specs=args_specs, **mapping)
+    with refusals.update_explained(axis_name):
+        shapes = _compat.local_shapes(start, *args, in_specs=args_specs, mesh=mesh, axis_names=names)
     specs = state_specs(shapes, axis_name=axis_name, param_specs=None if replicas else in_specs)
-    mapped = jax.shard_map(start, in_specs=args_specs, out_specs=specs, **mapping)
+    mapped = _specs.mapped(start, mesh, axis_name, args_specs, specs)
 
     def place(*args: PyTree) -> Any:
         state = mapped(*args)
@@ -137,7 +137,13 @@ def init_state(
             return state
         # Zeros have no sharding, so moments would lie whole on every device until the first step.
         places = state_shardings(state, mesh, axis_name=axis_name, param_specs=param_specs)
-        return jax.tree.map(_constrain, state, places, is_leaf=is_per_device)
+        # Per-device state already lies where ``shard_map`` has put it.
+        return jax.tree.map(
+            lambda leaf, at: leaf if is_per_device(leaf) else lax.with_sharding_constraint(leaf, at),
+            state,
+            places,
+            is_leaf=is_per_device,
+        )
 
     # It goes through the same shard_map as a train step's state, so that the first and the second step are one program.
     state = jax.jit(place)(*args)
@@ -160,12 +166,22 @@ def init_opt_state(
     ``opt_state, specs = gc.init_opt_state(params, tx, mesh)``: ``specs`` are the ``in_specs`` and ``out_specs`` of the
     state.
 
+    Example:
+        >>> tx = optax.chain(gc.topk_sgd(axis_name="data"), optax.sgd(0.1))
+        >>> opt_state, specs = gc.init_opt_state(params, tx, mesh)
+        >>> jax.tree.structure(opt_state) == jax.tree.structure(specs)
+        True
+
     Args:
         params: as for :func:`init_state`; not donated and not moved.
         tx: as for :func:`init_state`.
         mesh: as for :func:`init_state`.
         axis_name: as for :func:`init_state`.
         param_specs: as for :func:`init_state`.
+
+    Returns:
+        The state, whose per-device leaves are split along the axis, and a tree of the same structure with their
+        ``PartitionSpec``.
 
     Raises:
         ValueError: if the mesh has no such axis.
@@ -195,26 +211,18 @@ def _copies(params: PyTree, places: Any, mesh: Mesh, axis_name: AxisName, dtype:
     along = [any(_specs.sharded_dim(s, n) is not None for n in names) for s in places]
     if not any(along):
         raise ValueError("param_copy is for parameters that lie along the axis of the workers: give their param_specs")
-    everywhere = NamedSharding(mesh, PartitionSpec())
 
     def copy(leaf: Any) -> Any:
         kind = jnp.result_type(leaf)
-        return jax.device_put(jnp.array(leaf, dtype if jnp.issubdtype(kind, jnp.floating) else kind), everywhere)
+        return _placed_copy(leaf, mesh, dtype=dtype if jnp.issubdtype(kind, jnp.floating) else kind)
 
     return jax.tree.unflatten(treedef, [copy(p) if is_along else () for p, is_along in zip(leaves, along, strict=True)])
 
 
-def _placed_copy(x: Any, mesh: Mesh) -> Any:
-    """Returns a copy, since a step donates its state: with its sharding if it is on the mesh, and otherwise replicated."""
-    copy = jnp.array(x)
+def _placed_copy(x: Any, mesh: Mesh, spec: PartitionSpec | None = None, dtype: Any = None) -> jax.Array:
+    return jax.device_put(jnp.array(x, dtype), NamedSharding(mesh, spec or PartitionSpec()))
+
+
+def _is_on(x: Any, mesh: Mesh) -> bool:
     at = getattr(x, "sharding", None)
-    return (
-        copy
-        if isinstance(at, NamedSharding) and at.mesh == mesh
-        else jax.device_put(copy, NamedSharding(mesh, PartitionSpec()))
-    )
-
-
-def _constrain(leaf: Any, place: Any) -> Any:
-    """Constrains an array to its sharding; per-device state already lies where ``shard_map`` has put it."""
-    return leaf if is_per_device(leaf) else lax.with_sharding_constraint(leaf, place)
+    return isinstance(at, NamedSharding) and at.mesh == mesh

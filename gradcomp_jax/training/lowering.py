@@ -29,6 +29,12 @@ def lower_update(
     ``gc.wire_bytes(gc.lower_update(params, tx, mesh).compile())`` says what a model of these shapes would send. The
     mesh may be of real devices or of a topology description.
 
+    Example:
+        >>> tx = optax.chain(gc.dense(axis_name="data"), optax.sgd(0.1))
+        >>> lowered = gc.lower_update(params, tx, mesh)
+        >>> "all_reduce" in lowered.as_text()
+        True
+
     Args:
         params: arrays or ``ShapeDtypeStruct``; only shapes and dtypes matter.
         tx: an optax transformation that averages over ``axis_name``.
@@ -59,7 +65,7 @@ def lower_update(
     def update(stacked: PyTree, state: PyTree, params: PyTree) -> Any:
         if replicas:
             state, params = per_device.lower((state, params))
-        with refusals.axis_explained(axis_name):
+        with refusals.update_explained(axis_name):
             updates, state = tx.update(jax.tree.map(lambda g: g[0], stacked), state, params)
         if replicas:
             state, updates = lift_opt_state(state), per_device.lift(updates)
@@ -68,13 +74,8 @@ def lower_update(
         # The state comes first: donated arrays go to the first results of their shape, and updates have the shapes of memories.
         return state, updates
 
-    mapped = jax.shard_map(
-        update,
-        mesh=mesh,
-        axis_names=set(_specs.names_of(axis_name)),
-        in_specs=(by_worker, specs, by_worker if replicas else everywhere),
-        out_specs=(specs, by_worker if replicas else everywhere),
-    )
+    of_params = by_worker if replicas else everywhere
+    mapped = _specs.mapped(update, mesh, axis_name, (by_worker, specs, of_params), (specs, of_params))
     return jax.jit(mapped, donate_argnums=1).lower(gradients, state.opt_state, own)
 
 

@@ -1,6 +1,7 @@
 """Refuses chains, by the states in them, whose order or nesting would not train, and warns of a momentum twice."""
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from gradcomp_jax.core import ExchangeState
 from gradcomp_jax.memory import Momentum
 from gradcomp_jax.methods.registry import METHODS, adam_b1
 from gradcomp_jax.replicas import MARKED, AccumulateState, DelayedState, ElasticState, GossipState, OuterState
-from gradcomp_jax.training import first_moments, refusals
+from gradcomp_jax.training import refusals
 from gradcomp_jax.transforms.switched import SwitchedState
 
 _REPLICAS = {
@@ -34,9 +35,7 @@ _MOMENTA = {
 }
 """States of transformations that have a momentum."""
 
-_LOSS_OF_TWO = (
-    "a small language model ended 11.9% above dense AdamW with b1=0.9, 0.1% with b1=0 (docs/results/protocol.md)"
-)
+_LOSS_OF_TWO = "a language model ended 11.9% above dense AdamW with b1=0.9, 0.1% with b1=0 (docs/results/protocol.md)"
 """What this costs: top-k at a density of 0.01, 4,000 steps, each at its best rate."""
 
 
@@ -46,32 +45,27 @@ def check_order(opt_state: PyTree, tx: optax.GradientTransformation, *, replicas
     Warns of a chain, also inside wrappers, in which a method with a momentum inside, or :func:`gradcomp_jax.accumulate`, which
     would continue between the exchanges, goes before another momentum; of an Adam with a first moment after a residual that
     already is one; and of replicas that meet before the optimizer.
-
-    Raises:
-        ValueError: for ``optax.apply_if_finite`` around an exchange or a method of replicas, ``optax.MultiSteps`` around an
-            exchange, ``gradcomp_jax.accumulate`` around replicas, and for signs or an optimizer's directions instead of a
-            mean.
     """
-    for steps in per_device.nodes_within(opt_state, lambda node: isinstance(node, optax.MultiStepsState)):
-        if not replicas and per_device.nodes_within(steps.inner_opt_state, lambda n: isinstance(n, ExchangeState)):
+    for steps in _within(opt_state, optax.MultiStepsState):
+        if not replicas and _within(steps.inner_opt_state, ExchangeState):
             raise ValueError(
                 "optax.MultiSteps around an exchange adds up each worker's own gradients, and its state counts as the same on"
                 " all workers: put gradcomp_jax.accumulate(method, axis_name=..., every=...) in its place, or give"
                 " make_train_step(..., accumulate=...) the number of micro-batches"
             )
-    for choice in per_device.nodes_within(opt_state, lambda node: isinstance(node, optax.ApplyIfFiniteState)):
-        if per_device.nodes_within(choice.inner_state, lambda node: isinstance(node, (ExchangeState, *MARKED))):
+    for choice in _within(opt_state, optax.ApplyIfFiniteState):
+        if _within(choice.inner_state, (ExchangeState, *MARKED)):
             raise ValueError(refusals.CHOICE)
-    for node in per_device.nodes_within(opt_state, lambda node: isinstance(node, AccumulateState)):
-        if replicas and per_device.nodes_within(node.inner, lambda node: isinstance(node, (DelayedState, *_REPLICAS))):
+    for node in _within(opt_state, AccumulateState):
+        if replicas and _within(node.inner, (DelayedState, *_REPLICAS)):
             raise ValueError(
                 "gradcomp_jax.accumulate is for exchanges of gradients, and here replicas are inside: give"
                 " make_train_step(..., accumulate=...) the number of batches to a step of theirs"
             )
     # A delayed average is one of replicas if they continue with their own gradients, which the mean then replaces.
     averages = (ElasticState, DelayedState) if replicas else (ElasticState,)
-    for node in per_device.nodes_within(opt_state, lambda node: isinstance(node, averages)):
-        for exchange in per_device.nodes_within(node.method, lambda node: isinstance(node, ExchangeState)):
+    for node in _within(opt_state, averages):
+        for exchange in _within(node.method, ExchangeState):
             kind = _update_of(exchange)
             if kind != "mean":
                 raise ValueError(
@@ -84,18 +78,11 @@ def check_order(opt_state: PyTree, tx: optax.GradientTransformation, *, replicas
 def refuse_lookahead(
     opt_state: PyTree, params: PyTree | None = None, gradient: PyTree = (), *, in_a_step: bool = False
 ) -> None:
-    """Refuses ``optax.lookahead`` unless it gets its two sets of parameters and the gradient of one of them.
-
-    Raises:
-        ValueError: in a train step, which differentiates all parameters; for parameters without ``fast``, a gradient of both
-            sets, and an exchange beside it in a chain, whose state would be for both sets.
-    """
-    around = per_device.nodes_within(opt_state, lambda node: isinstance(node, optax.LookaheadState))
+    """Refuses ``optax.lookahead`` unless it gets its two sets of parameters and the gradient of one of them."""
+    around = _within(opt_state, optax.LookaheadState)
     if not around:
         return
-    every, inside = (
-        per_device.nodes_within(tree, lambda n: isinstance(n, ExchangeState)) for tree in (opt_state, around)
-    )
+    every, inside = (_within(tree, ExchangeState) for tree in (opt_state, around))
     if in_a_step or not hasattr(params, "fast") or hasattr(gradient, "fast") or len(every) > len(inside):
         raise ValueError(
             "optax.lookahead moves two sets of parameters by the gradient at params.fast, and a train step, which"
@@ -106,13 +93,18 @@ def refuse_lookahead(
         )
 
 
+def _within(tree: PyTree, kind: Any) -> list[Any]:
+    return per_device.nodes_within(tree, lambda node: isinstance(node, kind))
+
+
 def _update_of(exchange: ExchangeState) -> str:
     name, options = exchange.made_by.name, dict(exchange.made_by.options)
     return "mean" if name not in METHODS or options.get("signed") == "False" else METHODS[name].update
 
 
 def _warn_of_order(opt_state: PyTree, tx: optax.GradientTransformation) -> None:
-    decays = first_moments.decays(tx)
+    # Of every Adam whose functions have b1, which no state has; a scheduled one cannot be read.
+    decays = [b1 for b1 in _found(tx.update, []) if isinstance(b1, (int, float))]
     for inside, after in dict.fromkeys(_two_momenta(opt_state)):
         if after == "Adam" and decays and not any(decays):
             continue
@@ -179,17 +171,15 @@ def _two_momenta(state: PyTree) -> Iterator[tuple[str, str]]:
     for chain in _chains(state):
         inside = ""
         for link in chain:
-            after = next((_MOMENTA[type(node)] for node in per_device.nodes_of(link, _is_momentum)), None)
+            after = next(
+                (_MOMENTA[type(node)] for node in per_device.nodes_of(link, lambda node: type(node) in _MOMENTA)), None
+            )
             if inside and after:
                 yield inside, after
             exchanges = _exchanges(link)
             inside = next(filter(None, map(_momentum_inside, exchanges)), inside)
             if exchanges and per_device.nodes_of(link, lambda node: isinstance(node, AccumulateState)):
                 inside = _ACCUMULATE
-
-
-def _is_momentum(node: Any) -> bool:
-    return type(node) in _MOMENTA
 
 
 def _momentum_inside(exchange: ExchangeState) -> str:
@@ -201,3 +191,35 @@ def _momentum_inside(exchange: ExchangeState) -> str:
     without = options.get("momentum_correction") == "False"
     zero = any(key.rpartition(".")[2] == "momentum" and value in ("0", "0.0") for key, value in options.items())
     return "" if without or zero else f"gradcomp_jax.{name or 'exchange'}"
+
+
+_MADE = optax.scale_by_adam(b1=0.5).update
+_FUNCTION = (_MADE.__module__, _MADE.__qualname__)
+
+
+def _found(value: Any, seen: list[Any]) -> Iterator[Any]:
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _found(item, seen)
+    elif isinstance(value, dict):
+        yield from _found(list(value.values()), seen)
+    elif hasattr(value, "__wrapped__"):
+        yield from _found(value.__wrapped__, seen)
+    elif inspect.isfunction(value) and not any(value is function for function in seen):
+        seen.append(value)
+        inside = _closed_over(value)
+        if (value.__module__, value.__qualname__) == _FUNCTION:
+            yield inside.get("b1")
+        else:
+            yield from _found(list(inside.values()), seen)
+
+
+def _closed_over(function: Callable[..., Any]) -> dict[str, Any]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    found = {}
+    for name, cell in cells:
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # Not filled yet.
+            continue
+    return found

@@ -11,13 +11,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gradcomp_jax import _tracking
 from gradcomp_jax._specs import path_name
-from gradcomp_jax._typing import PyTree
+from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.compressors import Compressor
 from gradcomp_jax.core import ExchangeState
 from gradcomp_jax.core.changed import REMEDY
 from gradcomp_jax.per_device import is_per_device, nodes_within
 from gradcomp_jax.replicas import DelayedState, ElasticState, OuterState
+from gradcomp_jax.training import refusals
 
 _MASKS = (optax.MaskedState, optax.MaskedNode, optax.PartitionState)
 
@@ -30,9 +32,6 @@ def chain_explained(tx: optax.GradientTransformation, state: PyTree, params: PyT
         tx: the chain.
         state: the state that it is given. Only after an error it is compared with the structure that ``tx.init`` makes.
         params: the parameters that ``tx.init`` would be given here.
-
-    Raises:
-        ValueError: naming the first difference, and what can continue from such a state.
     """
     try:
         yield
@@ -59,6 +58,18 @@ def chain_explained(tx: optax.GradientTransformation, state: PyTree, params: PyT
         if found is None:
             raise
         raise ValueError(f"{found}. {REMEDY}") from error
+
+
+def updated(
+    tx: optax.GradientTransformation, gradient: PyTree, state: PyTree, params: PyTree, extra: Any, axis_name: AxisName
+) -> Any:
+    """Returns a chain's updates and its state; errors of JAX and optax say what to do."""
+    with (
+        refusals.update_explained(axis_name, extra),
+        _tracking.explained(axis_name),
+        chain_explained(tx, state, params),
+    ):
+        return optax.with_extra_args_support(tx).update(gradient, state, params, **extra)
 
 
 def _is_a_sentence(error: Exception) -> bool:
@@ -94,9 +105,7 @@ def _difference(have: Any, want: Any, path: tuple[Any, ...]) -> str | None:
         return next(filter(None, (_difference(a, b, (*path, *key)) for key, a, b in pairs)), None)
     both = (have, want)
     if any(isinstance(node, _MASKS) for node in both) or "inner_states" in path_name(path).split("/")[-1:]:
-        return (
-            f"you changed a mask or labels: this state has {_said(have)}{where}, and is given to what has {_said(want)}"
-        )
+        return f"you changed a mask or labels: this state has {_said(have)}{where}, and is given where {_said(want)} is"
     if all(type(node) is tuple for node in both):
         return (
             f"you changed the chain: this state is of one of {len(have)} transformations{where}, and is given to one of"

@@ -1,6 +1,7 @@
 """Delayed averages whose exchanges run beside the steps, in a thread, where one program cannot overlap them."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -26,11 +27,47 @@ from gradcomp_jax.training import overwriting, refusals, seen
 from gradcomp_jax.training.donation import OwnBuffers
 from gradcomp_jax.training.gradients import worker_value_and_grad
 from gradcomp_jax.training.observed import as_metric
-from gradcomp_jax.training.overlapped_link import Link
+from gradcomp_jax.training.resize import on_marks
 from gradcomp_jax.training.state import TrainState, check_axis, has_replicas, lift_replicas, state_specs
 from gradcomp_jax.transforms import skipped
 
 _ARRIVED = "gradcomp_arrived"
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """Describes the link of a chain whose exchanges are late: when they depart, and where they are in its state.
+
+    Attributes:
+        place: the index of the link in the chain.
+        delay: steps from the one at whose end an exchange departs to the one in which it lands, at least 1.
+        every: steps from one exchange to the next one that starts from the state it leaves.
+        departs: returns, for a step and the number of parts, the part whose turn is at the end of the step, or ``None``.
+        pick: returns a copy of what is sent, for the link's state, the step and the part.
+        methods: returns the exchange's states, by part, for the link's state.
+        with_methods: returns the link's state with other states of the exchange.
+    """
+
+    place: int
+    delay: int
+    every: int
+    departs: Callable[[int, int], int | None]
+    pick: Callable[[Any, int, int], PyTree]
+    methods: Callable[[Any], tuple]
+    with_methods: Callable[[Any, tuple], Any]
+
+    def check(self, chain: Any) -> None:
+        """Refuses the state of a chain without this link, or with another delay or period.
+
+        Raises:
+            ValueError: if the state does not fit.
+        """
+        late = chain[self.place] if type(chain) is tuple and len(chain) > self.place else None
+        if (getattr(late, "delay", None), getattr(late, "every", None)) != (self.delay, self.every):
+            raise ValueError(
+                f"the state is not of these steps, whose delay is {self.delay} and whose period is {self.every}: make it with"
+                " init_state(params, step.tx, mesh, replicas=True)"
+            )
 
 
 class OverlappedStep:
@@ -158,6 +195,12 @@ def make_overlapped_step(
     XLA:CPU has as many threads for programs as a process may use cores. On one core, an exchange that waits for the network
     holds the only thread, and nothing overlaps: set the environment variable ``PJRT_NPROC=4`` before JAX starts.
 
+    Example:
+        >>> method = gc.topk_sgd(axis_name="data", density=0.01)
+        >>> step = gc.make_overlapped_step(loss, method, optax.sgd(0.1), mesh, delay=1)
+        >>> type(step).__name__  # call step(state, batch), and step.wait() at the end
+        'OverlappedStep'
+
     Args:
         loss: as for :func:`make_train_step`.
         method: an exchange that needs no parameters.
@@ -184,9 +227,8 @@ def make_overlapped_step(
     quiet = optax.chain(delayed_average(arriving(method), **options), optimizer)
 
     def pick(flying: PyTree, period: Any) -> PyTree:
-        axes: dict[str, Any] = {"mesh": mesh, "axis_names": set(_specs.names_of(axis_name))}
         specs = (state_specs(flying, axis_name=axis_name), PartitionSpec())
-        return jax.shard_map(_slot, in_specs=specs, out_specs=PartitionSpec(axis_name), **axes)(flying, period)
+        return _specs.mapped(_slot, mesh, axis_name, specs, PartitionSpec(axis_name))(flying, period)
 
     def departs(step: int, parts: int) -> int | None:
         # With ``every=1`` one program exchanges from its first step on; the first exchanges are of zeros.
@@ -221,20 +263,9 @@ def beside(
     aux: PyTree,
     check_vma: bool,
 ) -> OverlappedStep:
-    """Returns steps of a chain with a late link.
+    """Returns steps of a chain with a late link; other arguments are those of :func:`make_train_step`.
 
-    Args:
-        loss: as for :func:`make_train_step`.
-        chains: the chain; the same with :func:`arriving` instead of its exchange; and the exchange of what the link sends.
-        mesh: the mesh of the workers.
-        link: the late link.
-        axis_name: the axis of the workers.
-        has_aux: as for :func:`make_train_step`.
-        aux: as for :func:`make_train_step`.
-        check_vma: as for :func:`make_train_step`.
-
-    Raises:
-        ValueError: if the mesh has no such axis.
+    ``chains`` are the chain, the same with :func:`arriving` instead of its exchange, and the exchange of what the link sends.
     """
     check_axis(mesh, axis_name)
     tx, quiet, exchange = chains
@@ -242,8 +273,7 @@ def beside(
         loss, axis_name=axis_name, has_aux=has_aux, aux=aux, accumulate=1, weight=None
     )
     by_worker, everywhere = PartitionSpec(axis_name), PartitionSpec()
-    names = set(_specs.names_of(axis_name))
-    mapping: dict[str, Any] = {"mesh": mesh, "axis_names": names, "check_vma": check_vma}
+    mapped = functools.partial(_specs.mapped, mesh=mesh, axis_name=axis_name, check_vma=check_vma)
     with_arrived = optax.with_extra_args_support(quiet).update
 
     def own(observed: PyTree) -> PyTree:
@@ -261,7 +291,7 @@ def beside(
     def gradient(params: PyTree, batch: PyTree) -> Any:
         refusals.refuse_unplaced(batch, mesh, axis_name)
         specs = state_specs(params, axis_name=axis_name)
-        return jax.shard_map(local_gradient, in_specs=(specs, by_worker), out_specs=by_worker, **mapping)(params, batch)
+        return mapped(local_gradient, in_specs=(specs, by_worker), out_specs=by_worker)(params, batch)
 
     def local(
         state: TrainState, gradient: PyTree, arrived: PyTree, skips: list[Array]
@@ -280,18 +310,14 @@ def beside(
     def step(state: TrainState, gradient: PyTree, arrived: PyTree, skips: list[Array]) -> Any:
         specs = state_specs(state, axis_name=axis_name)
         in_specs = (specs, by_worker, everywhere, everywhere)
-        mapped = jax.shard_map(local, in_specs=in_specs, out_specs=(specs, by_worker), **mapping)
-        return mapped(state, gradient, arrived, skips)
+        return mapped(local, in_specs=in_specs, out_specs=(specs, by_worker))(state, gradient, arrived, skips)
 
     def cross(sent: PyTree, inner: Any) -> Any:
         specs = state_specs((sent, inner), axis_name=axis_name)
-        mapped = jax.shard_map(
-            lambda s, i: exchange.update(per_device.lower(s), i),
-            in_specs=specs,
-            out_specs=(everywhere, specs[1]),
-            **mapping,
+        update = mapped(
+            lambda s, i: exchange.update(per_device.lower(s), i), in_specs=specs, out_specs=(everywhere, specs[1])
         )
-        return mapped(sent, inner)
+        return update(sent, inner)
 
     return OverlappedStep(tx, (jax.jit(gradient), jax.jit(step, donate_argnums=0), jax.jit(cross)), link, mesh)
 
@@ -313,8 +339,6 @@ def check_delay(delay: int) -> None:
 
 def _slot(flying: PyTree, period: Any) -> PyTree:
     """Returns one worker's sums of a period, from the ring."""
-
-    def one(mark: PerDevice) -> PerDevice:
-        return PerDevice(lax.dynamic_slice_in_dim(mark.value, period % mark.rows, 1), 1, lifted=True)
-
-    return jax.tree.map(one, flying, is_leaf=is_per_device)
+    return on_marks(
+        flying, lambda mark: PerDevice(lax.dynamic_slice_in_dim(mark.value, period % mark.rows, 1), 1, lifted=True)
+    )

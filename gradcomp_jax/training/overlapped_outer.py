@@ -11,12 +11,12 @@ from jax.sharding import Mesh
 
 from gradcomp_jax import _arguments
 from gradcomp_jax._typing import AxisName, PyTree
-from gradcomp_jax.per_device import PerDevice, is_per_device
+from gradcomp_jax.per_device import PerDevice
 from gradcomp_jax.replicas import outer_average
 from gradcomp_jax.replicas.fragments import Parts
 from gradcomp_jax.replicas.outer import offset_of
-from gradcomp_jax.training.overlapped import OverlappedStep, arriving, beside, check_delay
-from gradcomp_jax.training.overlapped_link import Link
+from gradcomp_jax.training.overlapped import Link, OverlappedStep, arriving, beside, check_delay
+from gradcomp_jax.training.resize import on_marks
 
 
 @_arguments.checked
@@ -46,6 +46,12 @@ def make_overlapped_outer_step(
     the other's state.
 
     Set ``PJRT_NPROC=4`` if a process has one core, as for :func:`make_overlapped_step`.
+
+    Example:
+        >>> method, outer = gc.block_quantized(axis_name="data", bits=4), optax.sgd(0.7, 0.9, nesterov=True)
+        >>> step = gc.make_overlapped_outer_step(loss, method, optax.adamw(1e-3), outer, mesh, every=100, delay=5)
+        >>> type(step).__name__  # call step(state, batch), and step.wait() at the end
+        'OverlappedStep'
 
     Args:
         loss: as for :func:`make_train_step`.
@@ -78,7 +84,8 @@ def make_overlapped_outer_step(
         turns = {every - 1 - offset_of(part, count, every): part for part in range(count)}
         return turns.get(step % every) if step >= 0 else None
 
-    copied = jax.jit(_copy)
+    # Copied, because the next step takes the memory of the state.
+    copied = jax.jit(lambda flying: on_marks(flying, lambda mark: PerDevice(jnp.copy(mark.value), 1, lifted=True)))
     link = Link(
         # The link is after the replica's own optimizer.
         place=1,
@@ -91,12 +98,3 @@ def make_overlapped_outer_step(
     )
     given: dict[str, Any] = {"axis_name": axis_name, "has_aux": has_aux, "aux": aux, "check_vma": check_vma}
     return beside(loss, (tx, quiet, method), mesh, link, **given)
-
-
-def _copy(flying: PyTree) -> PyTree:
-    """Copies how far replicas have moved, because the next step takes the memory of the state."""
-
-    def one(mark: PerDevice) -> PerDevice:
-        return PerDevice(jnp.copy(mark.value), 1, lifted=True)
-
-    return jax.tree.map(one, flying, is_leaf=is_per_device)

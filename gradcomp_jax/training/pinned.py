@@ -20,11 +20,7 @@ _LOOKED_AT = 3
 
 
 def refuse_whole(state: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
-    """Refuses per-device state that is not split along an axis of Explicit type, where JAX does not place arrays.
-
-    Raises:
-        ValueError: with the remedy.
-    """
+    """Refuses per-device state that is not split along an axis of Explicit type, where JAX does not place arrays."""
     names, types = _specs.names_of(axis_name), dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     if _specs.devices_along(mesh, axis_name) == 1 or any(types[name] != AxisType.Explicit for name in names):
         return

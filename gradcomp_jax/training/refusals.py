@@ -21,11 +21,7 @@ from gradcomp_jax.transforms.worker_shards import ShardState
 
 
 def refuse_donated(state: Any, *, called: str = "state") -> None:
-    """Refuses a state whose memory an earlier step has taken: XLA would end the process.
-
-    Raises:
-        ValueError: if an array of it is deleted, naming the first if others are not.
-    """
+    """Refuses a state whose memory an earlier step has taken: XLA would end the process."""
     leaves = jax.tree.leaves(state)
     gone = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array) and _compat.is_deleted(leaf)]
     if gone:
@@ -38,11 +34,7 @@ def refuse_donated(state: Any, *, called: str = "state") -> None:
 
 
 def refuse_unmarked(state: PyTree) -> None:
-    """Refuses the state of an exchange as plain arrays, without the marks that say what they are.
-
-    Raises:
-        ValueError: if a tree has an exchange's arrays, by their names, but no exchange.
-    """
+    """Refuses the state of an exchange as plain arrays, without the marks that say what they are."""
     if per_device.nodes_within(state, lambda node: isinstance(node, ExchangeState)):
         return
     for path, _ in jax.tree_util.tree_leaves_with_path(state):
@@ -58,9 +50,6 @@ def refuse_unmapped(state: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
     """Refuses per-device state of one worker, as ``tx.init`` makes it outside the axis, and of another number of workers.
 
     Also refuses a hierarchy whose axes the step has in another order: the rows of its state would be taken for other devices'.
-
-    Raises:
-        ValueError: when traced.
     """
     names = _specs.names_of(axis_name)
     for node in per_device.nodes_within(state, lambda node: isinstance(node, ShardState)):
@@ -93,46 +82,24 @@ def refuse_unmapped(state: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
         )
 
 
-@contextlib.contextmanager
-def devices_explained(mesh: Mesh) -> Iterator[None]:
-    """Says what to do if a state or a batch lies on other devices than the step."""
-    try:
-        yield
-    except ValueError as error:
-        if "incompatible devices for jitted computation" not in str(error):
-            raise
-        raise ValueError(
-            f"the state or the batch lies on other devices than the {mesh.size} of the step's mesh: make the state on that mesh"
-            " with gradcomp_jax.init_state, or restore a checkpoint into such a one, and place the batch with"
-            " jax.device_put(batch, gradcomp_jax.data_sharding(mesh))"
-        ) from error
-
-
 def refuse_unplaced(batch: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
-    """Refuses a batch that the workers cannot divide, or that is not split over them along an Explicit axis.
-
-    Raises:
-        ValueError: when traced, naming the first such leaf.
-    """
+    """Refuses a batch that the workers cannot divide, or that is not split over them along an Explicit axis."""
     names = _specs.names_of(axis_name)
-    workers = _specs.devices_along(mesh, axis_name)
+    workers, types = _specs.devices_along(mesh, axis_name), dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    explicit = all(types[name] == AxisType.Explicit for name in names)
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         where = f" {path_name(path)!r}" if path else ""
         if not jnp.ndim(leaf):
             raise ValueError(
-                f"the batch{where} is one number, and a batch is divided over {axis_name!r}: close over it"
+                f"the batch{where} is one number, and batches are divided over {axis_name!r}: close over it"
             )
         if leaf.shape[0] % workers:
             raise ValueError(
                 f"{workers} devices along {axis_name!r} do not divide the batch{where} of {leaf.shape[0]}: choose a multiple,"
                 " or fill it up with examples of weight 0 (gradcomp_jax.weighted)"
             )
-    if any(dict(zip(mesh.axis_names, mesh.axis_types, strict=True))[name] != AxisType.Explicit for name in names):
-        return
-    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-        spec = jax.typeof(leaf).sharding.spec
-        if not spec or _specs.names_of(spec[0]) != names:
-            where = f" {path_name(path)!r}" if path else ""
+        spec = jax.typeof(leaf).sharding.spec if explicit else ()
+        if explicit and (not spec or _specs.names_of(spec[0]) != names):
             raise ValueError(
                 f"the batch{where} is not split over {axis_name!r}, an axis of Explicit type: place it with"
                 f" jax.device_put(batch, gradcomp_jax.data_sharding(mesh, axis_name={axis_name!r}))"
@@ -140,15 +107,9 @@ def refuse_unplaced(batch: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
 
 
 def refuse_no_loss(found: Any, has_aux: bool) -> None:
-    """Refuses what a loss returns if it is not a real scalar, or has an unannounced second value.
-
-    Raises:
-        TypeError: with the remedy.
-    """
+    """Refuses what a loss returns if it is not a real scalar, or has an unannounced second value."""
     if has_aux and not (isinstance(found, (tuple, list)) and len(found) == 2):
-        raise TypeError(
-            "has_aux=True is for a loss that returns (loss, aux), a pair: return that, or leave has_aux out"
-        )
+        raise TypeError("has_aux=True is for a loss that returns (loss, aux), a pair: return it, or leave has_aux out")
     value = found[0] if has_aux else found
     if isinstance(value, (tuple, list, dict)):
         raise TypeError(
@@ -157,9 +118,7 @@ def refuse_no_loss(found: Any, has_aux: bool) -> None:
         )
     if value is None or jnp.shape(value):
         got = "None" if value is None else f"an array of shape {jnp.shape(value)}"
-        raise TypeError(
-            f"the loss returns {got}, and must return one number: the mean over its batch, by jnp.mean(...)"
-        )
+        raise TypeError(f"the loss returns {got}, and must return one number: the mean over its batch, jnp.mean(...)")
     if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
         raise TypeError(
             f"the loss is {jnp.result_type(value)}, and must be a real floating-point number: its mean, or real part"
@@ -167,11 +126,7 @@ def refuse_no_loss(found: Any, has_aux: bool) -> None:
 
 
 def refuse_no_arrays(params: PyTree) -> None:
-    """Refuses parameters that contain functions, strings or other objects that are not arrays.
-
-    Raises:
-        TypeError: naming the first such leaf.
-    """
+    """Refuses parameters that contain functions, strings or other objects that are not arrays."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not (hasattr(leaf, "dtype") and hasattr(leaf, "shape")) and not isinstance(
             leaf, (bool, int, float, complex)
@@ -184,11 +139,7 @@ def refuse_no_arrays(params: PyTree) -> None:
 
 
 def refuse_unread(weight: Any, reads: list[bool]) -> None:
-    """Refuses a weight that nothing has read: all workers would have counted the same.
-
-    Raises:
-        ValueError: if there is a weight and there were no reads.
-    """
+    """Refuses a weight that nothing has read: all workers would have counted the same."""
     if weight is not None and not reads:
         raise ValueError(
             "weight= did not come to a gradcomp_jax.weighted, and all workers would count alike: put one around the method, and"
@@ -197,11 +148,7 @@ def refuse_unread(weight: Any, reads: list[bool]) -> None:
 
 
 def refuse_updates(updates: PyTree, params: PyTree, axis_name: AxisName) -> None:
-    """Refuses an update that does not fit its parameter: of another shape, or differing by worker if the parameter does not.
-
-    Raises:
-        ValueError: naming the first such leaf.
-    """
+    """Refuses an update that does not fit its parameter: of another shape, or differing by worker if the parameter does not."""
     tracked = _compat.tracks_varying(axis_name)
     leaves = zip(jax.tree_util.tree_leaves_with_path(updates), jax.tree.leaves(params), strict=True)
     for (path, update), param in leaves:
@@ -227,11 +174,7 @@ def refuse_updates(updates: PyTree, params: PyTree, axis_name: AxisName) -> None
 
 
 def refuse_own_state(after: PyTree, before: PyTree, axis_name: AxisName) -> None:
-    """Refuses an optimizer's state that differs by worker and is not per-device, such as that of a link before an exchange.
-
-    Raises:
-        ValueError: naming the first such leaf.
-    """
+    """Refuses an optimizer's state that differs by worker and is not per-device, such as that of a link before an exchange."""
     if not _compat.tracks_varying(axis_name):
         return
     leaves = jax.tree_util.tree_leaves_with_path(after, is_leaf=is_per_device)
@@ -252,11 +195,7 @@ def _differing(new: Any, old: Any, axis_name: AxisName) -> str:
 
 
 def refuse_averaged(loss: Any, axis_name: AxisName | None) -> None:
-    """Refuses a loss that the workers have averaged or added up: each worker's gradient would be 1/N of its own.
-
-    Raises:
-        ValueError: if JAX tracks which values differ by worker.
-    """
+    """Refuses a loss that the workers have averaged or added up: each worker's gradient would be 1/N of its own."""
     if _compat.tracks_varying(axis_name) and not _compat.is_varying(loss, axis_name):
         raise ValueError(
             f"the loss is the same on all workers: it is averaged or added up over {axis_name!r} inside, and its gradient"
@@ -265,11 +204,7 @@ def refuse_averaged(loss: Any, axis_name: AxisName | None) -> None:
 
 
 def refuse_no_batch(args: tuple[PyTree, ...], is_batch: Callable[[Any], bool]) -> None:
-    """Refuses positional arguments that would be divided along their first dimension but are not part of the batch.
-
-    Raises:
-        ValueError: if the arrays of two arguments differ in their first dimension.
-    """
+    """Refuses positional arguments that would be divided along their first dimension but are not part of the batch."""
     found = [sorted({leaf.shape[0] for leaf in jax.tree.leaves(arg) if is_batch(leaf)}) for arg in args]
     found = [sizes for sizes in found if sizes]
     other = next((sizes for sizes in found if sizes != found[0]), None)
@@ -282,39 +217,11 @@ def refuse_no_batch(args: tuple[PyTree, ...], is_batch: Callable[[Any], bool]) -
         )
 
 
-@contextlib.contextmanager
-def axis_explained(axis_name: AxisName) -> Iterator[None]:
-    """Names the axis of the workers if an exchange is over another axis."""
-    try:
-        yield
-    except NameError as error:
-        if "is not bound here" not in str(error):
-            raise
-        raise NameError(
-            f"the workers lie along {axis_name!r}, and an exchange is over an axis that is not mapped: give both the same"
-            f" axis_name. {str(error)[0].upper()}{str(error)[1:]}"
-        ) from error
-
-
 CHOICE = (
     "a wrapper around the exchange, such as optax.apply_if_finite, chooses on each worker by itself between the update of all"
     " and another. An exchange skips a gradient that is not finite by itself, on all workers together (`skipped` in its state),"
     " and replicas drop it: leave the wrapper out, or put it around what comes after the exchange"
 )
-
-
-@contextlib.contextmanager
-def branches_explained() -> Iterator[None]:
-    """Adds a remedy if a wrapper of optax chooses between an exchange's update and a worker's own gradient."""
-    try:
-        yield
-    except TypeError as error:
-        if "branches must have equal output types" not in str(error):
-            raise
-        raise ValueError(
-            f"{CHOICE}. What chooses by the loss of"
-            " a replica, such as optax.contrib.reduce_on_plateau, needs make_train_step(..., check_vma=False)"
-        ) from error
 
 
 _GIVE = (
@@ -329,16 +236,27 @@ _EVALUATES = (
 
 
 @contextlib.contextmanager
-def extras_explained(extra: Iterable[str]) -> Iterator[None]:
-    """Adds a remedy if an optimizer of the chain needs other extra arguments than those of a step, or refuses these."""
+def update_explained(axis_name: AxisName, extra: Iterable[str] = ()) -> Iterator[None]:
+    """Adds a remedy to errors of JAX and optax about the axis, branches and extra arguments of a chain's update."""
     try:
         yield
-    except TypeError as error:
-        if needs := re.search(r"missing \d+ required keyword-only arguments?: (.*)", str(error)):
-            raise TypeError(f"{error}: {_EVALUATES if 'value_fn' in needs[1] else _GIVE}") from error
-        if not any(f"unexpected keyword argument '{name}'" in str(error) for name in extra):
-            raise
-        raise TypeError(
-            f"{error}: a step gives every part of the chain what optax calls extra arguments, such as value=, the loss. Put"
-            " optax.GradientTransformation(tx.init, tx.update) around the part that does not take them"
-        ) from error
+    except (NameError, TypeError) as error:
+        said = str(error)
+        if isinstance(error, NameError) and "is not bound here" in said:
+            raise NameError(
+                f"the workers lie along {axis_name!r}, and an exchange is over an axis that is not mapped: give both the same"
+                f" axis_name. {said[0].upper()}{said[1:]}"
+            ) from error
+        if "branches must have equal output types" in said:
+            raise ValueError(
+                f"{CHOICE}. What chooses by the loss of a replica, such as optax.contrib.reduce_on_plateau, needs"
+                " make_train_step(..., check_vma=False)"
+            ) from error
+        if needs := re.search(r"missing \d+ required keyword-only arguments?: (.*)", said):
+            raise TypeError(f"{said}: {_EVALUATES if 'value_fn' in needs[1] else _GIVE}") from error
+        if any(f"unexpected keyword argument '{name}'" in said for name in extra):
+            raise TypeError(
+                f"{said}: a step gives every part of the chain what optax calls extra arguments, such as value=, the loss. Put"
+                " optax.GradientTransformation(tx.init, tx.update) around the part that does not take them"
+            ) from error
+        raise

@@ -56,6 +56,11 @@ def replace_method(
     and a warning says how much. A velocity inside a method and an optimizer's momentum after it are different things, and
     neither becomes the other.
 
+    Example:
+        >>> state = gc.init_state(params, optax.chain(gc.dense(axis_name="data"), optax.adam(1e-3)), mesh)
+        >>> tx = optax.chain(gc.block_quantized(axis_name="data", bits=4), optax.adam(1e-3))
+        >>> state = gc.replace_method(state, tx, mesh)  # Adam's moments and the step stay
+
     Args:
         state: a train state, a state with ``replace``, such as flax's, or an optimizer's state alone.
         tx: the new chain, or :func:`gradcomp_jax.unreduced` of it.

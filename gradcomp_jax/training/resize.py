@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, cast
 
 import jax
@@ -35,6 +36,12 @@ def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
     Memories that are narrower than float32 are widened, resized and rounded once to the nearest values of their dtype: the
     error of the sum is then one such rounding. Rows that are repeated, and owners' shards, keep their bits.
 
+    Example:
+        >>> state = gc.init_state(params, optax.chain(gc.topk_sgd(axis_name="data"), optax.sgd(0.1)), mesh)
+        >>> smaller = gc.resize_workers(state, old=8, new=4)
+        >>> smaller.params["kernel"].shape
+        (256, 256)
+
     Args:
         state: a tree with the global values of its :class:`PerDevice` leaves, as ``init_state`` and checkpoints hold them, or
             with the workers' values stacked, as ``pmap`` and ``vmap`` hold them by :func:`state_axes`.
@@ -54,20 +61,40 @@ def resize_workers(state: PyTree, *, old: int, new: int) -> PyTree:
     old, new = _checks.positive_int("old", old), _checks.positive_int("new", new)
     if old == new:
         return state
-    resized = jax.tree.map(_bare, state, is_leaf=is_per_device)
+    # Flax NNX keeps the array inside a variable.
+    resized = on_marks(state, lambda leaf: _with(leaf, array_of(leaf)))
     if new % old:
         resized = jax.tree_util.tree_map_with_path(_largest, resized, is_leaf=is_per_device)
     if stacked := _is_stacked(resized, old):
-        resized = jax.tree.map(_joined, resized, is_leaf=is_per_device)
+        resized = on_marks(resized, _joined)
     resized = _resized(resized, old, new)
     if stacked:
-        resized = jax.tree.map(functools.partial(_stacked, workers=new), resized, is_leaf=is_per_device)
-    return jax.tree.map(_dressed, resized, state, is_leaf=is_per_device)
+        resized = on_marks(resized, functools.partial(_stacked, workers=new))
+    return jax.tree.map(
+        lambda leaf, before: put(before, leaf.value, rows=leaf.rows) if is_per_device(leaf) else leaf,
+        resized,
+        state,
+        is_leaf=is_per_device,
+    )
 
 
-def _bare(leaf: Any) -> Any:
-    """Returns a mark with the bare array, which Flax NNX keeps inside a variable."""
-    return dataclasses.replace(leaf, value=jax.tree.leaves(leaf.value)[0]) if is_per_device(leaf) else leaf
+def on_marks(tree: PyTree, change: Callable[[PerDevice], Any]) -> PyTree:
+    """Returns a tree with its marks changed, and all else as it is."""
+    return jax.tree.map(lambda leaf: change(leaf) if is_per_device(leaf) else leaf, tree, is_leaf=is_per_device)
+
+
+def array_of(mark: PerDevice) -> Any:
+    """Returns the array, which Flax NNX keeps within a variable."""
+    return jax.tree.leaves(mark.value)[0]
+
+
+def put(mark: PerDevice, value: Any, **changes: Any) -> PerDevice:
+    """Returns a mark with another array, in a variable again if there is one."""
+    return _with(mark, jax.tree.unflatten(jax.tree.structure(mark.value), [value]), **changes)
+
+
+def _with(mark: PerDevice, value: Any, **changes: Any) -> PerDevice:
+    return dataclasses.replace(mark, value=value, **changes)
 
 
 def _largest(path: tuple, leaf: Any) -> Any:
@@ -75,14 +102,7 @@ def _largest(path: tuple, leaf: Any) -> Any:
     if not is_lifted(leaf) or not is_overwritten(path):
         return leaf
     value = _host(leaf.value)
-    return dataclasses.replace(leaf, value=cast(Any, np.broadcast_to(value.max(axis=0), value.shape)))
-
-
-def _dressed(leaf: Any, before: Any) -> Any:
-    """Inverts :func:`_bare`."""
-    if not is_per_device(leaf):
-        return leaf
-    return dataclasses.replace(leaf, value=jax.tree.unflatten(jax.tree.structure(before.value), [leaf.value]))
+    return _with(leaf, np.broadcast_to(value.max(axis=0), value.shape))
 
 
 def _resized(state: PyTree, old: int, new: int) -> PyTree:
@@ -107,11 +127,11 @@ def _resized(state: PyTree, old: int, new: int) -> PyTree:
             )
         change = {"worker": _worker, "shard": _shard, "replica": _replica}[leaf.kind]
         if is_typed_key(leaf.value):
-            return dataclasses.replace(leaf, value=cast(Any, _keys(leaf, old, new)))
+            return _with(leaf, _keys(leaf, old, new))
         value = np.asarray(leaf.value)
         if leaf.entries:
             return _owned(leaf, value, old, new)
-        return dataclasses.replace(leaf, value=cast(Any, change(leaf, value, old, new)))
+        return _with(leaf, change(leaf, value, old, new))
 
     return jax.tree.map(resize, state, is_leaf=_is_resized)
 
@@ -121,11 +141,7 @@ def _is_resized(node: Any) -> bool:
 
 
 def _is_stacked(state: PyTree, workers: int) -> bool:
-    """Returns whether values lie stacked on a new leading dimension, ``[workers, rows, ...]``, and not joined along their rows.
-
-    Raises:
-        ValueError: if the rest of an exchange's state is stacked too.
-    """
+    """Returns whether values lie stacked, ``[workers, rows, ...]``, and not joined along their rows."""
     exchanges = nodes_of(state, lambda node: isinstance(node, ExchangeState))
     if any(np.ndim(exchange.step) for exchange in exchanges):
         raise ValueError(
@@ -145,18 +161,14 @@ def lies_stacked(leaf: PerDevice, workers: int) -> bool:
     return leaf.shards == 1 and leaf.value.shape[:2] == (workers, leaf.held(workers))
 
 
-def _joined(leaf: Any) -> Any:
-    if not is_per_device(leaf):
-        return leaf
+def _joined(leaf: PerDevice) -> PerDevice:
     value = _host(leaf.value)
-    return dataclasses.replace(leaf, value=cast(Any, value.reshape(math.prod(value.shape[:2]), *value.shape[2:])))
+    return _with(leaf, value.reshape(math.prod(value.shape[:2]), *value.shape[2:]))
 
 
-def _stacked(leaf: Any, *, workers: int) -> Any:
-    if not is_per_device(leaf):
-        return leaf
+def _stacked(leaf: PerDevice, *, workers: int) -> PerDevice:
     value = _host(leaf.value)
-    return dataclasses.replace(leaf, value=cast(Any, value.reshape(workers, len(value) // workers, *value.shape[1:])))
+    return _with(leaf, value.reshape(workers, len(value) // workers, *value.shape[1:]))
 
 
 def _returned(memories: tuple, server: Any, old: int, new: int) -> tuple:
@@ -181,7 +193,7 @@ def given_back(memories: tuple, server: Any, old: int, new: int) -> tuple:
         flat = (owed.swapaxes(1, 2) if returns.dealt else owed).reshape(len(rows), -1)[:, :size]
         value = np.asarray(kept.value)
         exact = value.reshape(new, len(rows), size).astype(np.float64) + returns.sign * flat.astype(np.float64)
-        kept = dataclasses.replace(kept, value=cast(Any, _rounded(exact, value.dtype).reshape(value.shape)))
+        kept = _with(kept, _rounded(exact, value.dtype).reshape(value.shape))
         kept = narrowed(kept, like, new)
         result.append(memory._replace(accumulated=kept) if isinstance(memory, Momentum) else kept)
         start += count
@@ -194,7 +206,7 @@ def wide(node: Any) -> PerDevice:
         return node
     scale, values = (np.asarray(part.value) for part in node)
     wide = values.astype(np.float32) * np.repeat(scale, values.shape[1] // scale.shape[1], axis=1)
-    return dataclasses.replace(node.values, value=cast(Any, wide))
+    return _with(node.values, wide)
 
 
 def narrowed(leaf: PerDevice, like: Any, workers: int) -> Any:
@@ -208,10 +220,7 @@ def narrowed(leaf: PerDevice, like: Any, workers: int) -> Any:
     )
     parts.insert(0, _nearest((each[0] + lost).astype(np.float32), dtype))
     scale, values = (np.concatenate([part[i] for part in parts]) for i in range(2))
-    return Narrow(
-        dataclasses.replace(like.scale, value=cast(Any, scale), rows=leaf.rows),
-        dataclasses.replace(leaf, value=cast(Any, values)),
-    )
+    return Narrow(_with(like.scale, scale, rows=leaf.rows), _with(leaf, values))
 
 
 def _nearest(rows: np.ndarray, dtype: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -244,11 +253,7 @@ def _own_of_each(each: np.ndarray, new: int) -> np.ndarray:
 
 
 def _each(leaf: PerDevice, value: np.ndarray, workers: int, rows: int) -> np.ndarray:
-    """Returns ``[workers, shards, rows, ...]``, what each device of each worker has.
-
-    Raises:
-        ValueError: if the number of rows does not fit.
-    """
+    """Returns ``[workers, shards, rows, ...]``, what each device of each worker has."""
     if value.shape[0] != workers * leaf.shards * rows:
         within = f" x {leaf.shards} devices" if leaf.shards > 1 else ""
         expected = f"{workers} workers{within} x {rows} rows"
@@ -291,7 +296,7 @@ def _owned(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> PerDevice:
     resized = _worker(whole, tensors, old, new).reshape(new * leaf.shards, new, -1)
     padded = np.zeros((new * leaf.shards, new, rows // new * block), value.dtype)
     padded[..., : resized.shape[-1]] = resized
-    return dataclasses.replace(leaf, value=cast(Any, padded.reshape(-1, block)), rows=rows)
+    return _with(leaf, padded.reshape(-1, block), rows=rows)
 
 
 def _replica(leaf: PerDevice, value: np.ndarray, old: int, new: int) -> np.ndarray:

@@ -27,9 +27,6 @@ def kinds_of(asked: PyTree, aux: PyTree, grown: Callable[[], PyTree | None], bat
         aux: arrays or shapes.
         grown: returns the shapes that ``aux`` has for a batch of twice the size, ``None`` if the loss takes no such batch.
         batch: the first dimension of the batch; ``None`` without one.
-
-    Raises:
-        ValueError: for an unknown kind, a tree that is not a prefix, and a leaf whose meaning is not clear.
     """
     named, _ = jax.tree_util.tree_flatten_with_path(aux)
     asked = asked(aux) if callable(asked) else asked

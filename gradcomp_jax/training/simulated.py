@@ -1,6 +1,5 @@
 """Simulates workers on one device, each a lane of a ``vmap``, to see what a method does to training, never its speed."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,29 +10,17 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.core.overwritten import trained
-from gradcomp_jax.per_device import is_per_device
+from gradcomp_jax.training.resize import array_of, on_marks, put
 from gradcomp_jax.training.state import TrainState, lift_replicas, state_axes
 from gradcomp_jax.training.step import TrainStep, make_train_step, worker_step
 
 
 def simulated_state(
-    params: PyTree,
-    tx: optax.GradientTransformation,
-    workers: int,
-    *,
-    axis_name: str = "data",
-    replicas: bool = False,
+    params: PyTree, tx: optax.GradientTransformation, workers: int, *, axis_name: str = "data", replicas: bool = False
 ) -> TrainState:
     """Returns a fresh train state of workers that share a device.
 
     Its arrays have the shapes that they have on a mesh of ``workers`` devices.
-
-    Args:
-        params: any tree of arrays.
-        tx: an optax transformation that averages over ``axis_name``.
-        workers: N, at least 1.
-        axis_name: the axis of the workers.
-        replicas: as for :func:`gradcomp_jax.init_state`.
     """
 
     def start(params: PyTree) -> TrainState:
@@ -55,12 +42,6 @@ def make_simulated_step(
     """Compiles ``step(state, batch) -> (state, metrics)`` for workers that share a device, as :func:`make_train_step` does.
 
     The state is that of :func:`simulated_state`, and is donated. Nothing is sent, so there are no bytes to count.
-
-    Args:
-        loss: ``loss(params, batch) -> scalar``, the mean over the batch it sees.
-        tx: an optax transformation that averages over ``axis_name``.
-        workers: N, which divides the leading dimension of a batch.
-        axis_name: the axis of the workers.
     """
     local = worker_step(loss, tx, axis_name=axis_name)
 
@@ -70,7 +51,9 @@ def make_simulated_step(
     def step(state: TrainState, batch: PyTree) -> tuple[TrainState, dict[str, Any]]:
         axes = state_axes(state)
         mapped = jax.vmap(local, axis_name=axis_name, in_axes=(axes, 0), out_axes=(axes, None, 0), axis_size=workers)
-        new, metrics, _ = mapped(_per_device(state, split), jax.tree.map(split, batch))
+        new, metrics, _ = mapped(
+            on_marks(state, lambda mark: put(mark, split(array_of(mark)))), jax.tree.map(split, batch)
+        )
         return _joined(new), metrics
 
     return TrainStep(jax.jit(step, donate_argnums=0), Mesh(jax.devices()[:1], (axis_name,)), donates=True)
@@ -87,15 +70,7 @@ def sent_program(
 ) -> str:
     """Returns the HLO text of the step on one device for each worker, for :func:`gradcomp_jax.wire_bytes`.
 
-    It is lowered for CPU, for as many devices as there are workers, and is not compiled.
-
-    Args:
-        loss: as for :func:`make_simulated_step`.
-        tx: as for :func:`make_simulated_step`.
-        workers: as for :func:`make_simulated_step`.
-        state: a state of :func:`simulated_state`; only shapes and dtypes matter.
-        batch: a batch; only shapes and dtypes matter.
-        axis_name: as for :func:`make_simulated_step`.
+    It is lowered for CPU, for as many devices as there are workers, and not compiled: shapes and dtypes alone matter.
     """
     mesh: Any = AbstractMesh((workers,), (axis_name,), axis_types=(AxisType.Auto,))
     state, batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state, batch))
@@ -105,11 +80,4 @@ def sent_program(
 
 def _joined(state: TrainState) -> TrainState:
     """Lays the workers' rows one after the other."""
-    return _per_device(state, lambda x: x.reshape(-1, *x.shape[2:]))
-
-
-def _per_device(state: TrainState, change: Callable[[Any], Any]) -> TrainState:
-    def of(node: Any) -> Any:
-        return dataclasses.replace(node, value=change(node.value)) if is_per_device(node) else node
-
-    return jax.tree.map(of, state, is_leaf=is_per_device)
+    return on_marks(state, lambda mark: put(mark, array_of(mark).reshape(-1, *array_of(mark).shape[2:])))

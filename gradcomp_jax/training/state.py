@@ -33,14 +33,8 @@ class TrainState(NamedTuple):
 class CopiedTrainState(NamedTuple):
     """Extends :class:`TrainState` with the copies from which gathered parameters differ.
 
-    It is a separate type, so that checkpoints of other states do not change.
-
-    Attributes:
-        step: as in :class:`TrainState`.
-        params: as in :class:`TrainState`.
-        opt_state: as in :class:`TrainState`.
-        model_state: as in :class:`TrainState`.
-        param_copy: whole copies of the parameters that lie along the axis, equal on all workers; ``()`` for each of the others.
+    It is a separate type, so that checkpoints of other states do not change. ``param_copy`` has whole copies of the parameters
+    that lie along the axis, equal on all workers, and ``()`` for each of the others.
     """
 
     step: Array
@@ -64,6 +58,11 @@ def model_field(state: Any) -> str | None:
 @_arguments.checked
 def state_specs(state: PyTree, *, axis_name: AxisName = "data", param_specs: PyTree | None = None) -> PyTree:
     """Returns the partition spec of every leaf: ``P(axis_name)`` for per-device state, ``P()`` for all else.
+
+    Example:
+        >>> state = gc.init_state(params, optax.chain(gc.topk_sgd(axis_name="data"), optax.sgd(0.1)), mesh)
+        >>> gc.state_specs(state).params["kernel"] == jax.P()  # equal on every worker
+        True
 
     Args:
         state: any tree with :class:`PerDevice` nodes in it, of arrays or shapes.
@@ -100,7 +99,16 @@ def state_specs(state: PyTree, *, axis_name: AxisName = "data", param_specs: PyT
 
 @_arguments.checked
 def state_axes(state: PyTree) -> PyTree:
-    """Returns ``in_axes`` and ``out_axes`` for ``jax.vmap`` and ``jax.pmap``: 0 for per-device state, ``None`` for all else."""
+    """Returns ``in_axes`` and ``out_axes`` for ``jax.vmap`` and ``jax.pmap``: 0 for per-device state, ``None`` for all else.
+
+    Example:
+        >>> state = gc.init_state(params, optax.chain(gc.topk_sgd(axis_name="data"), optax.sgd(0.1)), mesh)
+        >>> gc.state_axes(state).params["kernel"] is None  # equal on every worker
+        True
+
+    Args:
+        state: any tree with :class:`PerDevice` nodes in it.
+    """
 
     def axis(leaf: Any) -> Any:
         return dataclasses.replace(leaf, value=0) if is_per_device(leaf) else None
@@ -112,7 +120,19 @@ def state_axes(state: PyTree) -> PyTree:
 def state_shardings(
     state: PyTree, mesh: Mesh, *, axis_name: AxisName = "data", param_specs: PyTree | None = None
 ) -> PyTree:
-    """Returns :func:`state_specs` as shardings on a mesh."""
+    """Returns :func:`state_specs` as shardings on a mesh.
+
+    Example:
+        >>> state = gc.init_state(params, optax.chain(gc.topk_sgd(axis_name="data"), optax.sgd(0.1)), mesh)
+        >>> gc.state_shardings(state, mesh).params["kernel"].spec == jax.P()  # equal on every worker
+        True
+
+    Args:
+        state: as for :func:`state_specs`.
+        mesh: a mesh with this axis.
+        axis_name: as for :func:`state_specs`.
+        param_specs: as for :func:`state_specs`.
+    """
     return jax.tree.map(
         lambda s: NamedSharding(mesh, s),
         state_specs(state, axis_name=axis_name, param_specs=param_specs),
@@ -124,9 +144,17 @@ def state_shardings(
 def data_sharding(mesh: Mesh, *, axis_name: AxisName = "data") -> NamedSharding:
     """Returns the sharding of a batch whose leading dimension is split over the workers, for ``jax.device_put``.
 
+    Example:
+        >>> batch = jax.device_put(jnp.ones((16, 256)), gc.data_sharding(mesh))
+        >>> batch.addressable_shards[0].data.shape
+        (2, 256)
+
     Args:
         mesh: a mesh with this axis.
         axis_name: the axis of the workers.
+
+    Returns:
+        A ``NamedSharding`` with the spec ``P(axis_name)``.
 
     Raises:
         ValueError: if the mesh has no such axis.
@@ -141,11 +169,7 @@ def lift_replicas(state: Any) -> Any:
     The train step removes the mark before an update and adds it again after it. So any optax chain runs on replicas, and specs,
     checkpoints and a change of the number of workers follow from the mark, as they do for residuals.
     """
-    return with_parts(
-        state,
-        params=per_device.lift(state.params),
-        opt_state=lift_opt_state(state.opt_state),
-    )
+    return with_parts(state, params=per_device.lift(state.params), opt_state=lift_opt_state(state.opt_state))
 
 
 def lift_opt_state(opt_state: PyTree) -> PyTree:

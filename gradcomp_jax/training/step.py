@@ -26,7 +26,7 @@ from gradcomp_jax.training.gathered import whole_params
 from gradcomp_jax.training.gradients import worker_value_and_grad
 from gradcomp_jax.training.observed import as_metric, next_model_state, observed
 from gradcomp_jax.training.order import refuse_lookahead
-from gradcomp_jax.training.other_chain import chain_explained
+from gradcomp_jax.training.other_chain import updated
 from gradcomp_jax.training.pinned import PinWatch, refuse_whole
 from gradcomp_jax.training.state import (
     along_axis,
@@ -70,6 +70,13 @@ def make_train_step(
     ``{"params": ..., "_overwrite_with_gradient": ...}``. ``tx`` is then for ``"params"`` only, and the collection takes the
     largest of the new values of all micro-batches and workers, at the cost of an all-reduce of its size. A leaf does not change
     if that value is not finite, and the collection does not change in a step that is skipped. Replicas each keep their own.
+
+    Example:
+        >>> tx = optax.chain(gc.block_quantized(axis_name="data"), optax.sgd(0.1))
+        >>> step = gc.make_train_step(loss, tx, mesh)
+        >>> state, metrics = step(gc.init_state(params, tx, mesh), batch)
+        >>> int(state.step), int(metrics["skipped"])
+        (1, 0)
 
     Args:
         loss: ``loss(params, batch) -> scalar``, the mean over the batch it sees; ``(scalar, aux)`` with ``has_aux``. It is
@@ -129,10 +136,7 @@ def make_train_step(
     """
     check_axis(mesh, axis_name)
     if param_compressor is not None and param_specs is None:
-        raise ValueError(
-            "param_compressor is for parameters that lie along the axis of the workers: give their param_specs"
-        )
-    names = _specs.names_of(axis_name)
+        raise ValueError("param_compressor is for parameters along the axis of the workers: give their param_specs")
     local = worker_step(
         loss,
         tx,
@@ -155,14 +159,9 @@ def make_train_step(
         refusals.refuse_unplaced(batch, mesh, axis_name)
         manual = None if has_replicas(state) else manual_specs(param_specs, state.params, axis_name)
         specs = state_specs(state, axis_name=axis_name, param_specs=manual)
-        mapped = jax.shard_map(
-            local,
-            mesh=mesh,
-            axis_names=set(names),
-            in_specs=(specs, PartitionSpec(axis_name)),
-            out_specs=(specs, PartitionSpec() if mean_metrics else PartitionSpec(axis_name), PartitionSpec(axis_name)),
-            check_vma=check_vma,
-        )
+        by_worker = PartitionSpec(axis_name)
+        out_specs = (specs, PartitionSpec() if mean_metrics else by_worker, by_worker)
+        mapped = _specs.mapped(local, mesh, axis_name, (specs, by_worker), out_specs, check_vma=check_vma)
         new, metrics, examples = mapped(state, batch)
         metrics = seen.together(metrics, dict.fromkeys(metrics) | examples)
         return new, metrics | (diagnose(new) if diagnostics else {})
@@ -198,7 +197,6 @@ def worker_step(
         accumulate=accumulate,
         weight=weight,
     )
-    update_with_extra = optax.with_extra_args_support(tx).update
     key = None if rngs is None else typed_key("rngs", rngs)
 
     def local(state: Any, batch: PyTree) -> tuple[Any, dict[str, Any], dict[str, Any]]:
@@ -206,8 +204,10 @@ def worker_step(
         model_state = getattr(state, field) if field else None
         if replicas:
             state = per_device.lower(state)
-        given = {"rngs": _key_of(key, state.step, axis_name), "model_state": per_device.lower(model_state)}
+        given: dict[str, Any] = {"rngs": key, "model_state": per_device.lower(model_state)}
         given = {name: value for name, value in given.items() if value is not None}
+        if key is not None:
+            given["rngs"] = jax.random.fold_in(jax.random.fold_in(key, state.step), lax.axis_index(axis_name))
         params, copies = whole_params(state, param_specs, names, param_compressor)
         found = value_and_grad(params, batch, scale=loss_scale(state.opt_state), given=given)
         extra, reads, share = {}, list[bool](), None
@@ -235,14 +235,7 @@ def worker_step(
 
         def update(gradient: PyTree, before: PyTree, params: PyTree, **more: Any) -> tuple[PyTree, PyTree]:
             refuse_lookahead(before, in_a_step=True)
-            with (
-                refusals.axis_explained(axis_name),
-                refusals.branches_explained(),
-                refusals.extras_explained(extra),
-                _tracking.explained(axis_name),
-                chain_explained(tx, before, params),
-            ):
-                updates, after = update_with_extra(gradient, before, params, **{**extra, **more})
+            updates, after = updated(tx, gradient, before, params, {**extra, **more}, axis_name)
             refusals.refuse_unread(weight, reads)
             if replicas:
                 return updates, restored(after, before, (ExchangeState, *MARKED))
@@ -285,11 +278,6 @@ def worker_step(
     return local
 
 
-def _key_of(key: Any, step: Any, axis_name: AxisName) -> Any:
-    """Returns a key for one step of one worker."""
-    return None if key is None else jax.random.fold_in(jax.random.fold_in(key, step), lax.axis_index(axis_name))
-
-
 class TrainStep:
     """Wraps a jitted step: says what is wrong with a state, and limits how many steps queue up; all else is as in the step.
 
@@ -311,18 +299,14 @@ class TrainStep:
         self._buffers = OwnBuffers() if donates else None
 
     def __call__(self, state: Any, *args: Any) -> Any:
-        """Runs the step.
-
-        Raises:
-            ValueError: if an earlier step has taken the memory of ``state``, or it lies on other devices.
-        """
+        """Runs the step."""
         if self._buffers is None:
             refusals.refuse_donated(state)
         else:
             state = self._buffers.of(state, args)
         if self._pins is not None:
             self._pins(state)
-        with refusals.devices_explained(self._mesh), calls.call_explained():
+        with calls.call_explained(self._mesh):
             new, metrics = self._jitted(state, *args)
         if not _compat.is_traced(metrics["loss"]):
             if self._buffers is not None:

@@ -8,7 +8,7 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from gradcomp_jax import _arguments, _compat, _specs, _tracking, per_device
+from gradcomp_jax import _arguments, _compat, _specs, per_device
 from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.core.context import with_context
@@ -19,7 +19,7 @@ from gradcomp_jax.training import refusals
 from gradcomp_jax.training.calls import refuse_other_gradient
 from gradcomp_jax.training.initial import MappedInit, init_opt_state
 from gradcomp_jax.training.order import refuse_lookahead
-from gradcomp_jax.training.other_chain import chain_explained
+from gradcomp_jax.training.other_chain import updated
 from gradcomp_jax.training.pinned import PinWatch, refuse_whole
 from gradcomp_jax.training.state import check_axis
 
@@ -46,20 +46,29 @@ def unreduced(
 
     State: that of ``tx``, per-device state split along the axis. Wire: that of ``tx``.
 
+    Example:
+        >>> tx = gc.unreduced(optax.chain(gc.dense(axis_name="data"), optax.sgd(0.1)), mesh)
+        >>> value_and_grad = jax.jit(gc.local_value_and_grad(loss, axis_name="data", mesh=mesh))
+        >>> value, gradient = value_and_grad(params, batch)
+        >>> updates, opt_state = jax.jit(tx.update)(gradient, jax.jit(tx.init)(params), params)
+        >>> updates["kernel"].shape
+        (256, 256)
+
     Args:
         tx: an optax transformation that averages over ``axis_name``; all replicas have the same parameters.
         mesh: a mesh with this axis. Further axes are left to the compiler.
         axis_name: the axis of the workers.
         check_vma: as for ``jax.shard_map``; False for a chain that only the tracking refuses, whose updates are then unchecked.
 
+    Returns:
+        A transformation for use outside of the axis. Its updates are equal on every worker.
+
     Raises:
         ValueError: if the mesh has no such axis; when traced, inside the axis, for gradients that are already added up,
             weights that are not ``[N]``, and as :func:`make_train_step` does for a chain without an exchange.
     """
     check_axis(mesh, axis_name)
-    names = _specs.names_of(axis_name)
     workers = _specs.devices_along(mesh, axis_name)
-    update_with_extra = optax.with_extra_args_support(tx).update
     everywhere = PartitionSpec()
     pins = PinWatch(mesh, axis_name)
 
@@ -97,26 +106,14 @@ def unreduced(
         def one_worker(updates: PyTree, state: PyTree, params: PyTree | None, weights: Any) -> tuple[PyTree, PyTree]:
             own_gradients = jax.tree.map(own, updates, is_leaf=is_per_device)
             given = with_context({**weights, **extra}, weight_read=lambda: reads.append(True))
-            with (
-                refusals.branches_explained(),
-                refusals.extras_explained(given),
-                _tracking.explained(axis_name),
-                chain_explained(tx, state, params),
-            ):
-                moved, new = update_with_extra(own_gradients, state, params, **given)
+            moved, new = updated(tx, own_gradients, state, params, given, axis_name)
             refusals.refuse_unread(weight, reads)
             refusals.refuse_updates(moved, own_gradients if params is None else params, axis_name)
             refusals.refuse_own_state(new, state, axis_name)
             return moved, new
 
-        mapped = jax.shard_map(
-            one_worker,
-            mesh=mesh,
-            axis_names=set(names),
-            in_specs=(by_worker, specs, everywhere, PartitionSpec(axis_name)),
-            out_specs=(everywhere, specs),
-            check_vma=check_vma,
-        )
+        in_specs = (by_worker, specs, everywhere, PartitionSpec(axis_name))
+        mapped = _specs.mapped(one_worker, mesh, axis_name, in_specs, (everywhere, specs), check_vma=check_vma)
         return mapped(updates, state, params, weights)
 
     return optax.GradientTransformationExtraArgs(MappedInit(init), update)

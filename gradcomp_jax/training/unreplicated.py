@@ -5,7 +5,8 @@ import numpy as np
 
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.per_device import is_per_device
-from gradcomp_jax.training.carried import Saved, array_of, exchanges_of, fits, marks_of, names_of
+from gradcomp_jax.training.carried import Saved, exchanges_of, fits, marks_of, names_of
+from gradcomp_jax.training.resize import array_of
 
 _INSTEAD = (
     "x[0] of every leaf but PerDevice ones, by jax.tree.map(lambda x: x if isinstance(x, gradcomp_jax.PerDevice) else"
@@ -17,9 +18,6 @@ def refuse_unreplicated(state: PyTree) -> None:
     """Refuses one worker's memories and owners' rows if the rows show that there were more workers.
 
     The state of a method without owners does not show it.
-
-    Raises:
-        ValueError: naming the first array of owners that shows more than one worker.
     """
     for prefix, exchange in exchanges_of(state):
         ratio = exchange.memory_ratio
@@ -37,15 +35,7 @@ def refuse_unreplicated(state: PyTree) -> None:
 
 
 def refuse_other_stacking(saved: Saved, like: PyTree) -> None:
-    """Refuses a checkpoint that is stacked as a whole if the state is not, and the reverse.
-
-    Args:
-        saved: shapes of the checkpoint's arrays, by name.
-        like: the state to continue with.
-
-    Raises:
-        ValueError: with the remedy.
-    """
+    """Refuses a checkpoint that is stacked as a whole if the state is not, and the reverse."""
     for prefix, exchange in exchanges_of(like):
         name = f"{prefix}{next(iter(names_of(exchange)))}"
         ours, theirs = np.ndim(jax.tree.leaves(exchange)[0]), len(saved[name].shape) if name in saved else 0

@@ -33,9 +33,9 @@ def bucketed(
     Local clipping (``gc.dgc(clip_norm=...)``) needs the norm of the whole gradient before anything is sent, and
     ``view="tree"`` (gradient dropping) the whole gradient; with them nothing can begin early.
 
-    Example::
-
-        tx = optax.chain(gc.bucketed(gc.block_quantized(axis_name="data"), bucket_bytes=4 << 20), optax.sgd(0.1))
+    Example:
+        >>> tx = optax.chain(gc.bucketed(gc.block_quantized(axis_name="data"), bucket_bytes=4 << 20), optax.sgd(0.1))
+        >>> state = gc.init_state(params, tx, mesh)
 
     Args:
         exchange: a method, :func:`gradcomp_jax.exchange`, :func:`gradcomp_jax.hierarchical`, or a chain with one in it.
@@ -44,6 +44,9 @@ def bucketed(
             pass is the reverse: :func:`gradcomp_jax.forward_order` reads it from a loss. By default what
             :func:`gradcomp_jax.make_train_step` has read from its loss, elsewhere the order of the paths with numbers as
             numbers.
+
+    Returns:
+        A transformation with the updates of ``exchange``.
 
     Raises:
         ValueError: for a size below 1; when traced, if ``forward_order`` lacks a tensor.
@@ -101,11 +104,18 @@ def forward_order(loss: Callable[..., Any], params: PyTree, *args: Any, **kwargs
     An operation on a parameter alone (a cast, a reshape, a scale) does not count as a use. A parameter that is never used
     comes last. Nothing is computed.
 
+    Example:
+        >>> gc.forward_order(loss, params, batch)
+        ('kernel', 'bias')
+
     Args:
         loss: as for ``jax.value_and_grad``.
         params: arrays or shapes.
         *args: likewise.
         **kwargs: likewise.
+
+    Returns:
+        Paths, such as ``"layer/kernel"``.
     """
     closed = jax.make_jaxpr(lambda p, a, k: loss(p, *a, **k))(params, args, kwargs)
     names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]

@@ -48,15 +48,21 @@ def hierarchical(
     for: ``gc.init_state(..., axis_name=("slices", "chips"))``, the outer one first; ``old`` and ``new`` of
     :func:`gradcomp_jax.resize_workers` count outer workers.
 
-    Example::
-
-        tx = gc.hierarchical(gc.dgc(axis_name="slices", density=0.001), axis_name="slices", inner_axis_name="chips")
+    Example:
+        >>> nodes = jax.make_mesh((4, 2), ("slices", "chips"))
+        >>> method = gc.dgc(axis_name="slices", density=0.001)
+        >>> tx = optax.chain(gc.hierarchical(method, axis_name="slices", inner_axis_name="chips"), optax.sgd(0.1))
+        >>> state = gc.init_state(params, tx, nodes, axis_name=("slices", "chips"))
 
     Args:
         exchange: a method or :func:`gradcomp_jax.exchange` over ``axis_name``, or a chain with one in it.
         axis_name: the slow axis, between workers.
         inner_axis_name: the fast axis, within a worker.
         param_specs: the parameters' ``PartitionSpec``, a tree or a prefix of it; none is sharded by default.
+
+    Returns:
+        A transformation of per-device gradients. Its update is that of ``exchange``, equal on every device, or the device's
+        shard of it.
 
     Raises:
         ValueError: if the two axes are the same; when traced, if the gradients are already reduced over one of them, or

@@ -23,9 +23,16 @@ def local_clip(max_norm: Any, *, axis_name: AxisName | None) -> optax.GradientTr
     The mean of N independent gradients has a norm of about :math:`N^{-1/2}` of one worker's. So clipping each of them to this
     norm bounds the mean by about thr.
 
+    Example:
+        >>> tx = optax.chain(gc.local_clip(1.0, axis_name="data"), gc.topk_sgd(axis_name="data"), optax.sgd(0.1))
+        >>> state = gc.init_state(params, tx, mesh)
+
     Args:
         max_norm: thr, the norm that the averaged gradient may have.
         axis_name: the axis that the gradients are averaged over later; ``None`` for one worker.
+
+    Returns:
+        A transformation of per-device gradients, which goes before an exchange.
 
     Raises:
         ValueError: for a negative norm; when traced where no gradient is exchanged (:func:`gradcomp_jax.elastic_average`).
@@ -108,6 +115,14 @@ def set_to_zero() -> optax.GradientTransformation:
 
     Optax makes its zeros from each worker's own gradient, and ``jax.shard_map`` with ``check_vma=True`` then takes the frozen
     parameters to differ by worker too. For ``optax.masked`` and ``optax.multi_transform``, beside an exchange of the others.
+
+    Example:
+        >>> exchange = optax.chain(gc.block_quantized(axis_name="data"), optax.sgd(0.1))
+        >>> tx = optax.multi_transform({"train": exchange, "freeze": gc.set_to_zero()}, {"kernel": "train", "bias": "freeze"})
+        >>> state = gc.init_state(params, tx, mesh)
+
+    Returns:
+        A transformation whose updates are zeros.
     """
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, Any]:

@@ -58,6 +58,11 @@ def dynamic_loss_scale(
 
     State: :class:`LossScaleState`, equal on every worker. Wire: that of ``inner``. Gradients are passed on in float32.
 
+    Example:
+        >>> tx = gc.dynamic_loss_scale(optax.chain(gc.dgc(axis_name="data"), optax.sgd(0.1)), initial=2.0**12)
+        >>> float(gc.loss_scale(gc.init_state(params, tx, mesh)))
+        4096.0
+
     Args:
         inner: a chain with at least one exchange.
         initial: the first scale.
@@ -67,6 +72,9 @@ def dynamic_loss_scale(
         maximum: the scale does not grow above it; one that begins above it stays there. With the default, float16 keeps some
             bits of gradients from 1e-11 on. A scale that has grown because no gradient overflowed takes one skipped step for
             each factor by which it falls again.
+
+    Returns:
+        A transformation of gradients of the scaled loss, with the updates of ``inner``.
 
     Raises:
         ValueError: for numbers out of range; by ``init``, if there is no exchange in ``inner``, or one of replicas that differ,
@@ -126,7 +134,16 @@ def dynamic_loss_scale(
 
 @_arguments.checked
 def loss_scale(state: Any) -> Array | None:
-    """Returns the loss scale in a train state or an optimizer's: a float32 scalar, or ``None`` where there is none."""
+    """Returns the loss scale in a train state or an optimizer's: a float32 scalar, or ``None`` where there is none.
+
+    Example:
+        >>> tx = gc.dynamic_loss_scale(optax.chain(gc.dense(axis_name="data"), optax.sgd(0.1)))
+        >>> float(gc.loss_scale(gc.init_state(params, tx, mesh)))
+        32768.0
+
+    Args:
+        state: a train state, or an optimizer's.
+    """
     found = nodes_of(state, lambda node: isinstance(node, LossScaleState))
     return found[0].scale if found else None
 

@@ -35,8 +35,16 @@ def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransfo
 
     State: :class:`MasterWeightsState`, 4 bytes for each parameter besides the inner transformation's. Wire: that of ``inner``.
 
+    Example:
+        >>> tx = gc.master_weights(optax.chain(gc.dgc(axis_name="data"), optax.sgd(0.1)))
+        >>> narrow = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), params)
+        >>> state = gc.init_state(narrow, tx, mesh)
+
     Args:
         inner: exchange and optimizer.
+
+    Returns:
+        A transformation whose updates are float32.
 
     Raises:
         ValueError: by ``update``, without parameters.

@@ -32,16 +32,21 @@ def model_parallel(
 
     State: that of ``exchange``, with every array per device, for each device's shard.
 
-    Example::
-
-        specs = {"up": P(None, "model"), "down": P("model", None), "bias": P()}
-        tx = gc.model_parallel(gc.dgc(axis_name="data"), axis_name="data", model_axis_name="model", param_specs=specs)
+    Example:
+        >>> specs = {"kernel": jax.P(None, "model"), "bias": jax.P()}
+        >>> method = gc.dgc(axis_name="data")
+        >>> exchange = gc.model_parallel(method, axis_name="data", model_axis_name="model", param_specs=specs)
+        >>> grid = jax.make_mesh((4, 2), ("data", "model"))
+        >>> state = gc.init_state(params, optax.chain(exchange, optax.sgd(0.1)), grid, param_specs=specs)
 
     Args:
         exchange: a method or :func:`gradcomp_jax.exchange` over ``axis_name``, or a chain with one in it.
         axis_name: the axis that gradients are averaged over.
         model_axis_name: the axis that parameters are sharded along.
         param_specs: the parameters' ``PartitionSpec``, a tree or a prefix of it.
+
+    Returns:
+        A transformation of per-device gradients. Its update lies as the parameters do, equal on every worker.
 
     Raises:
         ValueError: if the two axes are the same, or a spec shards a dimension along several axes.

@@ -52,6 +52,12 @@ def density_schedule(
     Shapes are static, so a few densities are compiled, as branches of one program on the replicated step count. Each step
     takes the lowest density that is at least the schedule's value, or else the highest density.
 
+    Example:
+        >>> schedule = optax.exponential_decay(0.1, transition_steps=1000, decay_rate=0.5)
+        >>> tx = optax.chain(gc.density_schedule((0.01, 0.1), schedule, axis_name="data"), optax.sgd(0.1))
+        >>> int(gc.diagnostics(gc.init_state(params, tx, mesh))["density/level"])
+        1
+
     Args:
         densities: at least one, each in (0, 1].
         schedule: ``schedule(step) -> density``, such as ``optax.exponential_decay``.
@@ -60,6 +66,10 @@ def density_schedule(
         collective: see :func:`gradcomp_jax.exchange`.
         mask: which leaves to compress; by default those with two or more dimensions that are smaller at the lowest density.
         make: ``make(density, block=...) -> compressor``.
+
+    Returns:
+        A transformation of per-device gradients. Its update is their compressed mean, in their shapes and dtypes, equal on
+        every worker.
 
     Raises:
         ValueError: for a density outside (0, 1], for none, and for a compressor that does not select by size.
@@ -97,6 +107,12 @@ def density_controller(
     ``every`` steps at the density in use, on a few blocks of every tensor, which cross whole for that. Above the target the
     next step takes the next higher density, below half of the target the next lower one. The first density is the highest.
 
+    Example:
+        >>> exchange = gc.density_controller((0.001, 0.01), target_error=0.5, axis_name="data")
+        >>> tx = optax.chain(exchange, optax.sgd(0.1))
+        >>> int(gc.diagnostics(gc.init_state(params, tx, mesh))["density/level"])
+        1
+
     Args:
         densities: at least one, each in (0, 1].
         target_error: target of :math:`\xi`; 0.1 to 1 is usual.
@@ -107,6 +123,10 @@ def density_controller(
         collective: see :func:`gradcomp_jax.exchange`.
         mask: as for :func:`density_schedule`.
         make: ``make(density, block=...) -> compressor``.
+
+    Returns:
+        A transformation of per-device gradients. Its update is their compressed mean, in their shapes and dtypes, equal on
+        every worker.
 
     Raises:
         ValueError: for a density outside (0, 1], none, a target that is not positive, and for a compressor that does not
@@ -199,7 +219,7 @@ def selection_error(
             kept = narrow.opened(jax.tree.map(lambda p: p.value, memory, is_leaf=is_per_device))
             target, _ = group.memory.compensate(gradient, kept)
             target, gradient = (group.encoded_rows(segment, a) for a in (target, gradient))
-            where = [places(target.shape, max(1, group.rows(segment) // rows))]
+            where = [places(target.shape, max(1, segment.rows // rows))]
             target, gradient, count = (taken(a, where)[:rows] for a in (target, gradient, group.counts(segment)))
             numbers += [target, _round_trip(group.compressor, target, count), gradient]
             seen.append((group.compressor, count))

@@ -58,10 +58,9 @@ def weighted(
     which takes up to two more copies of them. Inside :func:`gradcomp_jax.hierarchical` the weights of a worker's devices are
     added up.
 
-    Example::
-
-        tx = optax.chain(gc.weighted(gc.dgc(axis_name="data"), axis_name="data"), optax.sgd(0.1))
-        updates, state = tx.update(gradient, state, params, weight=examples)
+    Example:
+        >>> tx = optax.chain(gc.weighted(gc.dgc(axis_name="data"), axis_name="data"), optax.sgd(0.1))
+        >>> step = gc.make_train_step(loss, tx, mesh, weight=lambda batch: len(batch))  # or your own update(..., weight=...)
 
     Args:
         method: a method or :func:`gradcomp_jax.exchange`, or a chain with one in it.
@@ -69,6 +68,9 @@ def weighted(
         keep_absent: whether the memory of an absent worker stays as it was. If false, the worker takes part with a gradient of
             zero: its memory decays and is sent from. The law still holds, the mean contains old values of that worker, and no
             memory is set aside. Where no weight is ever 0 that saves the copies.
+
+    Returns:
+        A transformation with the updates of ``method``, whose ``update`` takes ``weight=``, a scalar on each worker.
 
     Raises:
         ValueError: from ``init``, if there is no exchange inside, or an exchange whose workers are several devices, or a method

@@ -59,9 +59,19 @@ def rate_weighted(
 
     State: :class:`RateWeightedState`. Wire: the method's. It takes one more copy of the gradient, in float32.
 
+    Example:
+        >>> schedule = optax.cosine_decay_schedule(0.1, decay_steps=1000)
+        >>> method = gc.rate_weighted(gc.topk_sgd(axis_name="data", density=0.01), schedule)
+        >>> tx = optax.chain(method, optax.sgd(schedule))
+        >>> state = gc.init_state(params, tx, mesh)
+
     Args:
         method: an exchange with a memory.
         rate: a schedule, ``rate(step)``, of the number of updates so far (int32 scalar); give the optimizer the same one.
+
+    Returns:
+        A transformation of per-device gradients. Its update is the compressed mean, divided by the rate; an optimizer with
+        the same rate follows.
 
     Raises:
         TypeError: for a rate that is not a function.

@@ -26,6 +26,12 @@ def reset_nonfinite(state: Any) -> tuple[Any, int]:
     is drawn again, because a column of zeros would stay zero. EF21's estimates all begin again from zero, because their
     mean must stay the sum of what was sent. An invalid loss scale becomes the default of the first scale.
 
+    Example:
+        >>> tx = optax.chain(gc.topk_sgd(axis_name="data"), optax.sgd(0.1))
+        >>> state, count = gc.reset_nonfinite(gc.init_state(params, tx, mesh))
+        >>> count
+        0
+
     Args:
         state: a train state, or an optimizer's, with exchanges in it.
 

@@ -36,8 +36,16 @@ def running_sum(exchange: optax.GradientTransformationExtraArgs) -> optax.Gradie
     The exchange is given gradients of any dtype in float32, and sees every leaf as float32: its means are
     added up unrounded, and only the sum is cast to the gradients' dtype.
 
+    Example:
+        >>> differences = gc.exchange(gc.compressors.topk(0.01), axis_name="data", memory=gc.memory.estimate())
+        >>> tx = optax.chain(gc.running_sum(differences), optax.sgd(0.01))
+        >>> state = gc.init_state(params, tx, mesh)
+
     Args:
         exchange: the exchange, or a chain that ends in one.
+
+    Returns:
+        A transformation with the inputs of ``exchange``, whose updates are the sums.
 
     Raises:
         ValueError: when traced, if there is no exchange inside.

@@ -50,18 +50,19 @@ def switched(
     states, because compilers copy what goes through a branch, and no exchange begins before the last gradient is there.
     For a choice that stays, build ``candidates[choice.name]`` alone, which costs nothing.
 
-    Example::
-
-        candidates = {
-            "dense": optax.chain(gc.dense(axis_name="data", dtype="bfloat16"), optax.trace(0.9)),
-            "dgc": gc.dgc(axis_name="data", momentum=0.9),
-        }
-        tx = optax.chain(gc.switched(candidates), optax.sgd(0.1))
-        state = gc.set_choice(gc.init_state(params, tx, mesh), "dgc")
+    Example:
+        >>> candidates = {"dense": gc.dense(axis_name="data"), "topk": gc.topk_sgd(axis_name="data", density=0.01)}
+        >>> tx = optax.chain(gc.switched(candidates), optax.sgd(0.1))
+        >>> state = gc.set_choice(gc.init_state(params, tx, mesh), "topk")
+        >>> int(gc.diagnostics(state)["switched/choice"])
+        1
 
     Args:
         candidates: maps names to methods, exchanges or chains with one in them. All take the same per-device gradients and
             return updates that are equal on all workers, of the same shapes.
+
+    Returns:
+        A transformation of per-device gradients, with the updates of the candidate in use.
 
     Raises:
         ValueError: for no candidates; from ``init``, for one without an exchange, one whose replicas differ, and one that is
@@ -125,6 +126,12 @@ def set_choice(state: Any, name: str) -> Any:
 
     Nothing is compiled again, and all memories stay. Call it outside ``jax.jit``, in every process with the same name;
     :func:`gradcomp_jax.check_equal_start` of the state finds a process that differs.
+
+    Example:
+        >>> candidates = {"dense": gc.dense(axis_name="data"), "topk": gc.topk_sgd(axis_name="data", density=0.01)}
+        >>> state = gc.init_state(params, optax.chain(gc.switched(candidates), optax.sgd(0.1)), mesh)
+        >>> int(gc.diagnostics(gc.set_choice(state, "topk"))["switched/choice"])
+        1
 
     Args:
         state: a train state, or an optimizer's, with one of :func:`switched` in it.

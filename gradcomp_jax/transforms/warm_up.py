@@ -22,6 +22,11 @@ def warm_up(steps_per_stage: int, densities: Sequence[float] = DGC_DENSITIES) ->
 
     The paper's sparsities are 75%, 93.75%, 98.4375%, 99.6% and then the final one, an epoch each.
 
+    Example:
+        >>> gc.warm_up(500)
+        ((500, 0.25), (500, 0.0625), (500, 0.015625), (500, 0.004))
+        >>> tx = optax.chain(gc.dgc(axis_name="data", warm_up=gc.warm_up(500)), optax.sgd(0.1))
+
     Args:
         steps_per_stage: usually the steps of an epoch.
         densities: falling, each in (0, 1].

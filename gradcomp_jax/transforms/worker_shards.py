@@ -12,8 +12,8 @@ from gradcomp_jax import _compat, _registered, _specs, kernels
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.collectives import fused, wait
 from gradcomp_jax.core.context import Context, context_of, with_context
-from gradcomp_jax.core.layout import Shards
 from gradcomp_jax.core.made_by import MadeBy, made_by
+from gradcomp_jax.core.shards import Shards
 from gradcomp_jax.per_device import PerDevice, is_per_device
 
 DIVISION = "shards"

@@ -213,10 +213,7 @@ def test_groups_in_the_program_of_one_slice_lie_in_that_slice():
     ],
 )
 def test_an_unknown_transfer_across_slices_is_an_error(attributes, message):
-    lines = [
-        "%t = token[] after-all()",
-        f"ROOT %send = (f32[16,8]{{1,0}}, u32[], token[]) send(%x, %t), {attributes}",
-    ]
+    lines = ["%t = token[] after-all()", f"ROOT %send = (f32[16,8]{{1,0}}, u32[], token[]) send(%x, %t), {attributes}"]
     with pytest.raises(ValueError, match=message):
         wire_bytes(program(*lines))
 

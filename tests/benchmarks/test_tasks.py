@@ -7,30 +7,16 @@ import sys
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
-from benchmarks.tasks import datasets, recipes, tasks
+from benchmarks.tasks import recipes, tasks
 from gradcomp_jax import per_device
 from gradcomp_jax.experiments import recipes as own
-from gradcomp_jax.experiments.datasets import Dataset, Text
 from tests.conformance.environments import AXIS
 
-IMAGES, LABELS = np.zeros((2, 8, 8, 1), np.float32), np.zeros(2, np.int32)
-TOKENS = np.zeros(300, np.uint8)
 SETTINGS, STEPS = tasks.TASKS["fashion-mnist"].settings, 468
 NEW = [name for name in recipes.RECIPES if name not in own.RECIPES]
-
-
-@pytest.mark.parametrize("name", tasks.TASKS)
-def test_results_are_called_after_the_task(name: str) -> None:
-    """Two tasks on one data set must not write the same files."""
-    task = tasks.TASKS[name]
-    assert task.dataset in datasets.SOURCES
-    text = Text(task.dataset, TOKENS, TOKENS, TOKENS, 9)
-    is_text = task.problem.func.__name__ == "language_modelling"
-    assert task.on(text if is_text else Dataset(task.dataset, IMAGES, LABELS, IMAGES, LABELS)).name == name
 
 
 @pytest.mark.parametrize("method", NEW)
@@ -80,30 +66,9 @@ def test_an_ablation_changes_one_option(added, monkeypatch, method, changed):
     assert dgc_options(monkeypatch, method) == {**full, name: value}
 
 
-@pytest.mark.parametrize("length", [0.5, 4.0])
-def test_dense_with_clipping_clips_the_mean_gradient_at_the_threshold(added, length):
-    settings = dataclasses.replace(SETTINGS, clip_norm=2.0, learning_rate=1.0, momentum=0.0)
-    tx = own.build("dense-bf16-clip", settings, STEPS)
-    mean = np.float32(length) * np.array([0.6, -0.8], np.float32)
-    of_workers = mean * np.array([[0.5], [1.5]], np.float32)
-
-    def update(gradient):
-        return tx.update(gradient, tx.init(gradient))[0]
-
-    got = jax.jit(jax.vmap(update, axis_name="data"))(of_workers)
-    expected = -mean * min(1.0, settings.clip_norm / length)
-    np.testing.assert_allclose(got, [expected, expected], rtol=1e-2)
-
-
 def test_the_command_of_the_studies_knows_their_names_and_that_of_the_package_does_not(tmp_path) -> None:
     root = pathlib.Path(__file__).parents[2]
     own_command = [sys.executable, root / "benchmarks" / "gradcomp.py"]
     listed = subprocess.run([*own_command, "methods"], capture_output=True, text=True, cwd=tmp_path, check=True).stdout
     assert all(name in listed.replace(",", " ").split() for name in NEW) and "--methods ablations: " in listed
     assert not any(name in own.RECIPES for name in NEW)
-
-
-def test_a_data_set_that_is_unknown_is_one_sentence_with_the_known_ones(tmp_path) -> None:
-    command = [sys.executable, pathlib.Path(__file__).parents[2] / "benchmarks" / "data.py", "mnits"]
-    found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert found.returncode == 2 and "invalid choice: 'mnits'" in found.stderr and "enwik8" in found.stderr

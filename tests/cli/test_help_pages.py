@@ -10,8 +10,8 @@ pytest.importorskip("typer")
 
 from typer.main import get_command
 
-from gradcomp_jax import _process
-from gradcomp_jax.cli import help_pages, kept_help
+from benchmarks import help_pages
+from gradcomp_jax import _process, cli
 from gradcomp_jax.cli.app import app
 from tests.cli.standard_streams import environment
 
@@ -19,8 +19,8 @@ NAMES = ["", "compare", "train", "methods", "plan"]
 
 
 def test_what_is_kept_is_the_help() -> None:
-    """After a change of an option: python -m gradcomp_jax.cli.help_pages."""
-    assert json.loads(kept_help.PAGES.read_text(encoding="utf-8")) == help_pages.pages()
+    """After a change of an option: python benchmarks/help_pages.py."""
+    assert json.loads(cli.PAGES.read_text(encoding="utf-8")) == help_pages.pages()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -59,4 +59,4 @@ def test_help_is_printed_without_jax(words: list[str]) -> None:
 )
 def test_what_asks_for_more_than_help_goes_on(monkeypatch, words: list[str]) -> None:
     monkeypatch.setattr(_process, "run", lambda command: pytest.fail("it is answered"))
-    kept_help.answer_if_asked(words)
+    cli.answer_if_asked(words)

@@ -12,7 +12,7 @@ pytest.importorskip("typer")
 from rich.console import Console
 
 from gradcomp_jax._errors import SettingError
-from gradcomp_jax.cli import plot, report, runs
+from gradcomp_jax.cli import plot, report, runs, tables
 from gradcomp_jax.cli.options import Training
 from gradcomp_jax.experiments import RunResult, StepTime, Wire, summarize, task
 
@@ -151,7 +151,7 @@ def test_a_table_is_printed_though_its_files_cannot_be_written(result, tmp_path,
     def full(*file, **options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(runs, "write_whole", full)
+    monkeypatch.setattr(tables, "write_whole", full)
     with pytest.raises(SettingError, match=r"cannot write the results that are printed above: .*No space left"):
         runs.finish(Console(), result, Training(out=tmp_path), "compare", "gradcomp compare")
     assert "92.00 ± 2.83" in capsys.readouterr().out

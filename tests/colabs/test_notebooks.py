@@ -111,11 +111,7 @@ def test_all_install_in_the_same_way(path: pathlib.Path):
 @pytest.mark.parametrize(
     ("files", "is_there", "expected"),
     [
-        (
-            ["gradcomp_jax-0.1.0-py3-none-any.whl", "../pyproject.toml"],
-            False,
-            r"\./gradcomp_jax-[\w.-]+\.whl\[cli\]",
-        ),
+        (["gradcomp_jax-0.1.0-py3-none-any.whl", "../pyproject.toml"], False, r"\./gradcomp_jax-[\w.-]+\.whl\[cli\]"),
         (["../pyproject.toml"], False, r"\.\.\[cli\]"),
         ([], False, r"gradcomp-jax\[cli\] @ git\+https://[\w./-]+"),
         (["../pyproject.toml"], True, None),

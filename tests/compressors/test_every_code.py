@@ -11,6 +11,7 @@ import gradcomp_jax as gc
 from gradcomp_jax import compressors
 from gradcomp_jax.compressors import RowInfo
 from gradcomp_jax.compressors.union import Union
+from tests.marks import slow_but
 from tests.programs import compiled, kernels
 
 from .test_laws import CASES, SEEDED, Case, both_ways, full, gradient, side_of
@@ -23,36 +24,26 @@ NEW = {
     "sign-unit": Case(compressors.sign("unit", block=13), 2 + 1),
     "random-k": Case(compressors.random_k(0.25, block=13), 3 * 2),
     "random-k-f32": Case(compressors.random_k(0.25, block=13, dtype=f32), 3 * 4),
-    "random-k-rescaled": Case(compressors.random_k(0.25, block=13, dtype=f32, rescale=True), 3 * 4),
     "random-k-one": Case(compressors.random_k(0.01, block=13), 2),
-    "rotated-1": Case(compressors.rotated(1, block=64), 8 + 4),
     "rotated-2": Case(compressors.rotated(2, block=64, unbiased=False), 16 + 4),
     "rotated-3": Case(compressors.rotated(3, block=64), 7 * 4 + 4),  # ten to a word
     "rotated-4": Case(compressors.rotated(4, block=64, unbiased=False), 32 + 4),
     "e4m3": Case(compressors.float8("e4m3", block=13), 13 + 4),
-    "e5m2": Case(compressors.float8("e5m2", block=13), 13 + 4),
     "e4m3-plain": Case(compressors.float8("e4m3", block=13, scaled=False), 13),
-    "e5m2-plain": Case(compressors.float8("e5m2", block=13, scaled=False), 13),
-    "fixed-16": Case(compressors.fixed_point(block=13), 26),
     "fixed-8": Case(compressors.fixed_point(bits=8, fraction_bits=5, block=13), 13),
     "low-rank": Case(compressors.low_rank(2, (5, 7)), 7 * 2 * 4),
     "frequencies": Case(compressors.in_frequency(compressors.topk(0.25, block=13, dtype=f32)), 3 * (1 + 4)),
     "frequencies-int8": Case(compressors.in_frequency(quantized(block=13)), 13 + 4),
-    "frequencies-sign-l1": Case(compressors.in_frequency(compressors.sign("l1", block=13)), 2 + 4),
-    "frequencies-e4m3-plain": Case(compressors.in_frequency(compressors.float8(block=13, scaled=False)), 13),
     "union": Case(Union(13, 3), 3 * (1 + 4)),
-    "union-wide": Case(Union(257, 3), 3 * (2 + 4)),
     "union-whole": Case(Union(13, 11), 13 * 4),
     "e3m0": Case(quantized(bits=4, block=13, format="e3m0"), 7 + 4),
-    "e3m0-stochastic": Case(quantized(bits=4, block=13, format="e3m0", stochastic=True), 7 + 4),
-    "l2-8": Case(quantized(block=13, norm="l2", stochastic=True), 13 + 4),
     "l2-4": Case(quantized(bits=4, block=13, norm="l2", stochastic=True), 7 + 4),
-    "l2-2": Case(quantized(bits=2, block=13, norm="l2", stochastic=True), 4 + 4),
 }
 # A matrix is one row; all others have several.
 ROWS = 4
 ALL = {**CASES, **NEW}
-EACH, EACH_NEW = (pytest.mark.parametrize("name", names) for names in (ALL, NEW))
+SLOW = ("topk-wide", "ternary-bucket", "int2-stochastic", "rotated-3", "frequencies-int8", "union-whole", "e3m0")
+EACH, EACH_NEW = (pytest.mark.parametrize("name", slow_but(set(names) - set(SLOW), names)) for names in (ALL, NEW))
 
 
 def rows_for(name: str, seed: int = 0) -> np.ndarray:
@@ -78,7 +69,7 @@ def test_payload_leads_with_rows_and_weighs_what_it_says(name: str) -> None:
     if fields.get("index") is not None:
         assert fields["index"].dtype == (jnp.uint8 if compressor.block <= 256 else jnp.uint16)
     if "words" in fields and name in NEW:
-        whole = {"fixed-16": jnp.int16, "fixed-8": jnp.int8, "l2-8": jnp.int8, "frequencies-int8": jnp.int8}
+        whole = {"fixed-8": jnp.int8, "frequencies-int8": jnp.int8}
         packed = jnp.uint32 if name == "rotated-3" else jnp.uint8
         assert fields["words"].dtype == whole.get(name, packed)
     assert (decoded.shape, decoded.dtype) == (x.shape, f32)
@@ -86,7 +77,13 @@ def test_payload_leads_with_rows_and_weighs_what_it_says(name: str) -> None:
         np.testing.assert_array_equal(sent, np.asarray(decoded) != 0)
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name != "low-rank"])  # whose one row is its matrix
+@pytest.mark.parametrize(
+    "name",
+    (
+        *("ternary-own", "topk-3-int8", "int4", "int8-stochastic", "rotated-4", "frequencies", "union"),
+        *("fixed-8", "e4m3", "e3m0", "random-k", "sign-means"),
+    ),
+)
 def test_no_rows_are_no_bytes(name: str) -> None:
     compressor = ALL[name].compressor
     payload, _, decoded, _ = both_ways(compressor, rows_for(name)[:0])
@@ -110,10 +107,9 @@ def test_zeros_stay_zeros(name: str) -> None:
 
 
 # A union's rows are mostly zeros by its contract. An l2 norm makes a constant's integers small: to one step of them.
-# A constant is one frequency, of which signs make many.
 # Levels are multiples of a scale: see test_ternary.py.
-CONSTANT = {n: c.compressor for n, c in ALL.items() if not n.startswith(("union", "frequencies-sign", "levels"))}
-FIXED_RANGE = ("fixed", "e4m3-plain", "e5m2-plain", "frequencies-e4m3-plain")
+CONSTANT = {n: c.compressor for n, c in ALL.items() if n not in SLOW and not n.startswith(("union", "levels"))}
+FIXED_RANGE = ("fixed", "e4m3-plain")
 
 
 @pytest.mark.parametrize("value", (0.1, -3.3, 1e30, 1e-30, -1e-30))
@@ -135,7 +131,7 @@ def test_a_constant_comes_back(name: str, value: float) -> None:
     elif name.startswith("random-k"):
         sent = decoded != 0
         assert (sent.sum(axis=1) == code.k).all()
-        np.testing.assert_allclose(decoded[sent], code.block / code.k if code.rescale else 1.0, rtol=2.0**-8)
+        np.testing.assert_allclose(decoded[sent], 1.0, rtol=2.0**-8)
     elif name.startswith("rotated"):
         # What so many bits leave of anything (1: pi / 2 - 1), with room for few rows.
         assert ((decoded - 1) ** 2).mean() < 1.5 * {1: 0.571, 2: 0.133, 3: 0.036, 4: 0.0096}[code.bits]
@@ -144,24 +140,13 @@ def test_a_constant_comes_back(name: str, value: float) -> None:
         assert (decoded >= 0).all()
         assert decoded.any()
     else:
-        step = {"fixed-16": 2.0**-12, "fixed-8": 2.0**-5}.get(name, 2.0**-4 * abs(value)) / abs(value)
+        step = {"fixed-8": 2.0**-5}.get(name, 2.0**-4 * abs(value)) / abs(value)
         np.testing.assert_allclose(decoded, 1, atol=step)
 
 
 CONTRACTIONS = (
-    *(
-        "sign-means",
-        "sign-l1",
-        "random-k",
-        "random-k-f32",
-        "rotated-2",
-        "rotated-4",
-        "e3m0",
-        "e4m3",
-        "e5m2",
-        "low-rank",
-    ),
-    *("frequencies", "frequencies-int8", "union", "union-wide", "union-whole", "int8", "int4", "topk-1", "topk-3-int8"),
+    *("sign-means", "sign-l1", "random-k", "random-k-f32", "rotated-2", "rotated-4", "e3m0", "e4m3", "low-rank"),
+    *("frequencies", "frequencies-int8", "union", "union-whole", "int8", "int4", "topk-1", "topk-3-int8"),
 )
 
 
@@ -233,12 +218,11 @@ def test_the_mean_of_positive_entries_stands_beside_large_negative_ones() -> Non
     np.testing.assert_allclose(decoded[0, :2], -6.65e5, rtol=1e-6)
 
 
-@pytest.mark.parametrize("workers", (pytest.param(1, marks=pytest.mark.slow), 3))
 @EACH
-def test_reduce_is_the_sum_of_what_is_decoded(name: str, workers: int) -> None:
+def test_reduce_is_the_sum_of_what_is_decoded(name: str) -> None:
     """Of each worker with its own seeds where there are such."""
     compressor = ALL[name].compressor
-    xs = [rows_for(name, seed) for seed in range(workers)]
+    xs = [rows_for(name, seed) for seed in range(3)]
     state = compressor.init((xs[0].size,))
     side = None
     if name in CASES:
@@ -293,7 +277,7 @@ def test_what_is_sent_and_what_is_kept_make_the_target(name: str) -> None:
 
 
 @pytest.mark.parametrize("bad", (np.nan, np.inf, -np.inf), ids=str)
-@pytest.mark.parametrize("name", [name for name in ALL if name != "levels"])
+@pytest.mark.parametrize("name", [name for name in ALL if name not in ("levels", *SLOW)])
 def test_a_bad_entry_is_seen_wherever_it_is(name: str, bad: float) -> None:
     """In every place of a row, chosen or not; and a large number is none."""
     compressor, x = ALL[name].compressor, rows_for(name)

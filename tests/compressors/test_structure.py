@@ -44,9 +44,13 @@ TENSORS = {
 }
 
 
-@pytest.mark.parametrize(("density", "least"), [(0.001, 0.75), (0.01, 0.9)])
-@pytest.mark.parametrize("name", TENSORS)
-@pytest.mark.parametrize("method", [gc.topk_sgd, gc.gradient_dropping])
+@pytest.mark.parametrize(
+    ("method", "name", "density", "least"),
+    [
+        ((gc.topk_sgd, gc.gradient_dropping)[number % 2], name, *((0.001, 0.75), (0.01, 0.9))[number % 3 == 0])
+        for number, name in enumerate(TENSORS)
+    ],
+)
 def test_most_of_the_energy_is_sent(method, name: str, density: float, least: float) -> None:
     """Of one step without a memory; entries of a tensor with structure are where stretches would miss them."""
     x = TENSORS[name].astype(np.float32)
@@ -56,7 +60,7 @@ def test_most_of_the_energy_is_sent(method, name: str, density: float, least: fl
     assert np.square(sent).sum() >= least * wanted
 
 
-@pytest.mark.parametrize(("block", "k"), [(1024, 4), (1024, 10), (4096, 32), (4096, 64), (4096, 128)])
+@pytest.mark.parametrize(("block", "k"), [(1024, 10), (4096, 64)])
 @pytest.mark.parametrize("structure", ["stride of 64", "one hot row", "smooth"])
 def test_a_block_with_structure(structure: str, block: int, k: int) -> None:
     """Entries of a row that lie a power of two apart, next to each other, or among the low frequencies of a chunk."""

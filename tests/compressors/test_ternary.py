@@ -100,7 +100,7 @@ def round_trip(downlink: Levels, mean, side):
 SCALES = np.float32([1.0, 0.1, 1 / 3, 3.3e30, 7e-31, 0.0])
 
 
-@pytest.mark.parametrize("workers", (1, 2, 7, 8, 64, 127, 200))
+@pytest.mark.parametrize("workers", (1, 7, 64, 200))
 def test_levels_are_exact(workers: int) -> None:
     """Every integer in [-N, N] arrives, at scales of any size, and what is decoded is a fixed point."""
     downlink = compressors.ternary(bucket_size=401).downlink(workers)
@@ -128,12 +128,6 @@ def test_levels_return_the_mean_of_payloads(workers: int) -> None:
     mean = mean_of(compressor, stacked, shared)
     assert np.unique(np.asarray(mean)).size > workers
     np.testing.assert_array_equal(round_trip(compressor.downlink(workers), mean, shared)[1], mean)
-
-
-def test_bits_of_the_downlink() -> None:
-    for workers, bits in ((8, 32 / 7), (64, 32 / 4)):
-        downlink = compressors.ternary(bucket_size=1260).downlink(workers)
-        assert downlink.payload_bytes(1) * 8 / 1260 == pytest.approx(bits)
 
 
 def test_which_downlink() -> None:

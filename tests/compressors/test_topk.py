@@ -12,8 +12,6 @@ from gradcomp_jax import compressors
 from gradcomp_jax.compressors.topk import _MOST_COMPARED, TopKPayload, block_for
 from tests.programs import compiled
 
-KS = (1, 3, 5)
-
 
 @functools.partial(jax.jit, static_argnums=0)
 def encode(compressor, rows):
@@ -28,8 +26,7 @@ def rows_of(block: int) -> np.ndarray:
     )
 
 
-@pytest.mark.parametrize("dtype", (np.float32, ml_dtypes.bfloat16))
-@pytest.mark.parametrize("k", KS)
+@pytest.mark.parametrize(("k", "dtype"), [(3, ml_dtypes.bfloat16), (5, np.float32)])
 def test_the_largest_arrive_and_nothing_else(k: int, dtype: type) -> None:
     compressor = compressors.topk(k / 13, block=13, dtype=dtype)
     assert (compressor.k, compressor.block) == (k, 13)
@@ -48,8 +45,7 @@ def test_the_largest_arrive_and_nothing_else(k: int, dtype: type) -> None:
     assert not decoded[-2].any()
 
 
-@pytest.mark.parametrize("dtype", (np.float32, ml_dtypes.bfloat16))
-@pytest.mark.parametrize("k", KS)
+@pytest.mark.parametrize(("k", "dtype"), [(3, ml_dtypes.bfloat16), (5, np.float32)])
 def test_rounding_and_what_is_decoded_make_the_rows(k: int, dtype: type) -> None:
     compressor = compressors.topk(k / 13, block=13, dtype=dtype)
     rows = rows_of(13)
@@ -67,7 +63,7 @@ def test_rounding_and_what_is_decoded_make_the_rows(k: int, dtype: type) -> None
     assert lost.any() == (dtype != np.float32)
 
 
-@pytest.mark.parametrize("k", KS)
+@pytest.mark.parametrize("k", (1, 5))
 def test_int8_values_keep_the_laws(k: int) -> None:
     """Values within half a step of the largest, and what is decoded plus the rounding is the entry to the bit."""
     compressor = compressors.topk(k / 13, block=13, dtype=jnp.int8)

@@ -53,9 +53,7 @@ def assert_unbiased(got: np.ndarray, x: np.ndarray, variance: np.ndarray) -> Non
     np.testing.assert_allclose(got.var(axis=0).mean(), variance.mean(), rtol=0.1)
 
 
-@pytest.mark.parametrize("generator", ["hash", "threefry"])
-@pytest.mark.parametrize("norm", ["max", "l2"])
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize(("bits", "norm", "generator"), [(4, "l2", "hash"), (8, "max", "threefry"), (2, "max", "hash")])
 def test_qsgd(bits: int, norm: str, generator: str) -> None:
     x = normal(121)
     compressor = compressors.block_quantized(bits=bits, block=121, stochastic=True, norm=norm, generator=generator)
@@ -108,8 +106,10 @@ def test_rotated_over_the_seeds(bits: int, left: float) -> None:
     assert_unbiased(got, x, np.broadcast_to(left * square[:, None] / 1024, x.shape))
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4])
-@pytest.mark.parametrize("few", [(1, 0.5), (5, 1, 0.5, 0.2), (2, 2, 2), (1,)])
+@pytest.mark.parametrize(
+    ("bits", "few"),
+    [(1, (1, 0.5)), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, (5, 1, 0.5, 0.2)), (4, (2, 2, 2))))],
+)
 def test_rotated_where_few_entries_are_all(bits: int, few: tuple[float, ...]) -> None:
     """After one Hadamard rotation two entries give two magnitudes: at 1 bit the smaller would never be seen."""
     x = np.zeros((2, 1024), np.float32)
@@ -156,29 +156,10 @@ def test_rotations_of_short_blocks_are_not_called_unbiased() -> None:
     assert not compressors.rotated(1, block=16, unbiased=False).unbiased
 
 
-@pytest.mark.parametrize("bits", [1, 2, 3])
+@pytest.mark.parametrize("bits", [2])
 def test_rotated_with_the_least_error_has_less(bits: int) -> None:
     x = normal(256)
     error = [
         ((decoded(compressors.rotated(bits, block=256, unbiased=u), x, 100) - x) ** 2).mean() for u in (False, True)
     ]
     assert error[0] < error[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("norm", ["max", "l2"])
-@pytest.mark.parametrize("bits", [2, 4])
-def test_the_error_of_qsgd_does_not_grow_with_the_tensor(bits: int, norm: str) -> None:
-    """With one norm for a whole tensor it would, with the root of the size: here 32-fold from first to last."""
-
-    def relative_error(size: int) -> float:
-        g = np.random.default_rng(size).normal(size=(size // 64, 64)).astype(np.float32)
-        tx = gc.qsgd(axis_name=None, bits=bits, norm=norm, mask=True)
-        update = np.asarray(jax.jit(lambda g: tx.update(g, tx.init(g))[0])(g))
-        return float(np.linalg.norm(update - g) / np.linalg.norm(g))
-
-    errors = [relative_error(2**k) for k in (12, 17, 22)]
-    np.testing.assert_allclose(errors, errors[-1], rtol=0.1)
-    # Lemma 3.1 of the paper, for buckets of 512.
-    levels = 2 ** (bits - 1) - 1
-    assert errors[-1] ** 2 < min(512 / levels**2, np.sqrt(512) / levels)

@@ -13,14 +13,7 @@ import gradcomp_jax as gc
 
 WORKERS = 8
 AXIS = "data"
-ENVIRONMENTS = (
-    "shard_map-auto-vma",
-    "shard_map-auto",
-    "shard_map-explicit-vma",
-    "shard_map-explicit",
-    "pmap",
-    "vmap",
-)
+ENVIRONMENTS = ("shard_map-auto-vma", "shard_map-auto", "shard_map-explicit-vma", "shard_map-explicit", "pmap", "vmap")
 
 FEWER = ("shard_map-explicit-vma", "vmap")
 """Several devices and one, tracked and not."""
@@ -95,11 +88,7 @@ def _shard_map(tx: Any, kind: AxisType, check_vma: bool, workers: int) -> Enviro
     def update(gradient: Any, state: Any, params: Any) -> Any:
         specs = gc.state_specs(state, axis_name=AXIS)
         return jax.shard_map(
-            local,
-            mesh=mesh,
-            in_specs=(spec, specs, PartitionSpec()),
-            out_specs=(spec, specs),
-            check_vma=check_vma,
+            local, mesh=mesh, in_specs=(spec, specs, PartitionSpec()), out_specs=(spec, specs), check_vma=check_vma
         )(gradient, state, params)
 
     def call(gradient: Any, state: Any, params: Any) -> Any:
@@ -114,6 +103,14 @@ def vmapped_init(tx: Any, params: Any, workers: int = WORKERS) -> Any:
     """The state of all workers, initialised inside the axis, in one program."""
     axes = gc.state_axes(jax.eval_shape(tx.init, params))
     return jax.jit(jax.vmap(tx.init, in_axes=None, out_axes=axes, axis_name=AXIS, axis_size=workers))(params)
+
+
+def vmapped(tx: Any, params: Any, workers: int = WORKERS) -> tuple[Any, Any]:
+    """The state of all workers, and ``update(gradients, state, params=None)``, compiled, with results stacked by worker."""
+    state = vmapped_init(tx, params, workers)
+    axes = gc.state_axes(state)
+    update = jax.vmap(tx.update, in_axes=(0, axes, None), out_axes=(0, axes), axis_name=AXIS)
+    return state, jax.jit(lambda gradients, state, params=None: update(gradients, state, params))
 
 
 def _mapped(tx: Any, name: str, workers: int) -> Environment:

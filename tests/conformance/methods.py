@@ -1,9 +1,11 @@
 """Every method that must conform. A new method adds one line here."""
 
 import dataclasses
+import functools
 import inspect
 import math
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -12,6 +14,22 @@ import optax
 import gradcomp_jax as gc
 from gradcomp_jax.compressors.low_rank import low_rank_direction
 from gradcomp_jax.methods import registry
+
+FEW = ("dense_bf16", "dense-bf16", "terngrad", "dgc", "powersgd")
+"""Methods of which the README's line asks what many methods are asked: a cast, by both its names; a shared statistic; a
+selection with owners and momentum; a sum."""
+
+KEEP = ("dgc", "powersgd")
+"""Of the few those that keep something."""
+
+SOME = (*FEW, "topk_sgd", "block_quantized", "one_bit_adam", "eden")
+"""One for each kind of memory and of statistic."""
+
+VARIANTS = (
+    *("terngrad-sum", "dgc-whole-tree", "topk-put-back", "topk-server", "int8-gather", "random_k-sum", "demo-signed"),
+    "sparcml-doubling",
+)
+"""Of the other forms of a method those that exercise what no registered method does."""
 
 Law = Literal["mean", "unbiased", "residual", "momentum", "estimate", "vote", "adam", "low-rank direction"]
 Code = gc.compressors.Compressor | Callable[[tuple[int, ...]], gc.compressors.Compressor]
@@ -56,282 +74,186 @@ class Case:
 
 
 codes = gc.compressors
-topk = gc.compressors.topk
-quantized = gc.compressors.block_quantized
+dense, sign, ternary, topk = codes.dense, codes.sign, codes.ternary, codes.topk
+quantized = codes.block_quantized
 two_phase = gc.collectives.TwoPhase
-
-ternary = gc.compressors.ternary
 own_ternary = ternary(share_scale=False, downlink="ternary", granularity="bucket", bucket_size=100)
-dense = gc.compressors.dense
-BF16 = (dense(jnp.bfloat16), "two_phase")
+packed = topk(0.03, block=300, bits=2, pack_positions=True)
+f32, bf16 = jnp.float32, jnp.bfloat16
+
+
+def of(
+    method: Callable[..., Any],
+    law: Law,
+    code: Code,
+    over: str | None = None,
+    half: bool = False,
+    about: Mapping[str, Any] = types.MappingProxyType({}),
+    **options: Any,
+) -> Case:
+    """A method with its options. ``over`` is the collective, where no option says it; with ``half`` others cross as a half."""
+    over = over or options.get("collective", "two_phase")
+    wire = code, over if isinstance(over, str) else "two_phase"
+    rest = (dense(bf16), "two_phase") if half else (dense(), "all_reduce")
+    return Case(lambda axis: method(axis_name=axis, **options), law, wire, rest, **about)
+
+
+def own(code: Code, collective: Any, compressor: Any = None, half: bool = False, **options: Any) -> Case:
+    """A code in an exchange of one's own, with error feedback."""
+    about = {"whole_tree": options.get("mask", False)}
+    exchange = functools.partial(gc.exchange, compressor or code)
+    return of(exchange, "residual", code, half=half, about=about, collective=collective, **options)
+
+
+def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
+    return math.prod(shape[:-1]), shape[-1]
+
+
+WHOLE = {"whole_tree": True}
 
 METHODS: dict[str, Case] = {
-    "dense": Case(lambda axis: gc.dense(axis_name=axis), "mean", (dense(), "all_reduce"), whole_tree=True),
-    "dense-bf16": Case(
-        lambda axis: gc.dense(axis_name=axis, dtype=jnp.bfloat16), "mean", BF16, tolerance=2**-7, whole_tree=True
+    "dense": of(gc.dense, "mean", dense(), "all_reduce", about=WHOLE),
+    "dense-bf16": of(gc.dense, "mean", dense(bf16), about={"tolerance": 2**-7, **WHOLE}, dtype=bf16),
+    "dense-bf16-sum": of(
+        gc.dense, "mean", dense(bf16), about={"tolerance": 2**-6, **WHOLE}, dtype=bf16, collective="all_reduce"
     ),
-    "dense-bf16-sum": Case(
-        lambda axis: gc.dense(axis_name=axis, dtype=jnp.bfloat16, collective="all_reduce"),
+    "terngrad": of(gc.terngrad, "unbiased", ternary(bucket_size=160), bucket_size=160),
+    "terngrad-ternary": of(gc.terngrad, "unbiased", ternary(downlink="ternary"), downlink="ternary"),
+    "terngrad-bucket": of(
+        gc.terngrad,
+        "unbiased",
+        ternary(granularity="bucket", bucket_size=64, clip=None),
+        **{"granularity": "bucket", "bucket_size": 64, "clip": None},
+    ),
+    "terngrad-own-scale": of(
+        gc.terngrad,
+        "unbiased",
+        ternary(share_scale=False, downlink="ternary"),
+        **{"share_scale": False, "downlink": "ternary", "collective": "all_gather"},
+    ),
+    "terngrad-sum": of(gc.terngrad, "unbiased", ternary(packing="int8"), collective="all_reduce"),
+    "terngrad-whole-tree": of(gc.terngrad, "unbiased", ternary(), about=WHOLE, mask=True),
+    "dgc": of(gc.dgc, "momentum", topk(0.02), half=True, density=0.02, clip_norm=1e6),
+    "dgc-nesterov": of(
+        gc.dgc,
+        "momentum",
+        topk(0.02, downlink_density=0.05),
+        half=True,
+        about={"nesterov": True},
+        **{"density": 0.02, "nesterov": True, "downlink_density": 0.05},
+    ),
+    "dgc-gather": of(gc.dgc, "momentum", topk(0.02, dtype=f32), density=0.02, collective="all_gather", dtype=f32),
+    "dgc-no-masking": of(gc.dgc, "momentum", topk(0.02), half=True, density=0.02, masking=False),
+    "dgc-warm-up": of(gc.dgc, "momentum", topk(0.01), half=True, density=0.01, warm_up=gc.warm_up(1, (0.25, 0.05))),
+    "dgc-whole-tree": of(gc.dgc, "momentum", topk(0.1, block=64), about=WHOLE, density=0.1, block=64, mask=True),
+    "topk-gather": own(topk(0.02), "all_gather"),
+    "topk-put-back": own(topk(0.1, block=100), two_phase("put_back")),
+    "topk-int8": own(topk(0.1, block=100, dtype=jnp.int8), "two_phase"),
+    "topk-packed-whole-tree": own(packed, "two_phase", mask=True),
+    "topk-packed": own(packed, "all_gather"),
+    "topk-server": own(topk(0.02), two_phase("server")),
+    "ternary-residual": own(own_ternary, two_phase("server")),
+    "int8-gather": own(quantized(), "all_gather"),
+    "int8-put-back": own(quantized(block=50), "two_phase"),
+    "int4-put-back": own(quantized(bits=4, block=50), "two_phase"),
+    "e3m0-put-back": own(quantized(bits=4, block=50, format="e3m0"), "two_phase"),
+    "int8-server": own(quantized(), two_phase("server"), half=True, dense_compressor=dense(bf16)),
+    "gradient_dropping": of(gc.gradient_dropping, "residual", topk(0.02), about={"view": "tree"}, density=0.02),
+    "topk_sgd": of(gc.topk_sgd, "residual", topk(0.02), density=0.02),
+    "random_k": of(gc.random_k, "residual", codes.random_k(0.05), density=0.05),
+    "random_k-sum": of(
+        gc.random_k,
+        "residual",
+        codes.random_k(0.1, block=100, dtype=f32),
+        "all_reduce",
+        **{"density": 0.1, "block": 100, "dtype": f32},
+    ),
+    "random_k-unbiased": of(
+        gc.random_k,
+        "unbiased",
+        codes.random_k(0.25, block=64, rescale=True),
+        about={"outruns": 4},
+        **{"density": 0.25, "block": 64, "error_feedback": False},
+    ),
+    "one_bit_sgd": of(
+        gc.one_bit_sgd, "residual", lambda shape: sign("means", block=math.prod(shape[:-1])), about={"view": "columns"}
+    ),
+    "one_bit_sgd-block": of(gc.one_bit_sgd, "residual", sign("means", block=100), granularity="block", block=100),
+    # Its two encodings may each round up by a step of a seventh.
+    "qsgd": of(gc.qsgd, "unbiased", quantized(bits=4, block=512, stochastic=True), about={"outruns": 8 / 7}),
+    "qsgd-l2": of(
+        gc.qsgd,
+        "unbiased",
+        quantized(bits=2, block=64, stochastic=True, norm="l2"),
+        about={"outruns": 8},
+        **{"bits": 2, "norm": "l2", "bucket_size": 64, "collective": "all_gather"},
+    ),
+    "stochastic_rounding": of(
+        gc.stochastic_rounding, "unbiased", codes.fixed_point(fraction_bits=7), about={"outruns": 1.05}, fraction_bits=7
+    ),
+    "fp8": of(gc.fp8, "residual", codes.float8()),
+    "fp8-cast": of(
+        gc.fp8,
         "mean",
-        (dense(jnp.bfloat16), "all_reduce"),
-        tolerance=2**-6,
-        whole_tree=True,
+        codes.float8("e5m2", scaled=False, block=100),
+        about={"tolerance": 2**-2},
+        **{"format": "e5m2", "scaled": False, "error_feedback": False, "block": 100},
     ),
-    "terngrad": Case(
-        lambda axis: gc.terngrad(axis_name=axis, bucket_size=160), "unbiased", (ternary(bucket_size=160), "two_phase")
+    "block_quantized": of(gc.block_quantized, "residual", quantized()),
+    "sign_sgd": of(gc.sign_sgd, "vote", sign("unit", block=100), block=100),
+    "sign_sgd-gather": of(gc.sign_sgd, "vote", sign("unit"), collective="all_gather"),
+    "ef_sign_sgd": of(gc.ef_sign_sgd, "residual", sign("l1", block=128), block=128),
+    "one_bit_adam": of(gc.one_bit_adam, "adam", sign("l1", block=100), warm_up_steps=2, block=100),
+    "powersgd": of(
+        gc.powersgd, "residual", lambda shape: codes.low_rank(2, rows_and_columns(shape)), "all_reduce", rank=2
     ),
-    "terngrad-ternary": Case(
-        lambda axis: gc.terngrad(axis_name=axis, downlink="ternary"),
-        "unbiased",
-        (ternary(downlink="ternary"), "two_phase"),
-    ),
-    "terngrad-bucket": Case(
-        lambda axis: gc.terngrad(axis_name=axis, granularity="bucket", bucket_size=64, clip=None),
-        "unbiased",
-        (ternary(granularity="bucket", bucket_size=64, clip=None), "two_phase"),
-    ),
-    "terngrad-own-scale": Case(
-        lambda axis: gc.terngrad(axis_name=axis, share_scale=False, downlink="ternary", collective="all_gather"),
-        "unbiased",
-        (ternary(share_scale=False, downlink="ternary"), "all_gather"),
-    ),
-    "terngrad-sum": Case(
-        lambda axis: gc.terngrad(axis_name=axis, collective="all_reduce"),
-        "unbiased",
-        (ternary(packing="int8"), "all_reduce"),
-    ),
-    "terngrad-whole-tree": Case(
-        lambda axis: gc.terngrad(axis_name=axis, mask=True),
-        "unbiased",
-        (ternary(), "two_phase"),
-        whole_tree=True,
-    ),
-    "dgc": Case(
-        lambda axis: gc.dgc(axis_name=axis, density=0.02, clip_norm=1e6), "momentum", (topk(0.02), "two_phase"), BF16
-    ),
-    "dgc-nesterov": Case(
-        lambda axis: gc.dgc(axis_name=axis, density=0.02, nesterov=True, downlink_density=0.05),
-        "momentum",
-        (topk(0.02, downlink_density=0.05), "two_phase"),
-        BF16,
-        nesterov=True,
-    ),
-    "dgc-gather": Case(
-        lambda axis: gc.dgc(axis_name=axis, density=0.02, collective="all_gather", dtype=jnp.float32),
-        "momentum",
-        (topk(0.02, dtype=jnp.float32), "all_gather"),
-    ),
-    "dgc-no-masking": Case(
-        lambda axis: gc.dgc(axis_name=axis, density=0.02, masking=False), "momentum", (topk(0.02), "two_phase"), BF16
-    ),
-    "dgc-warm-up": Case(
-        lambda axis: gc.dgc(axis_name=axis, density=0.01, warm_up=gc.warm_up(1, (0.25, 0.05))),
-        "momentum",
-        (topk(0.01), "two_phase"),
-        BF16,
-    ),
-    "dgc-whole-tree": Case(
-        lambda axis: gc.dgc(axis_name=axis, density=0.1, block=64, mask=True),
-        "momentum",
-        (topk(0.1, block=64), "two_phase"),
-        whole_tree=True,
-    ),
-    "topk-gather": Case(lambda axis: gc.exchange(topk(0.02), axis_name=axis), "residual", (topk(0.02), "all_gather")),
-    "topk-put-back": Case(
-        lambda axis: gc.exchange(topk(0.1, block=100), axis_name=axis, collective=two_phase("put_back")),
-        "residual",
-        (topk(0.1, block=100), "two_phase"),
-    ),
-    "topk-int8": Case(
-        lambda axis: gc.exchange(topk(0.1, block=100, dtype=jnp.int8), axis_name=axis, collective="two_phase"),
-        "residual",
-        (topk(0.1, block=100, dtype=jnp.int8), "two_phase"),
-    ),
-    "topk-packed-whole-tree": Case(
-        lambda axis: gc.exchange(
-            topk(0.03, block=300, bits=2, pack_positions=True), axis_name=axis, collective="two_phase", mask=True
-        ),
-        "residual",
-        (topk(0.03, block=300, bits=2, pack_positions=True), "two_phase"),
-        whole_tree=True,
-    ),
-    "topk-packed": Case(
-        lambda axis: gc.exchange(
-            topk(0.03, block=300, bits=2, pack_positions=True), axis_name=axis, collective="all_gather"
-        ),
-        "residual",
-        (topk(0.03, block=300, bits=2, pack_positions=True), "all_gather"),
-    ),
-    "topk-server": Case(
-        lambda axis: gc.exchange(topk(0.02), axis_name=axis, collective=two_phase("server")),
-        "residual",
-        (topk(0.02), "two_phase"),
-    ),
-    "ternary-residual": Case(
-        lambda axis: gc.exchange(own_ternary, axis_name=axis, collective=two_phase("server")),
-        "residual",
-        (own_ternary, "two_phase"),
-    ),
-    "int8-gather": Case(
-        lambda axis: gc.exchange(quantized(), axis_name=axis, collective="all_gather"),
-        "residual",
-        (quantized(), "all_gather"),
-    ),
-    "int8-put-back": Case(
-        lambda axis: gc.exchange(quantized(block=50), axis_name=axis, collective="two_phase"),
-        "residual",
-        (quantized(block=50), "two_phase"),
-    ),
-    "int4-put-back": Case(
-        lambda axis: gc.exchange(quantized(bits=4, block=50), axis_name=axis, collective="two_phase"),
-        "residual",
-        (quantized(bits=4, block=50), "two_phase"),
-    ),
-    "e3m0-put-back": Case(
-        lambda axis: gc.exchange(quantized(bits=4, block=50, format="e3m0"), axis_name=axis, collective="two_phase"),
-        "residual",
-        (quantized(bits=4, block=50, format="e3m0"), "two_phase"),
-    ),
-    "int8-server": Case(
-        lambda axis: gc.exchange(quantized(), axis_name=axis, collective=two_phase("server"), dense_compressor=BF16[0]),
-        "residual",
-        (quantized(), "two_phase"),
-        BF16,
-    ),
-    "gradient_dropping": Case(
-        lambda axis: gc.gradient_dropping(axis_name=axis, density=0.02),
-        "residual",
-        (topk(0.02), "two_phase"),
-        view="tree",
-    ),
-    "topk_sgd": Case(lambda axis: gc.topk_sgd(axis_name=axis, density=0.02), "residual", (topk(0.02), "two_phase")),
-    "random_k": Case(
-        lambda axis: gc.random_k(axis_name=axis, density=0.05), "residual", (codes.random_k(0.05), "two_phase")
-    ),
-    "random_k-sum": Case(
-        lambda axis: gc.random_k(axis_name=axis, density=0.1, block=100, dtype=jnp.float32),
-        "residual",
-        (codes.random_k(0.1, block=100, dtype=jnp.float32), "all_reduce"),
-    ),
-    "random_k-unbiased": Case(
-        lambda axis: gc.random_k(axis_name=axis, density=0.25, block=64, error_feedback=False),
-        "unbiased",
-        (codes.random_k(0.25, block=64, rescale=True), "two_phase"),
-        outruns=4,
-    ),
-    "one_bit_sgd": Case(
-        lambda axis: gc.one_bit_sgd(axis_name=axis),
-        "residual",
-        (lambda shape: codes.sign("means", block=math.prod(shape[:-1])), "two_phase"),
-        view="columns",
-    ),
-    "one_bit_sgd-block": Case(
-        lambda axis: gc.one_bit_sgd(axis_name=axis, granularity="block", block=100),
-        "residual",
-        (codes.sign("means", block=100), "two_phase"),
-    ),
-    "qsgd": Case(
-        lambda axis: gc.qsgd(axis_name=axis),
-        "unbiased",
-        (quantized(bits=4, block=512, stochastic=True), "two_phase"),
-        # Its two encodings may each round up by a step of a seventh.
-        outruns=8 / 7,
-    ),
-    "qsgd-l2": Case(
-        lambda axis: gc.qsgd(axis_name=axis, bits=2, norm="l2", bucket_size=64, collective="all_gather"),
-        "unbiased",
-        (quantized(bits=2, block=64, stochastic=True, norm="l2"), "all_gather"),
-        outruns=8,
-    ),
-    "stochastic_rounding": Case(
-        lambda axis: gc.stochastic_rounding(axis_name=axis, fraction_bits=7),
-        "unbiased",
-        (codes.fixed_point(fraction_bits=7), "two_phase"),
-        outruns=1.05,
-    ),
-    "fp8": Case(lambda axis: gc.fp8(axis_name=axis), "residual", (codes.float8(), "two_phase")),
-    "fp8-cast": Case(
-        lambda axis: gc.fp8(axis_name=axis, format="e5m2", scaled=False, error_feedback=False, block=100),
-        "mean",
-        (codes.float8("e5m2", scaled=False, block=100), "two_phase"),
-        tolerance=2**-2,
-    ),
-    "block_quantized": Case(lambda axis: gc.block_quantized(axis_name=axis), "residual", (quantized(), "two_phase")),
-    "sign_sgd": Case(
-        lambda axis: gc.sign_sgd(axis_name=axis, block=100), "vote", (codes.sign("unit", block=100), "two_phase")
-    ),
-    "sign_sgd-gather": Case(
-        lambda axis: gc.sign_sgd(axis_name=axis, collective="all_gather"), "vote", (codes.sign("unit"), "all_gather")
-    ),
-    "ef_sign_sgd": Case(
-        lambda axis: gc.ef_sign_sgd(axis_name=axis, block=128), "residual", (codes.sign("l1", block=128), "two_phase")
-    ),
-    "one_bit_adam": Case(
-        lambda axis: gc.one_bit_adam(axis_name=axis, warm_up_steps=2, block=100),
-        "adam",
-        (codes.sign("l1", block=100), "two_phase"),
-    ),
-    "powersgd": Case(
-        lambda axis: gc.powersgd(axis_name=axis, rank=2),
-        "residual",
-        (lambda shape: codes.low_rank(2, (math.prod(shape[:-1]), shape[-1])), "all_reduce"),
-    ),
-    "dion": Case(
-        lambda axis: gc.dion(axis_name=axis, rank=2),
+    "dion": of(
+        gc.dion,
         "low-rank direction",
-        (lambda shape: low_rank_direction(2, (math.prod(shape[:-1]), shape[-1])), "all_reduce"),
+        lambda shape: low_rank_direction(2, rows_and_columns(shape)),
+        "all_reduce",
+        rank=2,
     ),
-    "eden": Case(
-        lambda axis: gc.eden(axis_name=axis, block=256),
-        "unbiased",
-        (codes.rotated(4, block=256), "two_phase"),
-        outruns=2,
-    ),
-    "drive": Case(
-        lambda axis: gc.eden(axis_name=axis, bits=1, block=64, error_feedback=True, collective="all_gather"),
+    "eden": of(gc.eden, "unbiased", codes.rotated(4, block=256), about={"outruns": 2}, block=256),
+    "drive": of(
+        gc.eden,
         "residual",
-        (codes.rotated(1, block=64, unbiased=False), "all_gather"),
+        codes.rotated(1, block=64, unbiased=False),
+        **{"bits": 1, "block": 64, "error_feedback": True, "collective": "all_gather"},
     ),
-    "ef21": Case(lambda axis: gc.ef21(axis_name=axis, density=0.05), "estimate", (topk(0.05), "two_phase")),
-    "demo": Case(
-        lambda axis: gc.demo(axis_name=axis, density=0.05, block=256, signed=False),
+    "ef21": of(gc.ef21, "estimate", topk(0.05), density=0.05),
+    "demo": of(
+        gc.demo,
         "residual",
-        (codes.in_frequency(topk(0.05, block=256)), "all_gather"),
-        decay=0.999,
+        codes.in_frequency(topk(0.05, block=256)),
+        "all_gather",
+        about={"decay": 0.999},
+        **{"density": 0.05, "block": 256, "signed": False},
     ),
-    "demo-signed": Case(
-        lambda axis: gc.demo(axis_name=axis, density=0.05, block=256),
-        "vote",
-        (codes.in_frequency(topk(0.05, block=256)), "all_gather"),
+    "demo-signed": of(
+        gc.demo, "vote", codes.in_frequency(topk(0.05, block=256)), "all_gather", density=0.05, block=256
     ),
-    "sparcml": Case(
-        lambda axis: gc.sparcml(axis_name=axis, density=0.02),
+    "sparcml": of(gc.sparcml, "residual", topk(0.02, dtype=f32, downlink="union"), density=0.02),
+    "sparcml-whole": of(
+        gc.sparcml, "residual", topk(0.25, block=64, downlink="union"), density=0.25, block=64, dtype="bfloat16"
+    ),
+    "sparcml-int8": of(
+        gc.sparcml,
         "residual",
-        (topk(0.02, dtype=jnp.float32, downlink="union"), "two_phase"),
+        topk(0.1, block=100, dtype=f32, downlink=quantized(block=100)),
+        **{"density": 0.1, "block": 100, "downlink": "int8"},
     ),
-    "sparcml-whole": Case(
-        lambda axis: gc.sparcml(axis_name=axis, density=0.25, block=64, dtype="bfloat16"),
+    "sparcml-doubling": of(
+        gc.sparcml,
         "residual",
-        (topk(0.25, block=64, downlink="union"), "two_phase"),
+        topk(0.1, block=100, dtype=f32),
+        "recursive_doubling",
+        **{"density": 0.1, "block": 100, "algorithm": "recursive_doubling"},
     ),
-    "sparcml-int8": Case(
-        lambda axis: gc.sparcml(axis_name=axis, density=0.1, block=100, downlink="int8"),
-        "residual",
-        (topk(0.1, block=100, dtype=jnp.float32, downlink=quantized(block=100)), "two_phase"),
-    ),
-    "sparcml-doubling": Case(
-        lambda axis: gc.sparcml(axis_name=axis, density=0.1, block=100, algorithm="recursive_doubling"),
-        "residual",
-        (topk(0.1, block=100, dtype=jnp.float32), "recursive_doubling"),
-    ),
-    "policy": Case(
-        lambda axis: gc.exchange(
-            gc.by_size({0: "dense", 600: gc.by_path("half", topk(0.1), otherwise=quantized(block=64))}),
-            axis_name=axis,
-            collective="two_phase",
-        ),
-        "residual",
-        (lambda shape: topk(0.1) if shape == (4, 5, 30) else quantized(block=64), "two_phase"),
+    "policy": own(
+        lambda shape: topk(0.1) if shape == (4, 5, 30) else quantized(block=64),
+        "two_phase",
+        gc.by_size({0: "dense", 600: gc.by_path("half", topk(0.1), otherwise=quantized(block=64))}),
     ),
 }
 

@@ -41,17 +41,19 @@ def exchanged(compressor: codes.Compressor, default: Any, *, collective: Any = N
     return gc.exchange(compressor, axis_name=AXIS, collective=default if collective is None else collective)
 
 
+ALIKE = ("gradient_dropping", "topk_two_bits", "one_bit_sgd")
+"""Selections and signs whose memory and collective another one has."""
+
 CASES: dict[str, Callable[..., optax.GradientTransformation]] = {
-    name: functools.partial(registered, name) for name, method in registry.METHODS.items() if method.kept != "nothing"
+    name: functools.partial(registered, name)
+    for name, method in registry.METHODS.items()
+    if method.kept != "nothing" and name not in ALIKE
 }
-"""``make(collective=...)``: every registered method that keeps something, by default on its default collective, and others."""
+"""``make(collective=...)``: registered methods that keep something, by default on their default collective, and others."""
 
 CASES |= {
-    "demo-two-phase": functools.partial(registered, "demo", collective="two_phase"),
     "drive": functools.partial(gc.eden, axis_name=AXIS, bits=1, block=64, error_feedback=True),
     "int8-server": functools.partial(exchanged, codes.block_quantized(block=128), two_phase("server")),
-    "random_k-sum": functools.partial(exchanged, codes.random_k(1 / 16, block=128, dtype=jnp.float32), "all_reduce"),
-    "sparcml-int8": functools.partial(registered, "sparcml", downlink="int8"),
     "ternary-server": functools.partial(
         exchanged,
         codes.ternary(share_scale=False, downlink="ternary", granularity="bucket", bucket_size=64),
@@ -59,7 +61,6 @@ CASES |= {
     ),
     "topk-split": functools.partial(exchanged, codes.topk(1 / 16, block=128), two_phase("split")),
     "topk-server": functools.partial(exchanged, codes.topk(1 / 16, block=128), two_phase("server")),
-    "topk-int8": functools.partial(exchanged, codes.topk(1 / 16, block=128, dtype=jnp.int8), "two_phase"),
 }
 
 
@@ -88,15 +89,10 @@ def run(name: str, reference: bool = False) -> dict[str, Course]:
 
 
 # The extreme one is for codes that send every entry of a block: where entries wait, the others wait for longer than the run.
-QUICK = ("dgc", "topk_sgd", "block_quantized")
 EVERY_ENTRY = ("block_quantized", "fp8", "int8-server")
+KINDS = ("spread", "cancelling", "noisy")
 pairs = pytest.mark.parametrize(
-    ("method", "kind"),
-    [
-        pytest.param(name, kind, marks=[] if name in QUICK else [pytest.mark.slow])
-        for name in CASES
-        for kind in ("spread", "cancelling", "noisy", *(["extreme"] if name in EVERY_ENTRY else []))
-    ],
+    ("method", "kind"), [(name, kind) for name in CASES for kind in (*KINDS, "extreme")[: 3 + (name in EVERY_ENTRY)]]
 )
 
 
@@ -146,13 +142,7 @@ def test_a_disputed_entry_does_not_keep_out_one_that_is_agreed_on(name: str) -> 
 
 @pytest.mark.parametrize(
     "rank",
-    [
-        pytest.param(
-            1,
-            marks=failing("all columns of P follow the mean: what workers hold elsewhere never crosses"),
-        ),
-        2,
-    ],
+    [pytest.param(1, marks=failing("all columns of P follow the mean: what workers hold elsewhere never crosses")), 2],
 )
 def test_low_rank_memories_where_the_mean_has_rank_one(rank: int) -> None:
     """The mean is reproduced whatever the workers hold against each other; a further column takes that along in time."""

@@ -9,12 +9,14 @@ import pytest
 
 import gradcomp_jax as gc
 from gradcomp_jax.compressors.base import largest_of
+from tests.marks import slow_but
 
 from .environments import AXIS, WORKERS, environment, exchange_state
-from .methods import METHODS
-from .test_conformance import built, gradients, parameters
+from .methods import FEW, KEEP, METHODS
+from .test_conformance import WHOLE, built, gradients, parameters
 
-each_method = pytest.mark.parametrize("method", METHODS)
+each_method = pytest.mark.parametrize("method", slow_but(FEW, WHOLE))
+keeping = pytest.mark.parametrize("method", slow_but((*KEEP, "terngrad", "dgc-whole-tree"), WHOLE))
 
 
 def kept(state: Any) -> list[np.ndarray]:
@@ -23,11 +25,10 @@ def kept(state: Any) -> list[np.ndarray]:
 
 
 @each_method
-@pytest.mark.parametrize("leaf", ("matrix", pytest.param("bias", marks=pytest.mark.slow)))
 @pytest.mark.parametrize("everybody", (False, True))
-def test_what_a_sum_could_not_hold_is_skipped_on_every_worker(method: str, leaf: str, everybody: bool) -> None:
+def test_what_a_sum_could_not_hold_is_skipped_on_every_worker(method: str, everybody: bool) -> None:
     _, world = built(method, "vmap")
-    params = parameters()
+    params, leaf = parameters(), ("matrix", "bias")[len(method) % 2]
     _, state = world.update(gradients("normal", 7), world.init(params), params)
     bad = gradients("normal", 8)
     if everybody:
@@ -50,13 +51,12 @@ def test_what_a_sum_could_not_hold_is_skipped_on_every_worker(method: str, leaf:
     assert np.asarray(updates["matrix"]).any(), "the exchange did not recover"
 
 
-@each_method
-@pytest.mark.parametrize("below", (0.99, *(pytest.param(2.0**-n, marks=pytest.mark.slow) for n in (14, 30))))
-def test_whatever_is_kept_stays_finite(method: str, below: float) -> None:
+@keeping
+def test_whatever_is_kept_stays_finite(method: str) -> None:
     """Gradients up to the limit, of one sign and of both, step after step: taken or skipped, nothing overflows."""
     _, world = built(method, "vmap")
     params = parameters()
-    state = world.init(params)
+    state, below = world.init(params), (0.99, 2.0**-14, 2.0**-30)[len(method) % 3]
     for step in range(4):
         rng = np.random.default_rng(step)
         values = [-1.0, 1.0] if step % 2 else [1.0]
@@ -124,10 +124,10 @@ def at_the_limit(kind: str, step: int) -> Any:
     return gradient
 
 
-@each_method
-@pytest.mark.parametrize("kind", ("everywhere", "one entry"))
-def test_training_goes_on_after_the_largest_that_is_taken(method: str, kind: str) -> None:
+@keeping
+def test_training_goes_on_after_the_largest_that_is_taken(method: str) -> None:
     """What a step leaves behind must not have every later one skipped."""
+    kind = ("everywhere", "one entry")[len(method) % 2]
     _, world = built(method, "vmap")
     params = parameters()
     state = world.init(params)
@@ -142,12 +142,11 @@ def test_training_goes_on_after_the_largest_that_is_taken(method: str, kind: str
     assert counts[-1] <= 2 and counts[-1] == counts[-2], f"skipped {counts}"
 
 
-@each_method
-@pytest.mark.parametrize("value", (np.nan, np.inf))
-def test_a_memory_that_is_not_finite_costs_one_step(method: str, value: float) -> None:
+@keeping
+def test_a_memory_that_is_not_finite_costs_one_step(method: str) -> None:
     """As a state from elsewhere may have it: one entry of one worker's memory."""
     _, world = built(method, "vmap")
-    params = parameters()
+    params, value = parameters(), (np.nan, np.inf)[len(method) % 2]
     _, state = world.update(gradients("normal", 1), world.init(params), params)
 
     def spoil(leaf: Any) -> Any:

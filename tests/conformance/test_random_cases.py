@@ -14,7 +14,7 @@ from .environments import ENVIRONMENTS
 from .random_cases import Case, cases, run
 
 CASES, SEED = (
-    int(os.environ.get(f"GRADCOMP_RANDOM_{name}", default)) for name, default in (("CASES", 60), ("SEED", 1))
+    int(os.environ.get(f"GRADCOMP_RANDOM_{name}", default)) for name, default in (("CASES", 20), ("SEED", 1))
 )
 
 PART = 20

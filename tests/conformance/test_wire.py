@@ -8,9 +8,10 @@ import pytest
 
 import gradcomp_jax as gc
 from gradcomp_jax.methods.traffic import traffic_of
+from tests.marks import slow_but
 
 from .environments import AXIS, WORKERS, environment, exchange_state
-from .methods import METHODS, Case
+from .methods import FEW, METHODS, Case
 from .test_conformance import COMPRESSED, SHAPES, dealt_over, gradients, parameters, segments_of
 
 N = WORKERS
@@ -78,7 +79,7 @@ def described(method: str) -> dict[str, int]:
     return dict.fromkeys(KINDS, 0) | {collective.kind: collective.sent for collective in traffic.collectives}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_but(FEW, METHODS))
 def test_bytes_are_the_payloads(method: str) -> None:
     report = gc.wire_bytes(compiled(method), branch=-1)
     sent = dict.fromkeys(KINDS, 0)
@@ -94,7 +95,7 @@ def test_bytes_are_the_payloads(method: str) -> None:
         assert sent == described(method)
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if not m.startswith("dense")])
+@pytest.mark.parametrize("method", slow_but(FEW, [m for m in METHODS if not m.startswith("dense")]))
 def test_no_dense_collective_of_a_compressed_leaf(method: str) -> None:
     smallest = min(math.prod(SHAPES[name][0]) for name in COMPRESSED)
     for row in gc.wire_bytes(compiled(method), branch=-1).rows:
@@ -102,7 +103,7 @@ def test_no_dense_collective_of_a_compressed_leaf(method: str) -> None:
             assert row.operand_bytes < smallest * 4, f"{row.name} moves a compressed leaf"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_but(FEW, METHODS))
 def test_one_collective_for_all_leaves(method: str) -> None:
     report = gc.wire_bytes(compiled(method), branch=-1)
     assert not any(row.residuals for row in report.rows)

@@ -120,7 +120,7 @@ def test_who_does_not_come_is_named() -> None:
     found = come((0, 4), (2, 4), timeout=1.0)
     assert time.monotonic() - start < 15
     assert all(isinstance(error, ClusterError) for error in found), found
-    assert "processes 1, 3 did not come within 1 s" in str(found[0])
+    assert "processes 1 and 3 did not come within 1 s" in str(found[0])
     (alone,) = come((1, 2), timeout=0.5)
     assert isinstance(alone, ClusterError)
     assert "process 0 did not come within 0.5 s" in str(alone) and "Connection refused" in str(alone)
@@ -156,12 +156,7 @@ def test_a_process_that_ends_may_come_again_and_other_programs_are_not_heard() -
     found: list = []
     host.start()
     until = time.monotonic() + 10
-    for words in (
-        b'{"index": 1, "count": 2',
-        b"GET / HTTP/1.1\r\n\r\n",
-        b'{"index": [], "count": {}}\n',
-        b"x" * 5000,
-    ):
+    for words in (b'{"index": 1, "count": 2', b"GET / HTTP/1.1\r\n\r\n", b'{"index": [], "count": {}}\n', b"x" * 5000):
         while True:
             try:
                 stranger = socket.create_connection(("127.0.0.1", port), timeout=5)

@@ -34,7 +34,7 @@ def test_the_first_array_that_differs_is_named(mesh8) -> None:
     ):
         gc.check_equal_start(copies(mesh8, FLAT, RAMP, faulty=5), mesh8)
     both = {"a": copies(mesh8, FLAT, RAMP, faulty=0), "b": copies(mesh8, RAMP, faulty=2)}
-    found = r"\['a'\]\['1'\] is not on workers 1, 2, 3, 4 and 3 others what it is on worker 0, and so are 1 more"
+    found = r"\['a'\]\['1'\] is not on workers 1 to 7 what it is on worker 0, and so are 1 more"
     with pytest.raises(SettingError, match=found):
         gc.check_equal_start(both, mesh8)
 
@@ -108,7 +108,7 @@ except ValueError as error:
         (("1", "4"), "^equal$"),
         (
             ("2", "4"),
-            r"the workers do not start equal: \['kernel'\] is not on workers 2, 3 what it is on worker 0: make",
+            r"the workers do not start equal: \['kernel'\] is not on workers 2 and 3 what it is on worker 0: make",
         ),
         (
             ("1", "5"),

@@ -27,8 +27,6 @@ STEPS = {
 }
 """Of each loop the line that makes a step, and what a checkpoint is of."""
 
-QUICK = ("linen",)
-
 
 def begun(loop: str, workers: int) -> dict[str, Any]:
     """A loop of the page before its first step, with its parameters as ``jax.numpy`` leaves them."""
@@ -88,9 +86,7 @@ def bits(tree: Any) -> list[bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "loop", [loop if loop in QUICK else pytest.param(loop, marks=pytest.mark.slow) for loop in RESTORED]
-)
+@pytest.mark.parametrize("loop", RESTORED)
 def test_every_loop_goes_on_as_if_never_broken_off(loop: str, tmp_path) -> None:
     if loop == "equinox":
         pytest.importorskip("equinox", reason="equinox is not installed: pip install -e '.[test]'")

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 from gradcomp_jax.experiments import SettingError, train_with_checkpoints
-from tests.experiments.descent import STEPS, everything_in, thesis
-
-pytest.importorskip("pydantic")
 from gradcomp_jax.experiments import record as records
+from tests.experiments.descent import STEPS, everything_in, thesis
 
 
 def edited(**changed):

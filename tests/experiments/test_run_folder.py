@@ -1,11 +1,12 @@
 """The folder of a run: nothing that is not of the run is touched."""
 
 import dataclasses
+import fcntl
 import pathlib
 
 import pytest
 
-from gradcomp_jax.experiments import Listener, SettingError, train_with_checkpoints
+from gradcomp_jax.experiments import Listener, SettingError, run_folder, train_with_checkpoints
 from tests.experiments.descent import (
     STEPS,
     After,
@@ -18,9 +19,6 @@ from tests.experiments.descent import (
     stopped,
     thesis,
 )
-
-pytest.importorskip("pydantic")
-from gradcomp_jax.experiments import run_folder
 
 FOREIGN = [
     ("epoch-1", thesis),
@@ -211,8 +209,8 @@ def test_where_there_are_no_locks_it_says_so_and_goes_on(tmp_path, monkeypatch) 
     def none(*_):
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(run_folder.fcntl, "flock", none)
-    with pytest.warns(UserWarning, match="without locks: start one run at a time"), run_folder.locked(tmp_path):
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.warns(UserWarning, match="without locks: write there one at a time"), run_folder.locked(tmp_path):
         pass
 
 

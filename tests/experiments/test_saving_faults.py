@@ -10,13 +10,10 @@ import time
 
 import pytest
 
-from gradcomp_jax.experiments import Listener, SettingError, resume, train_with_checkpoints
+from gradcomp_jax.experiments import Listener, SettingError, resume, run_folder, train_with_checkpoints
+from gradcomp_jax.experiments import record as records
 from tests.experiments.descent import STEPS, After, everything_in, link_to_file, longer, notes, thesis
 from tests.killed import Killed, kill_before
-
-pytest.importorskip("pydantic")
-from gradcomp_jax.experiments import record as records
-from gradcomp_jax.experiments import run_folder
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from benchmarks import gpu_programs as gpu
 from benchmarks.compiled.programs import DATA, INNER, OUTER
 from tests.compiled_schedule import BUCKET, LAYERS, schedule
 from tests.gpu.programs import ONE_NODE, SEVERAL, needs_compiler
+from tests.marks import slow_but
 
 pytestmark = needs_compiler
 
@@ -38,11 +39,7 @@ FLAGS: dict[str, dict[str, Any]] = {
 }
 
 
-def slow_but(quick: str, names) -> list:
-    return [pytest.param(name, marks=[] if name == quick else pytest.mark.slow) for name in names]
-
-
-@pytest.mark.parametrize("case", slow_but(QUICK, CASES))
+@pytest.mark.parametrize("case", slow_but((QUICK,), CASES))
 def test_collectives_start_before_the_backward_pass_ends(case: str) -> None:
     """By default: no flag is set."""
     make, topology, kind, least = CASES[case]

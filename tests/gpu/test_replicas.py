@@ -16,10 +16,7 @@ pytestmark = needs_compiler
 METHODS = {
     "diloco": (lambda: gc.diloco(gc.dense(axis_name=DATA), axis_name=DATA), 2.1),
     "streaming": (lambda: gc.diloco(gc.dense(axis_name=DATA), axis_name=DATA, parts=4), 1.8),
-    "streaming, late": (
-        lambda: gc.diloco(gc.dense(axis_name=DATA), axis_name=DATA, parts=4, delay=5, mix=0.5),
-        2.0,
-    ),
+    "streaming, late": (lambda: gc.diloco(gc.dense(axis_name=DATA), axis_name=DATA, parts=4, delay=5, mix=0.5), 2.0),
     "diloco int8": (lambda: gc.diloco(gc.block_quantized(axis_name=DATA), axis_name=DATA), 2.9),
     "sparse_loco": (lambda: gc.sparse_loco(axis_name=DATA), 5.2),
     "elastic": (lambda: gc.elastic_average(gc.dense(axis_name=DATA), axis_name=DATA, every=4), 2.5),

@@ -20,14 +20,7 @@ SOME_32 = np.concatenate(
 
 @pytest.mark.parametrize(
     ("patterns", "dtype"),
-    [
-        (EVERY_16, ml_dtypes.bfloat16),
-        (EVERY_16, np.float16),
-        (EVERY_16, np.int16),
-        (np.arange(256, dtype=np.uint8), np.int8),
-        (SOME_32, np.float32),
-        (SOME_32, np.int32),
-    ],
+    [(EVERY_16, ml_dtypes.bfloat16), (np.arange(256, dtype=np.uint8), np.int8), (SOME_32, np.float32)],
 )
 def test_every_pattern_comes_back(patterns: np.ndarray, dtype: type) -> None:
     words = kernels.to_words(jnp.asarray(patterns.view(dtype)))
@@ -45,8 +38,9 @@ def test_words_are_left_alone(dtype: type) -> None:
     assert plain.from_words(x, jnp.dtype(dtype)) is x
 
 
-@pytest.mark.parametrize(("wide", "narrow"), [("uint32", 1), ("uint32", 2), ("uint16", 1), ("uint16", 2)])
-@pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 0)])
+@pytest.mark.parametrize(
+    ("wide", "narrow", "shape"), [("uint32", 1, (3, 5)), ("uint16", 2, (2, 0)), ("uint32", 2, (7,))]
+)
 def test_words_split_and_join_bit_for_bit(wide: str, narrow: int, shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     words = jnp.asarray(rng.integers(0, 2 ** (8 * np.dtype(wide).itemsize), shape, dtype=wide))

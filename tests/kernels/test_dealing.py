@@ -31,8 +31,10 @@ def test_blocks_and_back(size: int, block: int, rows: int, width: int) -> None:
     np.testing.assert_array_equal(compiled(deal.flat)(blocks), x)
 
 
-@pytest.mark.parametrize("k", [1, 3, 10, 32])
-@pytest.mark.parametrize(("size", "block", "rows", "width"), DEALS)
+@pytest.mark.parametrize(
+    ("size", "block", "rows", "width", "k"),
+    [(3000, 256, 12, 10, 1), (65536, 1024, 65, 256, 3), (70, 16, 6, 7, 10), (65536, 1024, 66, 64, 32)],
+)
 def test_the_largest_and_their_places(size: int, block: int, rows: int, width: int, k: int) -> None:
     """The only one of a block exactly, several nearly; values at positions; and a decoded tensor has them in their places."""
     k = min(k, block // 4)

@@ -7,7 +7,7 @@ import pytest
 from tests.programs import kernels
 
 
-@pytest.mark.parametrize(("k", "below"), [(1, 1), (1, 1000), (41, 4096), (13, 13), (5, 65536), (700, 4096)])
+@pytest.mark.parametrize(("k", "below"), [(13, 13), (41, 4096), (700, 4096)])
 def test_numbers_come_back(k: int, below: int) -> None:
     rng = np.random.default_rng(k)
     rows = np.stack([np.sort(rng.choice(below, k, replace=False)) for _ in range(5)]).astype(np.uint16)

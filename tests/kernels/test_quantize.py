@@ -85,24 +85,13 @@ def test_stochastic_rounding_is_unbiased(generator: str) -> None:
     assert (np.abs(values.mean(axis=0, dtype=np.float64) - exact) <= 5 * deviation + 1e-4).all()
 
 
-def test_stochastic_zeros_and_no_rows() -> None:
-    values, scale = kernels.quantize(jnp.zeros((2, 5)), 8, jax.random.key(0))
-    assert not np.asarray(values).any()
-    assert not np.asarray(scale).any()
-    values, scale = kernels.quantize(jnp.zeros((0, 5)))
-    assert values.shape == (0, 5)
-    assert scale.shape == (0, 1)
-    assert decode(values, scale).shape == (0, 5)
-
-
 @functools.partial(jax.jit, static_argnames=("bits",))
 def round_trip(rows, bits):
     words, scale = kernels.quantize(rows, bits)
     return words, scale, kernels.dequantize(words, scale, rows.shape[1], bits)
 
 
-@pytest.mark.parametrize("block", (1, 2, 5, 64, 67))
-@pytest.mark.parametrize("bits", (4, 2))
+@pytest.mark.parametrize(("bits", "block"), [(4, 1), (4, 67), (2, 5), (2, 64)])
 def test_packed_widths_round_to_the_nearest(bits: int, block: int) -> None:
     rows = np.random.default_rng(block).normal(size=(3, block)).astype(np.float32)
     rows[1] = 0
@@ -116,8 +105,7 @@ def test_packed_widths_round_to_the_nearest(bits: int, block: int) -> None:
     np.testing.assert_allclose(got, integers * step, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("generator", ("hash", "threefry"))
-@pytest.mark.parametrize("bits", (4, 2))
+@pytest.mark.parametrize(("bits", "generator"), [(4, "hash"), (2, "threefry")])
 def test_packed_widths_are_unbiased_with_a_key(bits: int, generator: str) -> None:
     """Over all places of a word: the mean of the draws within five standard deviations of the entry."""
     rows = np.float32([[1, -1, 0, 0.3, -0.004, 0.9, -0.55, 0.125, 0.77]])
@@ -190,15 +178,6 @@ def test_a_norm_that_is_known_is_used() -> None:
         np.testing.assert_array_equal(known[0], words)
         np.testing.assert_array_equal(known[1], scale)
         np.testing.assert_allclose(kernels.quantize(rows, norm=norm, largest=jnp.ones((2,)))[1], 1 / 127, rtol=1e-6)
-
-
-@pytest.mark.parametrize("norm", ("max", "l2"))
-@pytest.mark.parametrize("bad", (np.nan, np.inf))
-def test_a_bad_entry_is_seen_in_the_scale(bad: float, norm: str) -> None:
-    rows = np.ones((2, 64), np.float32)
-    rows[0, 5] = bad
-    scale = np.asarray(kernels.quantize(jnp.asarray(rows), norm=norm)[1])
-    assert np.isfinite(scale[:, 0]).tolist() == [False, True]
 
 
 def test_an_unknown_norm_is_refused() -> None:

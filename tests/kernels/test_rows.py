@@ -6,12 +6,12 @@ import pytest
 
 from tests.programs import kernels
 
-SHAPES = ((), (0,), (1,), (2,), (4,), (5,), (6,), (13,), (3, 0, 2), (2, 3, 4))
 BLOCK = 5
 
 
-@pytest.mark.parametrize("dtype", (np.float32, ml_dtypes.bfloat16, np.float16))
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((), np.float32), ((0,), np.float32), ((6,), ml_dtypes.bfloat16), ((2, 3, 4), np.float16)]
+)
 def test_round_trip(shape: tuple[int, ...], dtype: type) -> None:
     size = int(np.prod(shape))
     x = (np.arange(size) - 3).astype(dtype).reshape(shape)
@@ -32,7 +32,7 @@ def test_from_rows_drops_surplus_rows() -> None:
     np.testing.assert_array_equal(kernels.from_rows(rows, (2, 3), np.float32), [[0, 1, 2], [3, 4, 5]])
 
 
-@pytest.mark.parametrize("size", (0, 1, 4, 5, 6, 13))
+@pytest.mark.parametrize("size", (0, 4, 13))
 def test_padding_is_known(size: int) -> None:
     rows = kernels.row_count(size, BLOCK)
     mask = (np.arange(rows * BLOCK) < size).reshape(rows, BLOCK)

@@ -37,7 +37,7 @@ def test_positions_of_any_rows_are_distinct(block: int, k: int, rows: int) -> No
     test_positions_are_distinct(block, min(k, block), rows)
 
 
-@pytest.mark.parametrize(("block", "k"), [(12, 4), (10, 3), (7, 5), (7, 7), (1, 1), (100, 1), (1000, 37)])
+@pytest.mark.parametrize(("block", "k"), [(12, 4), (7, 7), (1, 1)])
 def test_every_entry_is_as_likely_as_any_other(block: int, k: int) -> None:
     rows = 20_000
     index = np.asarray(choose(seeds(rows), block, k))
@@ -81,7 +81,7 @@ def check_nonzero(rows: np.ndarray, k: int) -> None:
     np.testing.assert_array_equal(kernels.place_in_rows(index, value, rows.shape[1]), rows)
 
 
-@pytest.mark.parametrize(("block", "k"), [(1, 1), (5, 2), (64, 64), (1000, 30), (1024, 64)])
+@pytest.mark.parametrize(("block", "k"), [(1, 1), (64, 64), (1000, 30)])
 def test_all_that_is_not_zero(block: int, k: int) -> None:
     rng = np.random.default_rng(block)
     rows = np.zeros((8, block), np.float32)
@@ -110,15 +110,6 @@ def test_a_bad_entry_is_not_zero() -> None:
     index, value = nonzero(rows, 2)
     np.testing.assert_array_equal(index[:, 0], [9, 3])
     np.testing.assert_array_equal(value, [[np.nan, 0], [-np.inf, 0]])
-
-
-def test_no_rows_and_vmap() -> None:
-    index, value = nonzero(jnp.zeros((0, 5)), 2)
-    assert index.shape == value.shape == (0, 2)
-    rows = np.float32([[[0, 1, 0], [0, 0, 0]], [[2, 0, 3], [0, 0, 4]]])
-    index, value = jax.vmap(lambda r: kernels.nonzero_of_rows(r, 2))(rows)
-    np.testing.assert_array_equal(index, [[[1, 0], [0, 1]], [[0, 2], [2, 0]]])
-    np.testing.assert_array_equal(value, [[[1, 0], [0, 0]], [[2, 3], [4, 0]]])
 
 
 def test_more_positions_than_entries_are_refused() -> None:

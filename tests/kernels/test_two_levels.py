@@ -16,7 +16,7 @@ def oracle(row: np.ndarray) -> np.ndarray:
     return np.where(row < 0, -1, 1) * np.where(above, upper, lower)
 
 
-@pytest.mark.parametrize("k", (1, 2, 3, 4, 5, 63, 64))
+@pytest.mark.parametrize("k", (1, 3, 64))
 def test_each_value_becomes_its_halfs_mean(k: int) -> None:
     rows = np.random.default_rng(k).normal(size=(7, k)).astype(np.float32)
     rows[1] = 0
@@ -35,8 +35,3 @@ def test_a_bad_value_shows_in_the_magnitudes() -> None:
         rows[1, 3] = bad
         _, levels = kernels.to_two_levels(jnp.asarray(rows))
         assert np.isfinite(levels[0]).all() and not np.isfinite(levels[1]).all()
-
-
-def test_no_rows() -> None:
-    words, levels = kernels.to_two_levels(jnp.zeros((0, 8)))
-    assert kernels.from_two_levels(words, levels, 8).shape == (0, 8)

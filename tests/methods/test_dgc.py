@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import gradcomp_jax as gc
-from tests.conformance.environments import exchange_state
+from tests.conformance.environments import exchange_state, vmapped
 
 from .oracle import Dgc, dealt, how_many
 
@@ -13,12 +13,8 @@ N, AXIS = 4, "data"
 SHAPES = {"bias": (7,), "kernel": (3, 3, 4, 5), "matrix": (30, 11)}
 
 
-def mapped(tx, workers=N):
-    params = {k: np.ones(s, np.float32) for k, s in SHAPES.items()}
-    axes = gc.state_axes(jax.eval_shape(tx.init, params))
-    init = jax.jit(jax.vmap(tx.init, axis_name=AXIS, in_axes=None, out_axes=axes, axis_size=workers))
-    update = jax.jit(jax.vmap(tx.update, axis_name=AXIS, in_axes=(0, axes, None), out_axes=(0, axes)))
-    return init(params), update
+def mapped(tx):
+    return vmapped(tx, {k: np.ones(s, np.float32) for k, s in SHAPES.items()}, N)
 
 
 def draw(rng):
@@ -29,9 +25,6 @@ def draw(rng):
     "options",
     [
         {},
-        {"nesterov": True},
-        {"masking": False},
-        {"collective": "all_gather"},
         {"collective": "all_gather", "dtype": "float32", "nesterov": True},
         {"weight_decay": 0.05, "clip_norm": 3.0, "dtype": "float32"},
         {"density": 3 / 64, "weight_decay": 0.01},

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType
 
 import gradcomp_jax as gc
-from tests.conformance.environments import AXIS, vmapped_init
+from tests.conformance.environments import AXIS, vmapped
 
 N, WARM_UP, STEPS = 4, 8, 60
 SHAPES = {
@@ -27,9 +27,7 @@ def trained(first: float = 1.0, **options: Any) -> tuple[dict[str, np.ndarray], 
     """All updates by leaf ``[steps, *shape]``, and the last state; ``first`` scales the late ones' first gradient."""
     tx = gc.one_bit_adam(axis_name=AXIS, warm_up_steps=WARM_UP, **options)
     params = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
-    state, rng = vmapped_init(tx, params, N), np.random.default_rng(0)
-    axes = gc.state_axes(state)
-    update = jax.jit(jax.vmap(tx.update, in_axes=(0, axes, None), out_axes=(0, axes), axis_name=AXIS))
+    (state, update), rng = vmapped(tx, params, N), np.random.default_rng(0)
     seen: dict[str, list[np.ndarray]] = {name: [] for name in SHAPES}
     for step in range(STEPS):
         g = {name: rng.normal(0.3, 1.0, size=(N, *s)).astype(np.float32) for name, s in SHAPES.items()}
@@ -99,26 +97,3 @@ def test_a_shard_of_a_worker_may_be_late_too() -> None:
         before.append(np.asarray(state.params["w"]))
     moved = np.diff(before, axis=0)
     assert not moved[:2, 8:].any() and (np.abs(moved[-1]) > 0.1).all() and np.abs(moved).max() < 3
-
-
-@slow
-def test_a_longer_warm_up_gives_each_entry_a_variance_of_its_own() -> None:
-    rng, params = (
-        np.random.default_rng(0),
-        {"late": np.zeros((16, 128), np.float32), "rows": np.zeros((16, 128), np.float32)},
-    )
-    state = None
-    for warm_up, steps in ((2, 4), (40, 6)):
-        tx = gc.one_bit_adam(axis_name=AXIS, warm_up_steps=warm_up)
-        state = vmapped_init(tx, params, N) if state is None else state
-        axes = gc.state_axes(state)
-        update = jax.jit(jax.vmap(tx.update, in_axes=(0, axes, None), out_axes=(0, axes), axis_name=AXIS))
-        for step in range(steps):
-            g = {name: rng.normal(1.0, 0.1, size=(N, *p.shape)).astype(np.float32) for name, p in params.items()}
-            g["late"] *= warm_up > 2 or step >= 2
-            g["rows"][:, :4] *= warm_up > 2 or step >= 2
-            moved, state = update(g, state, params)
-        assert all((np.asarray(v) > 0).all() == (warm_up > 2) for v in state.variance.values())
-    # The variance is that of the gradients since, as if they were the first.
-    for value in moved.values():
-        assert np.isfinite(np.asarray(value)).all() and (np.asarray(value) > 0.1).all()

@@ -10,6 +10,7 @@ import pytest
 
 import gradcomp_jax as gc
 from gradcomp_jax.methods import registry
+from tests.marks import slow_but
 
 PARAMS = {"w": jax.ShapeDtypeStruct((48, 72), jnp.float32), "v": jax.ShapeDtypeStruct((3, 16, 24), jnp.float32)}
 
@@ -97,7 +98,7 @@ def ignored(name: str, before: dict, more: dict, program: str) -> bool:
     return update_of(with_more) == program and init_of(with_more) == init_of(build(axis_name="data", **before))
 
 
-@pytest.mark.parametrize("name", registry.METHODS)
+@pytest.mark.parametrize("name", slow_but(("dense_bf16",), registry.METHODS))
 def test_every_option_is_heard(name: str) -> None:
     method = registry.METHODS[name]
     program = update_of(method.build(axis_name="data"))
@@ -145,8 +146,7 @@ def test_a_schedule_of_a_momentum_has_a_wrapper(name: str) -> None:
         registry.METHODS[name].build(axis_name="data", momentum=lambda step: 0.9)
 
 
-@pytest.mark.parametrize("collective", ["all_gather", "recursive_doubling"])
-@pytest.mark.parametrize("name", ["topk_sgd", "dgc"])
+@pytest.mark.parametrize(("name", "collective"), [("topk_sgd", "recursive_doubling"), ("dgc", "all_gather")])
 def test_a_density_of_the_downlink_needs_a_downlink(name: str, collective: str) -> None:
     with pytest.raises(
         ValueError, match=r"downlink_density is about what owners send, and \w+ has no owners.*two_phase"

@@ -1,7 +1,7 @@
 """The library beside peers' published algorithms, which `benchmarks/published` has in NumPy: 24 steps of four workers each.
 
-DeMo, Dion, PowerSGD, the outer steps and 1-bit Adam in the library's own form, memories and exchanges included, are replayed in
-test_replay_*.py and tests/replicas; here are the peers' forms, so that a difference to a peer is known, and stays what it is.
+What the library's own forms keep, and that nothing is lost, are tests/conformance's laws; here are the peers' forms, so that a
+difference to a peer is known, and stays what it is.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from benchmarks.published import beside, frequencies, low_rank, momentum_correct
 from benchmarks.published.comparisons import COMPARISONS, first_q, signs_apart
 from tests.programs import compiled
 
-QUICK = ("torchft", "delay 2"), ("MaxText", "delay 3"), ("DGC's authors", "rounded alike"), ("DeMo's authors", "")
+QUICK = ("DeepSpeed's 1-bit Adam", "frozen"), ("DGC's authors", "rounded alike"), ("DeMo's authors", "")
 
 
 def marked(comparison: beside.Comparison):
@@ -25,7 +25,6 @@ def marked(comparison: beside.Comparison):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("comparison", [marked(c) for c in COMPARISONS])
 def test_the_peer_computes_the_same(comparison: beside.Comparison) -> None:
     """Up to what rounding can do to the peer's algorithm."""
@@ -94,6 +93,7 @@ def test_dgc_rounds_a_density_to_the_nearest_and_its_authors_up() -> None:
         assert (peer.k["w"], gc.compressors.topk(0.05, block=size).k) == (theirs, ours)
 
 
+@pytest.mark.benchmarks
 @pytest.mark.slow
 def test_the_command_prints_all_comparisons(capsys) -> None:
     assert peers.main() == 0

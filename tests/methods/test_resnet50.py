@@ -16,10 +16,8 @@ FLOAT32 = 2 * 7 * 4 * 25_557_032 // 8
     [
         pytest.param(lambda: gc.dense(axis_name="data"), 0.999, id="dense"),
         pytest.param(lambda: gc.dense(axis_name="data", dtype="bfloat16"), 1.999, id="bfloat16"),
-        pytest.param(lambda: gc.terngrad(axis_name="data"), 9.5, id="terngrad", marks=pytest.mark.slow),
-        pytest.param(
-            lambda: gc.terngrad(axis_name="data", downlink="ternary"), 18, id="ternary", marks=pytest.mark.slow
-        ),
+        pytest.param(lambda: gc.terngrad(axis_name="data"), 9.5, id="terngrad"),
+        pytest.param(lambda: gc.terngrad(axis_name="data", downlink="ternary"), 18, id="ternary"),
         pytest.param(lambda: gc.dgc(axis_name="data", density=1e-3), 400, id="dgc"),
     ],
 )

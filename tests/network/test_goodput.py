@@ -39,20 +39,6 @@ def test_every_strategy_is_a_step() -> None:
     assert set(goodput.LOW) <= set(GOODPUT)
 
 
-def test_a_strategy_goes_to_links_that_hold_less_and_to_the_unshaped_one_last() -> None:
-    chosen = [(None, 0.0), (2e7, 0.09), (5e8, 0.09), (1.1e8, 0.09)]
-    assert goodput.in_order(chosen) == [(5e8, 0.09), (1.1e8, 0.09), (2e7, 0.09), (None, 0.0)]
-
-
-def test_only_what_is_missing_is_measured() -> None:
-    kept = results((STREAMING, 2e7, 0.09, (0.1,)))
-    assert goodput.pending(kept, STREAMING, [goodput.SLOW, goodput.FREE]) == [goodput.FREE]
-    assert goodput.pending(kept, "dense float32", [goodput.SLOW]) == [goodput.SLOW]
-    kept["faults"] = [{"strategy": "a", "fault": fault} for fault in faults.FAULTS]
-    kept["faults"] += [{"strategy": "b", "fault": faults.PAUSED}]
-    assert faults.pending(kept, ["a", "b", "c"]) == ["b", "c"]
-
-
 @pytest.mark.parametrize(("slow", "share", "verdict"), [(0.111, "90%", "pass"), (0.112, "89%", "fail")])
 def test_the_share_is_of_the_same_strategy_over_no_limits(slow: float, share: str, verdict: str) -> None:
     found = results(
@@ -67,12 +53,6 @@ def test_the_share_is_of_the_same_strategy_over_no_limits(slow: float, share: st
     assert row == f"| {STREAMING} | 1,280/s (1,280 .. 1,280) | {rate:,.0f}/s ({rate:,.0f} .. {rate:,.0f}), {share} |"
     assert dense == "| dense float32 | | 40/s (40 .. 40) |"
     assert f"**{verdict}**" in goodput.aim(found)
-
-
-def test_what_is_not_measured_is_said() -> None:
-    found = results(("dense float32", *goodput.FREE, (0.1,)))
-    assert goodput.aim(found).endswith("not measured.")
-    assert faults.tables(found) == ["Faults are not measured."]
 
 
 def test_a_step_that_is_done_again_counts_once() -> None:
@@ -104,12 +84,6 @@ def test_faults_are_shares_of_the_run_to_which_nothing_happens() -> None:
     ]
 
 
-def test_rows_that_are_alike_are_one() -> None:
-    run = {"strategy": "a", "fault": faults.NOTHING, "seconds": 9.0, "bin_s": 2.0, "steps": [2, 0, 0, 0, 1]}
-    rows = faults.tables(results() | {"faults": [run]})[-3:]
-    assert rows == ["| 0 .. 2 | 32 |", "| 2 .. 8 | 0 |", "| 8 .. 10 | 16 |"]
-
-
 def test_the_page_has_the_markers(tmp_path: pathlib.Path) -> None:
     page = tmp_path / "world.md"
     page.write_text((ROOT / "docs" / "world.md").read_text())
@@ -118,6 +92,7 @@ def test_the_page_has_the_markers(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.network
+@pytest.mark.benchmarks
 @pytest.mark.slow
 @pytest.mark.skipif(lab.available() is not None, reason=str(lab.available()))
 def test_end_to_end(tmp_path: pathlib.Path) -> None:

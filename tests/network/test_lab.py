@@ -57,8 +57,7 @@ def ours() -> set[str]:
 
 @pytest.mark.network
 @needs_root
-@pytest.mark.parametrize("delay_s", [0.0, 0.005])
-@pytest.mark.parametrize("rate", [100e6, 20e6])
+@pytest.mark.parametrize(("rate", "delay_s"), [(20e6, 0.005)])
 def test_rate(pair: Pair, rate: float, delay_s: float) -> None:
     pair.net.shape(rate, delay_s)
     size = round(rate / 8 / 4)
@@ -95,8 +94,7 @@ def test_sent_bytes_are_the_payload_and_headers(pair: Pair, delay_s: float) -> N
 
 @pytest.mark.network
 @needs_root
-@pytest.mark.parametrize("delay_s", [0.0, 0.005])
-@pytest.mark.parametrize("worker", [0, 1])
+@pytest.mark.parametrize(("worker", "delay_s"), [(1, 0.005)])
 def test_cut_and_restore(pair: Pair, worker: int, delay_s: float) -> None:
     pair.net.shape(None, delay_s)
     pair.net.cut(worker)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import lab
-from benchmarks.sweep import bounds, checks, links, measure, methods, report, run, schedules, tasks
+from benchmarks.sweep import bounds, checks, links, measure, report, run, schedules, tasks
 from benchmarks.sweep.team import Step
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -43,30 +43,6 @@ def test_what_is_not_a_delay_is_refused(text: str) -> None:
         links.parse_delay(text)
 
 
-def test_cells_of_one_team_follow_each_other() -> None:
-    found = list(links.cells(["a", "b"], [2, 4], [1e8, None], [0.09, 0.0]))
-    assert len(found) == 16
-    assert len({cell.key for cell in found}) == 16
-    teams = [(cell.model, cell.workers) for cell in found]
-    assert teams == sorted(teams)
-    assert [cell.rate for cell in found[:2]] == [None, 1e8]
-
-
-def test_a_link_does_not_follow_one_that_holds_much_less() -> None:
-    rates, delays = [links.parse_rate(r) for r in links.RATES], [links.parse_delay(d) for d in links.DELAYS]
-    found = links.in_order(rates, delays)
-    assert set(found) == {(rate, delay) for rate in rates for delay in delays}
-    held = [delay * (rate or 1e15) for rate, delay in found]
-    assert held == sorted(held, reverse=True)
-    assert found[-4:] == [(None, 0.0), (1e9, 0.0), (1e8, 0.0), (2e7, 0.0)]
-
-
-def test_bound_is_the_longer_of_the_two() -> None:
-    assert bounds.bound_s(2.0, 10**9, None) == 2.0
-    assert bounds.bound_s(2.0, 10**9, 1e9) == 8.0
-    assert bounds.bound_s(9.0, 10**9, 1e9) == 9.0
-
-
 def test_overhead_admits_tcp_and_no_more() -> None:
     payload = 10_000_000
     least, most = bounds.counted_range(payload, payload, 3, 4, 1.0)
@@ -79,16 +55,6 @@ def test_overhead_admits_tcp_and_no_more() -> None:
     # In a small message the handshakes are most of it, and they do not grow with what is in it.
     tiny, small = (bounds.counted_range(size, size, 3, 4, 1.0)[1] for size in (100, 1100))
     assert small - tiny < 1.2 * 1000
-
-
-def test_steps_to_a_target() -> None:
-    losses = [float(10 - i) for i in range(10)]
-    assert bounds.steps_to(losses, 9.5, window=2) == 2
-    assert bounds.steps_to(losses, 9.0, window=2) == 3
-    assert bounds.steps_to(losses, 0.5, window=2) is None
-    # The dense run reaches its own target, and not before the end of the window that it was taken from.
-    target = bounds.target_loss(losses, window=2)
-    assert bounds.steps_to(losses, target, window=2) == 7
 
 
 class Pretended:
@@ -166,19 +132,6 @@ def test_checks_pass_and_fail_by_the_numbers() -> None:
     assert holds([slow, losing]) == [False, False, False, False, False]
 
 
-def test_checks_say_what_was_not_measured() -> None:
-    assert holds([]) == [None] * 5
-    # Too small a model shows nothing about large ones.
-    assert holds([cell(values=1_000_000, dense=21.0, dgc=1.9)])[:4] == [None] * 4
-
-
-def test_verdict_tells_not_to_compress() -> None:
-    assert "do not compress" in bounds.verdict(cell(dense=2.0, dense_bf16=1.5, dgc=1.6))
-    # Nor for what the next run may not show.
-    assert "do not compress" in bounds.verdict(cell(dense=2.0, dense_bf16=1.5, dgc=1.49))
-    assert bounds.verdict(cell(dense=2.0, dense_bf16=1.5, dgc=1.0)) == "dgc, 1.50x the better dense one"
-
-
 def results(*cells: dict) -> dict:
     machine = {"processor": "P", "cores": 2, "memory_gib": 4, "system": "Linux"}
     training = {"lstm": {"workers": 4, "source": "s", "losses": {"dense": [9.0 - 0.1 * i for i in range(20)]}}}
@@ -192,14 +145,6 @@ def test_report_marks_what_loses() -> None:
     assert "**" not in rows["dense-bf16"]
     # 14 steps to the target at two seconds each.
     assert "| dense | 14 | 28 |" in text
-
-
-def test_report_goes_between_the_markers() -> None:
-    document = f"before\n{report.START}\nold\n{report.END}\nafter\n"
-    text = report.insert(document, "new")
-    assert text == f"before\n{report.START}\n\nnew\n{report.END}\nafter\n"
-    with pytest.raises(ValueError, match="needs the lines"):
-        report.insert("nothing", "new")
 
 
 def test_the_document_has_the_markers() -> None:
@@ -234,18 +179,6 @@ def test_parts_add_up_to_the_step() -> None:
     assert schedules.parts(slow, fast, "dense", 0.5).handling == pytest.approx(1.4 - 1.1)
 
 
-def test_schedules_are_in_the_order_of_what_they_may_hide() -> None:
-    for p in some_parts(200):
-        assert schedules.sequence(p) <= schedules.halves(p) * (1 + 1e-12)
-        order = [f(p) for f in (schedules.anywhere, schedules.backward, schedules.sequence)]
-        assert order == sorted(order)
-        assert schedules.late(p) <= schedules.sequence(p)
-        assert schedules.perfect(p) <= schedules.anywhere(p)
-        # Where the first tensor is all of the model, nothing but what is late is hidden.
-        whole = p._replace(first=1.0)
-        assert schedules.backward(whole) == schedules.anywhere(whole) == pytest.approx(schedules.sequence(p))
-
-
 def test_tensors_one_by_one_are_never_faster_than_the_model() -> None:
     """A step is played: gradients come one after the other, and each tensor crosses when it is done and the link is free."""
     random = np.random.default_rng(1)
@@ -260,31 +193,9 @@ def test_tensors_one_by_one_are_never_faster_than_the_model() -> None:
         assert free >= schedules.backward(p) * (1 - 1e-12)
 
 
-def test_the_first_tensor_is_the_one_that_the_loss_uses_first() -> None:
-    embedding, layer = 100 * 32, 8 * 32 * 32 + 4 * 32
-    assert schedules.first_share("tiny") == embedding / (embedding + layer)
-
-
-def test_only_steps_that_miss_the_bound_are_modelled() -> None:
-    slow, fast = cell(dense=21.0, dgc=1.9), cell(None, dense=1.4, dgc=1.3)
-    for found in (slow, fast):
-        found["model"] = "tiny"
-    slow["methods"]["dense"]["bound_s"] = 10.0
-    assert [m.method for m in schedules.missed([slow, fast])] == ["dense"]
-    assert list(schedules.missed([slow])) == []
-    lines = schedules.tables([slow, fast])
-    assert "10 s" in lines[2] and "**2.10x (2.10x)**" in lines[-1] and "dgc" not in "".join(lines)
-
-
 def test_the_page_has_what_is_modelled_from_the_measured_cells() -> None:
     kept = json.loads((ROOT / "docs" / "results" / "network.json").read_text())
     assert "\n".join(schedules.tables(kept["cells"])) in (ROOT / "docs" / "network.md").read_text()
-
-
-def test_every_method_is_a_transformation() -> None:
-    for name in (methods.NOTHING, *methods.METHODS):
-        tx = methods.transformation(name, tasks.TASKS["tiny"], axis_name=None)
-        assert callable(tx.init) and callable(tx.update)
 
 
 def test_workers_read_different_text() -> None:
@@ -299,6 +210,7 @@ def test_workers_read_different_text() -> None:
 
 
 @pytest.mark.network
+@pytest.mark.benchmarks
 @pytest.mark.slow
 @pytest.mark.skipif(lab.available() is not None, reason=str(lab.available()))
 def test_end_to_end(tmp_path: pathlib.Path) -> None:

@@ -63,19 +63,7 @@ def test_a_message_that_took_next_to_nothing_does_not_bend_it() -> None:
     assert found.errors[0] < 0.3 < found.errors[1] <= 1
 
 
-def test_what_is_within_the_noise_counts_less() -> None:
-    quiet = [Point(size, 1e-3 + 1e-8 * size, *[1e-3 + 1e-8 * size] * 2) for size in (2**13, 2**16, 2**19, 2**22)]
-    noisy = fit([Point(2**10, 2e-4, 1e-4, 2e-2), *quiet])
-    assert abs(noisy.alpha / 1e-3 - 1) < 0.02
-
-
 def test_a_protocol_that_changes_at_the_last_size_is_not_taken_for_a_rate() -> None:
     """From some size on an exchange no longer sends and receives at once; more bytes still take no more than their share."""
     found = fit([Point(s, t, t, t) for s, t in ((1e3, 1e-3), (1e6, 1.0), (2e6, 2.0), (4e6, 8.0))])
     assert found.seconds(8e6) == pytest.approx(16.0, rel=1e-2)
-
-
-def test_a_size_that_was_measured_twice_is_one_point() -> None:
-    twice = fit([Point(1e3, 0.9, 0.8, 1.0), Point(1e3, 1.1, 1.0, 1.3), Point(2e3, 2.0, 2.0, 2.0)])
-    assert twice.points == (Point(1e3, 1.0, 0.8, 1.3), Point(2e3, 2.0, 2.0, 2.0))
-    assert twice.seconds(1.5e3) == pytest.approx(1.5)

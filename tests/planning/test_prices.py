@@ -101,13 +101,6 @@ def test_a_method_that_trains_worse_is_not_recommended() -> None:
     )
 
 
-def test_a_tie_is_one_of_progress() -> None:
-    step = {p.method: p.step for p in should_compress(WORK, CLUSTER, methods=["dgc"], device=SLOW, prices={}).ranking}
-    even = {"dgc": step["dense_bf16"] / step["dgc"]}
-    verdict = should_compress(WORK, CLUSTER, methods=["dgc"], device=SLOW, prices=even)
-    assert verdict.tie and not verdict.compress
-
-
 def test_a_price_lowers_the_rate_from_which_dense_wins() -> None:
     rates = [break_even(WORK, CLUSTER, "dgc", device=SLOW, prices={"dgc": factor}) for factor in (1.0, 1.2, 2.0)]
     assert rates == sorted(rates, reverse=True) and rates[0] > 2 * rates[2] > 0
@@ -123,16 +116,6 @@ def test_what_comes_with_the_package_is_the_default() -> None:
         by_kind = {price.kind: predict(WORK, CLUSTER, name, device=SLOW, task=price.kind).price for price in each}
         assert all(price is not None and price.kind == kind for kind, price in by_kind.items())
         assert predict(WORK, CLUSTER, name, device=SLOW).price == max(by_kind.values(), key=lambda p: p.steps)
-
-
-def test_what_a_price_says() -> None:
-    price = Price(1.321, False, task="enwik8", seeds=3, options="density 0.01")
-    assert str(price) == "> 1.32x" and price.source == "enwik8, 3 seeds, density 0.01"
-    assert (
-        str(Price(1.1)) == "1.10x"
-        and Price(1.1).source == "given"
-        and Price(1.1, task="mnist", seeds=1).source == "mnist, 1 seed"
-    )
 
 
 def test_bad_prices_are_named() -> None:

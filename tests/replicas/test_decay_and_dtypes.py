@@ -39,8 +39,7 @@ def decaying(**options):
     return gc.dgc(axis_name=AXIS, density=1.0, momentum=0.0, dtype="float32", **options)
 
 
-@pytest.mark.parametrize("delay", (0, 2))
-@pytest.mark.parametrize("every", (1, 3, 4))
+@pytest.mark.parametrize(("every", "delay"), [(1, 0), (3, 2)])
 def test_a_sum_of_gradients_decays_as_often_as_its_steps(every: int, delay: int) -> None:
     """Without gradients, each arrival takes every * rate * decay of the weights."""
     rate, decay = 0.1, 0.05
@@ -132,21 +131,3 @@ def test_replicas_with_gradients_of_16_bits_stay_together() -> None:
     history = train(tx, {"w": np.ones((4, 6), np.float32)}, lambda n: noise(n, jnp.bfloat16) if n < 100 else quiet, 103)
     assert spread(history[50]) > 1e-3
     assert spread(history[-1]) < 1e-6
-
-
-@pytest.mark.parametrize(
-    "around",
-    (
-        lambda: gc.elastic_average(dense(), axis_name=AXIS, every=2),
-        lambda: gc.local_sgd(dense(), axis_name=AXIS, every=2),
-        lambda: gc.diloco(dense(), axis_name=AXIS, every=2),
-        lambda: gc.gossip(axis_name=AXIS),
-    ),
-    ids=("elastic", "local", "diloco", "gossip"),
-)
-def test_other_replicas_of_16_bits_are_pulled_back(around) -> None:
-    """Their pull is by where the parameters are, rounded as they may be: they do not drift apart with the steps."""
-    tx = optax.chain(optax.sgd(0.02), around())
-    history = train(tx, {"w": np.ones((4, 6), jnp.bfloat16)}, lambda n: noise(n, jnp.bfloat16), 400)
-    early, late = (np.mean([spread(h) for h in part]) for part in (history[20:120], history[-100:]))
-    assert late < 2 * early

@@ -58,10 +58,7 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         lambda **more: gc.diloco(dense(), axis_name=AXIS, **more),
         {"every": 7, "learning_rate": 0.5, "momentum": 0.5, "parts": 2, "delay": 2},
     ),
-    "diloco, late": (
-        lambda mix=0.0: gc.diloco(dense(), axis_name=AXIS, delay=2, mix=mix),
-        {"mix": 0.5},
-    ),
+    "diloco, late": (lambda mix=0.0: gc.diloco(dense(), axis_name=AXIS, delay=2, mix=mix), {"mix": 0.5}),
     "sparse_loco": (
         lambda **more: gc.sparse_loco(axis_name=AXIS, **more),
         {

@@ -62,13 +62,7 @@ def close(a, b) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "every", "delay", "parts", "mix"),
-    [
-        ("sparse", 6, 2, 2, 0.0),
-        ("sparse", 4, 3, 1, 0.5),
-        ("dense", 5, 4, 2, 0.25),
-        ("dense", 2, 1, 2, 0.0),
-        ("sparse", 6, 4, by_turns, 0.0),
-    ],
+    [("sparse", 4, 3, 1, 0.5), ("dense", 5, 4, 2, 0.25), ("sparse", 6, 4, by_turns, 0.0)],
 )
 def test_a_thread_computes_what_one_program_does(name: str, every: int, delay: int, parts, mix: float) -> None:
     """Up to the rounding of sums that one compiler run joins and another does not, and from any step on with either."""
@@ -119,7 +113,7 @@ def test_means_arrive_at_the_same_steps_however_long_an_exchange_takes() -> None
 
     want, order = run(None)
     assert len(order) == 6 and len(set(order)) == 2
-    for seed in range(3):
+    for seed in range(2):
         got, as_well = run(seed)
         assert as_well == order
         jax.tree.map(np.testing.assert_array_equal, got, want)
@@ -161,7 +155,7 @@ print(zlib.crc32(b"".join(leaf.tobytes() for leaf in centre)))
 def test_processes_that_are_late_at_random_exchange_the_same_parts(tmp_path: pathlib.Path) -> None:
     """Each process has delays of its own. A part met by another one would give another centre, or no end."""
     found = []
-    for seed in range(3):
+    for seed in range(2):
         address = f"127.0.0.1:{free_port()}"
         commands = [[sys.executable, "-c", WORKER, address, str(index), str(seed)] for index in range(3)]
         env = environment(PYTHONPATH=str(ROOT))

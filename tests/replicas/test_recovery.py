@@ -16,6 +16,7 @@ INNER = {"momentum": lambda: optax.sgd(0.05, momentum=0.9), "adam": lambda: opta
 METHODS = {
     "local_sgd": lambda: gc.local_sgd(gc.dense(axis_name="data"), axis_name="data", every=2),
     "diloco": lambda: gc.diloco(gc.dense(axis_name="data"), axis_name="data", every=2),
+    "late": lambda: gc.diloco(gc.dense(axis_name="data"), axis_name="data", every=4, delay=2, mix=0.5),
     "sparse_loco": lambda: gc.sparse_loco(axis_name="data", every=2, chunk=16),
     "elastic_average": lambda: gc.elastic_average(gc.dense(axis_name="data"), axis_name="data", every=2),
     "gossip": lambda: gc.gossip(axis_name="data"),
@@ -42,9 +43,24 @@ def train(method: str, inner: str, bad_steps: set[int], bad_workers: slice, bad:
 
 
 @pytest.mark.standard_promotion
-@pytest.mark.parametrize("inner", INNER)
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("bad", (np.nan, HUGE))
+@pytest.mark.parametrize(
+    ("bad", "method", "inner"),
+    [
+        (np.nan, "diloco", "adam"),
+        (np.nan, "gossip", "momentum"),
+        (HUGE, "gossip", "momentum"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (np.nan, "local_sgd", "momentum"),
+                (np.nan, "late", "momentum"),
+                (HUGE, "elastic_average", "momentum"),
+                (np.nan, "sparse_loco", "adam"),
+                (HUGE, "diloco", "adam"),
+            )
+        ),
+    ],
+)
 def test_one_bad_step_of_one_worker(bad: float, method: str, inner: str) -> None:
     state, metrics, losses = train(method, inner, {2}, slice(1, 2), bad)
     if inner == "adam" and bad == HUGE:

@@ -34,8 +34,7 @@ def gradients(x, n):
     return [gradient(x[j], n, j) for j in range(N)]
 
 
-@pytest.mark.parametrize("check_vma", (True, False))
-@pytest.mark.parametrize("delay", (1, 2, 5))
+@pytest.mark.parametrize(("delay", "check_vma"), [(2, False), (5, True)])
 def test_delayed_average(delay: int, check_vma: bool) -> None:
     """w_{n+1,j} = w_{n,j} - eta (g_{n,j} + gbar_{n-t} - g_{n-t,j}): the paper's formula as it stands."""
     tx = optax.chain(gc.delayed_average(dense(), axis_name=AXIS, delay=delay), optax.sgd(RATE))
@@ -51,7 +50,7 @@ def test_delayed_average(delay: int, check_vma: bool) -> None:
         close(state, x)
 
 
-@pytest.mark.parametrize(("delay", "every"), [(0, 3), (1, 3), (2, 3), (4, 3), (5, 3), (6, 2), (7, 4)])
+@pytest.mark.parametrize(("delay", "every"), [(0, 3), (2, 3), (6, 2)])
 def test_temporally_sparse(delay: int, every: int) -> None:
     """The sum of p gradients at once, t steps after the last of them."""
     tx = optax.chain(gc.delayed_average(dense(), axis_name=AXIS, delay=delay, every=every), optax.sgd(RATE))
@@ -70,7 +69,7 @@ def test_temporally_sparse(delay: int, every: int) -> None:
         close(state, x)
 
 
-@pytest.mark.parametrize(("delay", "every"), [(3, 1), (2, 2)])
+@pytest.mark.parametrize(("delay", "every"), [(2, 2)])
 def test_bounded_staleness(delay: int, every: int) -> None:
     """Without compensation the mean of t steps ago is all there is, and replicas stay equal."""
     tx = optax.chain(
@@ -87,7 +86,7 @@ def test_bounded_staleness(delay: int, every: int) -> None:
         assert float(gc.replica_spread(state)) == 0
 
 
-@pytest.mark.parametrize("every", (1, 4))
+@pytest.mark.parametrize("every", (4,))
 def test_elastic_average(every: int) -> None:
     """EASGD, algorithm 1: both sides of the band from where they were before the step."""
     tx = optax.chain(optax.sgd(RATE), gc.elastic_average(dense(), axis_name=AXIS, every=every, beta=0.8))
@@ -120,7 +119,7 @@ def test_eamsgd() -> None:
         close(state, x)
 
 
-@pytest.mark.parametrize("every", (1, 4))
+@pytest.mark.parametrize("every", (4,))
 def test_local_sgd(every: int) -> None:
     tx = optax.chain(optax.sgd(RATE), gc.local_sgd(dense(), axis_name=AXIS, every=every))
     x = start()
@@ -146,46 +145,7 @@ def test_diloco() -> None:
         close(state, x)
 
 
-def test_streaming_parts_have_their_own_turns() -> None:
-    tx = optax.chain(
-        optax.sgd(RATE), gc.diloco(dense(), axis_name=AXIS, every=4, learning_rate=0.6, momentum=0.8, parts=2)
-    )
-    x, centre = start(), start()[0]
-    velocity = each(np.zeros_like, centre)
-    for n, state in enumerate(run(tx)):
-        x = [each(lambda w, g: w - RATE * g, one, g) for one, g in zip(x, gradients(x, n), strict=True)]
-        for k, offset in (("b", 0), ("w", 2)):
-            if (n + 1 + offset) % 4 == 0:
-                come = centre[k] - mean(x)[k]
-                velocity[k] = 0.8 * velocity[k] + come
-                centre[k] = centre[k] - 0.6 * (come + 0.8 * velocity[k])
-                x = [{**one, k: centre[k]} for one in x]
-        close(state, x)
-
-
-@pytest.mark.parametrize(("delay", "mix"), [(1, 0.0), (1, 0.5), (3, 0.25)])
-def test_streaming_parts_that_arrive_late_are_mixed(delay: int, mix: float) -> None:
-    """Streaming DiLoCo, section 2.3: a part's outer gradient is of its turn, and its outer step is of when that has arrived."""
-    tx = optax.chain(
-        optax.sgd(RATE),
-        gc.diloco(dense(), axis_name=AXIS, every=4, learning_rate=0.6, momentum=0.8, parts=2, delay=delay, mix=mix),
-    )
-    x, centre, flying = start(), start()[0], {}
-    velocity = each(np.zeros_like, centre)
-    for n, state in enumerate(run(tx)):
-        x = [each(lambda w, g: w - RATE * g, one, g) for one, g in zip(x, gradients(x, n), strict=True)]
-        for k, offset in (("b", 0), ("w", 2)):
-            if k in flying and (n + 1 + offset - delay) % 4 == 0:
-                come = flying.pop(k)
-                velocity[k] = 0.8 * velocity[k] + come
-                centre[k] = centre[k] - 0.6 * (come + 0.8 * velocity[k])
-                x = [{**one, k: mix * one[k] + (1 - mix) * centre[k]} for one in x]
-            if (n + 1 + offset) % 4 == 0:
-                flying[k] = centre[k] - mean(x)[k]
-        close(state, x)
-
-
-@pytest.mark.parametrize(("graph", "every"), [("hypercube", 1), ("exponential", 1), ("hypercube", 3)])
+@pytest.mark.parametrize(("graph", "every"), [("exponential", 1), ("hypercube", 3)])
 def test_gossip(graph: str, every: int) -> None:
     tx = optax.chain(optax.sgd(RATE), gc.gossip(axis_name=AXIS, graph=graph, every=every))
     x = start()
@@ -238,13 +198,7 @@ def test_sparse_loco() -> None:
     tx = optax.chain(
         optax.sgd(RATE),
         gc.sparse_loco(
-            axis_name=AXIS,
-            every=3,
-            density=0.5,
-            chunk=8,
-            decay=0.9,
-            learning_rate=0.8,
-            mask=gc.masks.at_least(0),
+            axis_name=AXIS, every=3, density=0.5, chunk=8, decay=0.9, learning_rate=0.8, mask=gc.masks.at_least(0)
         ),
     )
     x, centre = start(), start()[0]

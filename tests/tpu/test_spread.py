@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks import tpu_programs as tpu
-from gradcomp_jax.core.state import sum_of_squares
+from gradcomp_jax.core.inbound import sum_of_squares
 
 from .programs import needs_compiler
 

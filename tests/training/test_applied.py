@@ -89,19 +89,6 @@ def test_an_average_in_apply_gradients_moves(kind: type) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_state_has_besides_is_a_copy_on_the_mesh() -> None:
-    mesh = mesh_of(2)
-    given = own(Averaged)
-    state = gc.init_state(given, chain(), mesh)
-    for leaf in jax.tree.leaves(state):
-        assert leaf.sharding.is_fully_replicated and len(leaf.sharding.device_set) == 2
-    pointers = [a.addressable_shards[0].data.unsafe_buffer_pointer() for a in jax.tree.leaves(state)]
-    assert len(set(pointers)) == len(pointers)
-    gc.make_train_step(loss, chain(), mesh)(state, on(mesh, batch(0)))
-    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((given.params, given.ema)))
-
-
-@pytest.mark.slow
 def test_an_optimizer_in_apply_gradients_has_the_extra_arguments_of_a_step() -> None:
     """A weight comes to ``gc.weighted``, and a worker that counts for nothing moves nothing."""
     mesh = mesh_of(2)

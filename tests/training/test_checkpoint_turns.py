@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import gradcomp_jax as gc
-from gradcomp_jax.training import checkpoint_turns
+from gradcomp_jax.training import checkpoint_files
 from tests.training.test_replaced import LIKE, everything_in, number_in, numbered
 
 WRITER = """
@@ -44,7 +44,7 @@ def test_a_writer_waits_for_another_one(tmp_path) -> None:
     path = tmp_path / "saved"
     gc.save_checkpoint(path, numbered(0))
     writer = threading.Thread(target=gc.save_checkpoint, args=(path, numbered(1)), kwargs={"overwrite": True})
-    with checkpoint_turns.taken(path):
+    with checkpoint_files.taken(path):
         writer.start()
         writer.join(0.5)
         assert writer.is_alive()

@@ -62,12 +62,11 @@ def test_a_save_would_lose_it_and_refuses(tmp_path) -> None:
     ("mesh", "specs"),
     [
         (lambda: mesh_of(8), right_specs),
-        (lambda: mesh_of(1), P),
         # One worker of eight devices, which do hold copies, and two of four.
         (lambda: with_model_axis(1), P),
         (lambda: with_model_axis(2), right_specs),
     ],
-    ids=["its own specs", "one device", "one worker", "a model axis"],
+    ids=["its own specs", "one worker", "a model axis"],
 )
 def test_what_is_whole_is_saved(mesh, specs, tmp_path) -> None:
     state = updated(mesh(), specs=specs(), check_vma=False)

@@ -85,15 +85,7 @@ def test_complex_parameters(door: Callable[..., None]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("door", DOORS[:2])
-def test_a_momentum_before_the_exchange(door: Callable[..., None]) -> None:
-    tx = optax.chain(optax.trace(0.9), chain())
-    with pytest.raises(ValueError, match=r"of the optimizer's state differs by worker.*Put it after the exchange"):
-        door(tx, tx, params(), loss)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", DOORS[:1])
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
@@ -117,15 +109,6 @@ def test_aux_that_is_not_there() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("leaf", [jax.nn.relu, "relu", object()], ids=["function", "string", "object"])
-def test_parameters_that_are_no_arrays(door: Callable[..., None], leaf: Any) -> None:
+def test_parameters_that_are_no_arrays(door: Callable[..., None]) -> None:
     with pytest.raises(TypeError, match=r"'activation' is no array.*eqx\.partition.*eqx\.combine"):
-        door(chain(), chain(), {**params(), "activation": leaf}, loss)
-
-
-@pytest.mark.slow
-def test_the_gradient_of_what_has_functions_in_it() -> None:
-    for mesh in (mesh_of(N), None):
-        find = gc.local_value_and_grad(loss, axis_name="data" if mesh else None, mesh=mesh)
-        with pytest.raises(TypeError, match=r"'activation' is no array.*eqx\.partition"):
-            find({**params(), "activation": jax.nn.relu}, X)
+        door(chain(), chain(), {**params(), "activation": jax.nn.relu}, loss)

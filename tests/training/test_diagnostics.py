@@ -43,11 +43,6 @@ def test_bytes_are_those_of_the_report() -> None:
     assert report.sent == gc.diagnostics(tx.init({"w": np.zeros((4, 4))}), wire=report)["wire/bytes_per_step"] > 0
 
 
-def test_without_a_memory_there_is_no_ratio() -> None:
-    found = gc.diagnostics(stepped(optax.chain(gc.terngrad(axis_name="data"), optax.sgd(0.1))))
-    assert set(found) == {"exchange/steps", "exchange/skipped"}
-
-
 def test_of_a_moving_density() -> None:
     exchange = gc.density_schedule((0.125, 0.25), schedule=lambda step: 0.25, axis_name="data")
     found = gc.diagnostics(stepped(optax.chain(exchange, optax.sgd(0.1))))

@@ -24,26 +24,6 @@ def chain() -> optax.GradientTransformation:
     return optax.chain(exchange(), optax.sgd(0.1))
 
 
-def kinds_sent(step: Any, *args: Any) -> dict[str, Any]:
-    return gc.wire_bytes(step.lower(*args).compile()).by("kind")
-
-
-@pytest.mark.slow
-def test_micro_batches_send_what_one_batch_sends_and_train_as_it() -> None:
-    mesh, tx = mesh_of(N), chain()
-    found = {}
-    for parts in (1, 3):
-        state, step = gc.init_state(params(), tx, mesh), gc.make_train_step(loss, tx, mesh, accumulate=parts)
-        sent = kinds_sent(step, state, on(mesh, batch(0)))
-        losses = []
-        for i in range(3):
-            state, metrics = step(state, on(mesh, batch(i)))
-            losses.append(float(metrics["loss"]))
-        found[parts] = sent, losses
-    assert found[1][0] == found[3][0]
-    np.testing.assert_allclose(found[1][1], found[3][1], rtol=1e-4)
-
-
 def test_a_batch_that_micro_batches_do_not_divide() -> None:
     mesh, tx = mesh_of(N), chain()
     step = gc.make_train_step(loss, tx, mesh, accumulate=2)
@@ -132,7 +112,11 @@ class Flax(flax.training.train_state.TrainState):
     batch_stats: Any = None
 
 
-@pytest.mark.parametrize("kind", (flax.training.train_state.TrainState, Flax), ids=("plain", "batch_stats"))
+@pytest.mark.parametrize(
+    "kind",
+    (pytest.param(flax.training.train_state.TrainState, marks=pytest.mark.slow), Flax),
+    ids=("plain", "batch_stats"),
+)
 def test_flax_train_state(kind: type) -> None:
     mesh, tx = mesh_of(N), chain()
     more = {"batch_stats": statistics()} if kind is Flax else {}
@@ -243,27 +227,6 @@ def test_master_weights_need_the_parameters() -> None:
     tx = gc.master_weights(optax.sgd(0.1))
     with pytest.raises(ValueError, match=r"call update\(updates, state, params\)"):
         tx.update(params(), tx.init(params()))
-
-
-def test_one_door_to_the_state() -> None:
-    """A shard_map of one's own gets state and specs in one call."""
-    mesh, tx = mesh_of(N), chain()
-    p = jax.tree.map(jnp.asarray, params())
-    opt_state, specs = gc.init_opt_state(p, tx, mesh)
-    local = gc.local_value_and_grad(loss, axis_name="data")
-
-    def one_worker(p: Any, opt_state: Any, data: Any) -> Any:
-        _, gradient = local(p, data)
-        updates, opt_state = tx.update(gradient, opt_state, p)
-        return optax.apply_updates(p, updates), opt_state
-
-    P = jax.sharding.PartitionSpec
-    step = jax.jit(jax.shard_map(one_worker, mesh=mesh, in_specs=(P(), specs, P("data")), out_specs=(P(), specs)))
-    state, reference = gc.init_state(params(), tx, mesh), gc.make_train_step(loss, tx, mesh)
-    for i in range(2):
-        p, opt_state = step(p, opt_state, on(mesh, batch(i)))
-        state, _ = reference(state, on(mesh, batch(i)))
-    np.testing.assert_allclose(p["w"], state.params["w"], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

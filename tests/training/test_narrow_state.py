@@ -7,15 +7,12 @@ from typing import Any
 import chex
 import jax
 import numpy as np
-import optax
 import pytest
 
 import gradcomp_jax as gc
 from gradcomp_jax.memory.narrow import Narrow, is_narrow, values_of
 from gradcomp_jax.training.checkpoint_record import compare_makers
 from tests.conformance.environments import exchange_state, means_kept
-from tests.training.problem import batch, loss, mesh_of, on
-from tests.training.problem import params as small
 from tests.training.test_checkpoint_record import PARAMS, one, state_of
 from tests.transforms import test_reduce_scatter as sharded
 
@@ -74,9 +71,8 @@ def filled(tx, workers: int) -> Any:
     return jax.tree.map(fill, exchange, is_leaf=is_mark)
 
 
-@pytest.mark.parametrize("new", (1, 2, 3, 16))
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ("dgc", "topk_sgd"))
+@pytest.mark.parametrize("new", (1, 3, 16))
+@pytest.mark.parametrize(("name", "dtype"), [("dgc", "int8"), ("topk_sgd", "bfloat16"), ("topk_sgd", "float8_e4m3fn")])
 def test_the_mean_is_preserved_but_for_one_rounding(name: str, dtype: str, new: int) -> None:
     tx = getattr(gc, name)(axis_name="data", density=1 / 8, block=16, memory_dtype=dtype)
     before = filled(tx, 8)
@@ -130,31 +126,7 @@ def test_checkpoints_from_before_are_float32() -> None:
 
 
 @pytest.mark.slow
-def test_training_goes_on_from_a_checkpoint(tmp_path: pathlib.Path) -> None:
-    """Bit for bit with as many workers, and with fewer as if they had been resized."""
-    tx = optax.chain(gc.dgc(axis_name="data", density=0.125, block=16, memory_dtype="int8"), optax.sgd(0.05))
-
-    def run(state, step, mesh, seeds):
-        for seed in seeds:
-            state, metrics = step(state, on(mesh, batch(seed)))
-        assert np.isfinite(metrics["loss"])
-        return state
-
-    mesh, fewer = mesh_of(4), mesh_of(3)
-    step = gc.make_train_step(loss, tx, mesh, donate=False)
-    middle = run(gc.init_state(small(), tx, mesh), step, mesh, range(3))
-    assert "exchange/memory_ratio" in gc.diagnostics(middle)
-    gc.save_checkpoint(tmp_path / "saved", middle)
-    again = gc.restore_checkpoint(tmp_path / "saved", gc.init_state(small(), tx, mesh))
-    for a, b in zip(*(jax.tree.leaves(run(s, step, mesh, range(3, 6))) for s in (middle, again)), strict=True):
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
-    on_three = gc.restore_checkpoint(tmp_path / "saved", gc.init_state(small(), tx, fewer))
-    chex.assert_trees_all_equal(on_three.opt_state, gc.resize_workers(middle.opt_state, old=4, new=3))
-    run(on_three, gc.make_train_step(loss, tx, fewer, donate=False), fewer, range(3, 6))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("new", (2, 1))
+@pytest.mark.parametrize("new", (2,))
 def test_sharded_parameters_with_another_number_of_workers(new: int, monkeypatch) -> None:
     """Rows and their scales are cut by owner alike."""
     monkeypatch.setitem(

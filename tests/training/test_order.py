@@ -1,13 +1,11 @@
 """Chains that would not train are refused, or warned of, where the state is made."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import gradcomp_jax as gc
-from tests.training.problem import batch, loss, mesh_of, on, params
+from tests.training.problem import mesh_of, params
 
 OVER = {"axis_name": "data"}
 N = 4
@@ -73,24 +71,3 @@ def test_averages_of_frequencies_are_means() -> None:
 def test_accumulation_of_replicas() -> None:
     with pytest.raises(ValueError, match=r"make_train_step\(..., accumulate=...\)"):
         state_of(gc.accumulate(optax.chain(optax.sgd(0.01), local(gc.dense(**OVER))), **OVER, every=2))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "tx",
-    [
-        optax.chain(gc.delayed_average(gc.powersgd(**OVER, momentum=0.9), **OVER, delay=2), optax.sgd(0.1)),
-        optax.chain(optax.sgd(0.1), gc.elastic_average(gc.dgc(**OVER, momentum_correction=False), **OVER)),
-        # Whole floats are whole numbers: a counter must not become one of them.
-        optax.chain(optax.sgd(0.1), gc.local_sgd(gc.dense(**OVER), **OVER, every=2.0)),
-    ],
-    ids=["delayed", "elastic", "float"],
-)
-def test_methods_with_a_momentum_of_their_own_and_periods_in_floats(tx) -> None:
-    state = state_of(tx)
-    step = gc.make_train_step(loss, tx, mesh_of(N))
-    kinds = jax.tree.map(jnp.result_type, state)
-    for i in range(2):
-        state, _ = step(state, on(mesh_of(N), batch(i)))
-    assert jax.tree.map(jnp.result_type, state) == kinds
-    assert step._cache_size() == 1

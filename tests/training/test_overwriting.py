@@ -83,17 +83,6 @@ def test_all_workers_take_the_largest_value_and_no_optimizer_moves_it() -> None:
     np.testing.assert_array_equal(amax(still), [9, 15])
 
 
-@pytest.mark.slow
-def test_a_checkpoint_has_it(tmp_path: Any) -> None:
-    state = begun()._replace(
-        params={**begun().params, OWG: {"layer": {"amax": begun().params[OWG]["layer"]["amax"] + 3}}}
-    )
-    gc.save_checkpoint(tmp_path / "saved", state)
-    back = gc.restore_checkpoint(tmp_path / "saved", begun())
-    jax.tree.map(np.testing.assert_array_equal, back, state)
-    np.testing.assert_array_equal(amax(back), [3, 3])
-
-
 class Averaged(Flax):
     ema: Any = None
 
@@ -120,8 +109,9 @@ def fp8_problem(operation: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.standard_promotion
 @pytest.mark.filterwarnings("ignore:The Fp8DotGeneralOp is deprecated")
-@pytest.mark.parametrize("operation", (fp8_ops.Fp8DirectDotGeneralOp, fp8_ops.Fp8DotGeneralOp))
-@pytest.mark.parametrize("kind", (Flax, Averaged))
+@pytest.mark.parametrize(
+    ("operation", "kind"), [(fp8_ops.Fp8DirectDotGeneralOp, Averaged), (fp8_ops.Fp8DotGeneralOp, Flax)]
+)
 def test_a_layer_of_flax_in_fp8(operation: Any, kind: type) -> None:
     """Flax's own ``apply_gradients``, of the mean of two workers' gradients and the maximum of the rest, is the same."""
     mesh, tx = mesh_of(2), chain(optax.adam(0.1))
@@ -183,10 +173,9 @@ def test_flax_s_loop_in_plain_jit() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("explicit", (False, True))
-def test_any_mapping_and_any_mesh(explicit: bool) -> None:
+def test_any_mapping_and_any_mesh() -> None:
     """What a frozen mapping returns for a key is of another type than what lies in it."""
-    mesh, given = mesh_of(2, explicit=explicit), flax.core.freeze(params())
+    mesh, given = mesh_of(2, explicit=True), flax.core.freeze(params())
     state = gc.init_state(Flax.create(apply_fn=loss, params=given, tx=chain()), chain(), mesh)
     state, _ = gc.make_train_step(loss, chain(), mesh)(state, on(mesh, batch(7, 3, 2, 15)))
     np.testing.assert_array_equal(amax(state), [15, 0])
@@ -194,27 +183,11 @@ def test_any_mapping_and_any_mesh(explicit: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mapped", ("shard_map", "vmap"))
-def test_a_loop_inside_of_the_axis(mapped: str) -> None:
-    def worker(batch: Any) -> Any:
-        return gc.local_value_and_grad(loss, axis_name="data")(params(), batch)[1][OWG]["layer"]["amax"]
-
-    data = batch(7, 3, 2, 15)
-    if mapped == "vmap":
-        halves = jax.tree.map(lambda a: a.reshape(2, 2, *a.shape[1:]), data)
-        found = jax.vmap(worker, axis_name="data", out_axes=None)(halves)
-    else:
-        found = jax.jit(jax.shard_map(worker, mesh=mesh_of(2), in_specs=P("data"), out_specs=P()))(data)
-    np.testing.assert_array_equal(found, [15, 0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("accumulate", (1, 2))
-def test_what_weighs_nothing_is_not_looked_at(accumulate: int) -> None:
+def test_what_weighs_nothing_is_not_looked_at() -> None:
     mesh = mesh_of(2)
     tx = optax.chain(gc.weighted(gc.dense(axis_name="data"), axis_name="data"), optax.sgd(0.1))
     step = gc.make_train_step(
-        lambda p, b: loss(p, b["data"]), tx, mesh, accumulate=accumulate, weight=lambda b: b["weight"].sum()
+        lambda p, b: loss(p, b["data"]), tx, mesh, accumulate=2, weight=lambda b: b["weight"].sum()
     )
     for weights, expected in (([1, 1, 0, 0], 7), ([0, 0, 0, 0], 0)):
         data = {"data": batch(7, 3, 2, 15), "weight": np.asarray(weights, np.float32)}

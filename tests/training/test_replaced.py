@@ -2,11 +2,7 @@
 
 import os
 import pathlib
-import random
 import shutil
-import subprocess
-import sys
-import time
 
 import numpy as np
 import orbax.checkpoint as ocp
@@ -74,41 +70,6 @@ def test_between_the_renames_a_checkpoint_is_there(tmp_path) -> None:
         gc.save_checkpoint(path, numbered(3))
     assert number_in(path) == 2
     assert os.listdir(tmp_path) == ["saved"]
-
-
-SAVER = """
-import sys, numpy as np, gradcomp_jax as gc
-number = int(sys.argv[2])
-while True:
-    number += 1
-    gc.save_checkpoint(sys.argv[1], {"x": np.full(1000, number), "y": np.full((3, 4), number)}, overwrite=True)
-    print(number, flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_a_process_that_is_killed_at_random_moments(tmp_path) -> None:
-    path, rng, last, kills = tmp_path / "saved", random.Random(0), 0, 15
-    gc.save_checkpoint(path, numbered(0))
-    for _ in range(kills):
-        with subprocess.Popen(
-            [sys.executable, "-c", SAVER, str(path), str(last)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        ) as saver:
-            said = int(saver.stdout.readline())
-            time.sleep(rng.uniform(0, 0.3))
-            saver.kill()
-            said = max([said, *(int(line) for line in saver.stdout if line.endswith("\n"))])
-        found = number_in(path)
-        assert found in (said, said + 1)
-        last = found
-    gc.save_checkpoint(path, numbered(last + 1), overwrite=True)
-    assert number_in(path) == last + 1
-    # Orbax's own half-written folder of the last kill at most.
-    assert {name for name in os.listdir(tmp_path) if not name.endswith(".orbax-checkpoint-tmp")} == {"saved"}
 
 
 def thesis(path: pathlib.Path) -> None:

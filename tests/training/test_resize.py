@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gradcomp_jax as gc
-from tests.conformance.environments import means_kept, rows_of_owners
+from tests.conformance.environments import means_kept, rows_of_owners, vmapped
 
 COUNTS = (1, 2, 3, 4, 8)
 ROWS, BLOCK = 3, 5
@@ -49,8 +49,7 @@ def test_the_mean_is_preserved(old: int, new: int) -> None:
         assert (spread <= largest * 2.0**-22 * new).all()
 
 
-@pytest.mark.parametrize("typed", [True, False], ids=["typed", "raw"])
-@pytest.mark.parametrize(("old", "new"), [(4, 3), (4, 8), (3, 5)])
+@pytest.mark.parametrize(("old", "new", "typed"), [(4, 3, True), (3, 5, False)])
 def test_prng_keys_are_those_of_the_workers_in_turn(old: int, new: int, typed: bool) -> None:
     data = np.arange(2 * old, dtype=np.uint32).reshape(old, 2)
     keys = jax.random.wrap_key_data(jnp.asarray(data)) if typed else data
@@ -64,15 +63,6 @@ def test_prng_keys_are_those_of_the_workers_in_turn(old: int, new: int, typed: b
         np.testing.assert_array_equal(np.asarray(found).reshape(new, 2), data[np.arange(new) % old])
 
 
-def test_three_workers_make_up_for_rounding_between_them() -> None:
-    """A mean that no float32 holds: a plain copy of the rounded mean would lose a third of a unit for each worker."""
-    before = np.float32([[1], [1 + 2.0**-23]])
-    resized = gc.resize_workers(gc.PerDevice(before, 1), old=2, new=3)
-    total = np.asarray(resized.value, np.float64).sum()
-    assert abs(total - 3 * (1 + 2.0**-24)) <= 2.0**-24
-    assert abs(3 * np.float64(np.float32(1 + 2.0**-24)) - 3 * (1 + 2.0**-24)) > 2.0**-24
-
-
 @pytest.mark.parametrize(("old", "new"), [(64, 63), (64, 65), (8, 7)])
 def test_counters_are_those_of_somebody(old: int, new: int) -> None:
     """Not sums, whose rest the first worker would get: one of these has dropped a step."""
@@ -82,7 +72,7 @@ def test_counters_are_those_of_somebody(old: int, new: int) -> None:
     assert after.dtype == np.int32 and after.tolist() == [[2000]] * new
 
 
-@pytest.mark.parametrize("rows", (1, 7, 8, 13))
+@pytest.mark.parametrize("rows", (1, 13))
 @pytest.mark.parametrize("new", COUNTS)
 @pytest.mark.parametrize("old", COUNTS)
 def test_owners_rows_are_cut_anew(old: int, new: int, rows: int) -> None:
@@ -97,17 +87,6 @@ def test_owners_rows_are_cut_anew(old: int, new: int, rows: int) -> None:
     np.testing.assert_array_equal(after[:rows], before[:rows])
     assert not after[rows:].any()
     assert (resized.rows, resized.kind) == (rows, "shard")
-
-
-def test_there_and_back_is_the_same() -> None:
-    state = (gc.PerDevice(worker_state(2), ROWS), gc.PerDevice(worker_state(2, 1), 6, "shard"))
-    wider = gc.resize_workers(state, old=2, new=8)
-    # All eight of them: the mean of four equal pairs is exact.
-    back = gc.resize_workers(wider, old=8, new=2)
-    for before, after in zip(state, back, strict=True):
-        workers = 2 if before.kind == "worker" else 1
-        want = before.value.reshape(workers, -1).astype(np.float64).mean(axis=0)
-        np.testing.assert_allclose(after.value.reshape(workers, -1).astype(np.float64).mean(axis=0), want, rtol=1e-7)
 
 
 METHODS = {
@@ -126,9 +105,7 @@ METHODS = {
 def trained(tx, workers: int):
     """The exchange's state after four steps of different gradients, and how it lies."""
     params = {"a": np.zeros((33, 20), np.float32), "b": np.zeros((7, 40), np.float32)}
-    axes = gc.state_axes(jax.eval_shape(jax.vmap(tx.init, axis_name="data", in_axes=None, axis_size=workers), params))
-    state = jax.jit(jax.vmap(tx.init, axis_name="data", in_axes=None, out_axes=axes, axis_size=workers))(params)
-    step = jax.jit(jax.vmap(tx.update, axis_name="data", in_axes=(0, axes, None), out_axes=(0, axes)))
+    state, step = vmapped(tx, params, workers)
     rng = np.random.default_rng(workers)
     for _ in range(4):
         gradient = jax.tree.map(lambda p: rng.normal(size=(workers, *p.shape)).astype(np.float32), params)
@@ -150,8 +127,7 @@ def is_exchange(node) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("new", (1, 2))
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("name", "new"), [("topk_sgd", 1), ("dgc", 2), ("ef21", 1), ("stretches", 2)])
 def test_where_no_owners_are_left_the_workers_take_over(name: str, new: int) -> None:
     """Each leaf's memories and owners' rows mean together what they did; and two workers have no owners."""
     tx = METHODS[name]()
@@ -220,15 +196,6 @@ def test_values_that_lie_stacked_stay_so(name: str, new: int) -> None:
     jax.tree.map(np.testing.assert_array_equal, gc.resize_workers(stacked(joined, 8), old=8, new=new), want)
 
 
-def test_one_row_is_the_same_either_way() -> None:
-    """Replicas, say: values that have one row on each device."""
-    value = np.arange(24, dtype=np.float32).reshape(4, 6)
-    for form in (gc.PerDevice(value, 1), gc.PerDevice(value[:, None], 1)):
-        resized = gc.resize_workers({"x": form}, old=4, new=2)["x"].value
-        np.testing.assert_array_equal(resized.reshape(2, 6), np.tile(value.mean(axis=0), (2, 1)))
-        assert resized.ndim == form.value.ndim
-
-
 def test_a_state_that_is_stacked_as_a_whole_is_refused() -> None:
     exchange = stacked(joined_state(METHODS["topk_sgd"](), 8), 8)
     pmapped = exchange._replace(step=np.zeros(8, np.int32), skipped=np.zeros(8, np.int32))
@@ -249,30 +216,6 @@ def test_no_rows_and_narrow_dtypes() -> None:
     half = gc.resize_workers(gc.PerDevice(np.ones((2, 5), ml_dtypes.bfloat16), 1), old=2, new=3)
     assert half.value.dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(half.value.astype(np.float32), np.ones((3, 5)))
-
-
-def test_a_whole_state(mesh8) -> None:
-    """Per-device leaves change and nothing else does."""
-    params = {"w": np.ones((4, 4), np.float32)}
-    state = gc.init_state(params, gc.dgc(axis_name="data", density=0.25, block=8), mesh8)
-    resized = gc.resize_workers(state, old=8, new=3)
-    assert jax.tree.structure(resized) == jax.tree.structure(state)
-
-    def marked(leaf):
-        return isinstance(leaf, gc.PerDevice)
-
-    pairs = zip(jax.tree.leaves(state, is_leaf=marked), jax.tree.leaves(resized, is_leaf=marked), strict=True)
-    changed = 0
-    for before, after in pairs:
-        if marked(before):
-            rows = {"worker": (before.rows, before.rows), "shard": (1, 1)}[before.kind]
-            assert before.value.shape[0] == 8 * rows[0]
-            assert after.value.shape == (3 * rows[1], *before.value.shape[1:])
-            changed += 1
-        else:
-            assert after is before
-    # Velocity and accumulator, the owners' residual, and how much is held back.
-    assert changed == 4
 
 
 def test_wrong_numbers_are_refused() -> None:

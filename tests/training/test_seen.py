@@ -104,24 +104,6 @@ def test_a_chain_that_accumulates_weighs_each_batch() -> None:
     assert not left.value.any()
 
 
-@pytest.mark.slow
-def test_plain_jit_with_weights_and_micro_batches() -> None:
-    mesh = mesh_of(2)
-    tx = gc.unreduced(chain(), mesh)
-    value_and_grad = gc.local_value_and_grad(loss, axis_name="data", mesh=mesh, accumulate=4, weight=tokens)
-
-    @jax.jit
-    def step(p: Any, opt_state: Any, b: Any) -> Any:
-        value, gradient = value_and_grad(p, b)
-        updates, opt_state = tx.update(gradient, opt_state, p, weight=b["real"].reshape(2, -1).sum(axis=1))
-        return value, optax.apply_updates(p, updates)
-
-    found, after = step(params(), tx.init(params()), batch())
-    value, gradient = whole()
-    np.testing.assert_allclose(found, value, rtol=1e-5)
-    np.testing.assert_allclose(after["w"], params()["w"] - 0.1 * gradient["w"], rtol=1e-5)
-
-
 def counted(p: Any, x: Any) -> Any:
     hits = (x[:, 0] > 0).sum()
     return jnp.mean((x @ p["w"]) ** 2), {"hits": hits, "n": jnp.int32(x.shape[0]), "mean": x.mean(), "out": x @ p["w"]}
@@ -137,25 +119,6 @@ def test_counts_are_added_up_and_examples_joined_outside_of_the_axis(accumulate:
     np.testing.assert_allclose(aux["mean"], x.mean(), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(aux["out"], x @ params()["w"], rtol=1e-5, atol=1e-5)
     assert "all-gather" not in gc.wire_bytes(compiled.lower(params(), x).compile()).by("kind")
-
-
-@pytest.mark.slow
-def test_metrics_of_each_worker_are_weighted_over_its_micro_batches_alone() -> None:
-    mesh, tx = mesh_of(2), chain()
-    step = gc.make_train_step(
-        lambda p, b: (loss(p, b), {"n": tokens(b), "out": b["x"] @ p["w"]}),
-        tx,
-        mesh,
-        has_aux=True,
-        accumulate=4,
-        weight=tokens,
-        mean_metrics=False,
-    )
-    _, metrics = step(gc.init_state(params(), tx, mesh), batch())
-    own = [loss(params(), jax.tree.map(lambda a, h=h: a[h * 8 : h * 8 + 8], batch())) for h in range(2)]
-    np.testing.assert_allclose(metrics["loss"], own, rtol=1e-5)
-    np.testing.assert_array_equal(metrics["aux"]["n"], REAL.reshape(2, 8).sum(axis=1))
-    np.testing.assert_allclose(metrics["aux"]["out"], batch()["x"] @ params()["w"], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import gradcomp_jax as gc
 from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.training.simulated import make_simulated_step, sent_program, simulated_state
-from tests.quick import SOME
+from tests.conformance.methods import FEW
 from tests.training import problem
 
 WORKERS, STEPS = 4, 3
@@ -35,7 +35,7 @@ def compare(tx: optax.GradientTransformation, *, replicas: bool = False) -> None
         np.testing.assert_allclose(np.asarray(one, np.float32), np.asarray(other, np.float32), rtol=2e-2, atol=2e-3)
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if method in SOME])
+@pytest.mark.parametrize("method", [method for method in METHODS if method in FEW])
 def test_a_method_trains_alike_and_its_bytes_are_the_same(method):
     compare(optax.chain(METHODS[method].build(axis_name="data"), optax.sgd(0.05)))
 

@@ -83,8 +83,9 @@ STEPS = {"marked": (marked_step, False), "marked, explicit mesh": (marked_step, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CHAINS)
-@pytest.mark.parametrize("form", STEPS)
+@pytest.mark.parametrize(
+    ("form", "name"), [("marked", "dgc"), ("marked, explicit mesh", "terngrad"), ("typed", "terngrad")]
+)
 def test_it_is_the_train_step(form: str, name: str) -> None:
     """The same losses, and the same bytes, the mean of the loss included."""
     make, explicit = STEPS[form]
@@ -108,7 +109,7 @@ def test_it_is_the_train_step(form: str, name: str) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("form", ("marked", "typed"))
+@pytest.mark.parametrize("form", ("typed",))
 def test_micro_batches_are_exchanged_once(form: str) -> None:
     make, explicit = STEPS[form]
     mesh = mesh_of(N, explicit=explicit)

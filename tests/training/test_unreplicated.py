@@ -12,8 +12,6 @@ N = 8
 PARAMS = {"w": np.zeros((256, 64), np.float32), "b": np.zeros(64, np.float32)}
 WITH_OWNERS = (
     ("dgc", {"density": 0.05, "block": 16}),
-    ("gradient_dropping", {"density": 0.05}),
-    ("ef21", {"density": 0.05}),
     ("one_bit_adam", {"warm_up_steps": 2}),
     ("topk_sgd", {"density": 0.05, "block": 16, "memory_dtype": "int8"}),
 )

@@ -9,6 +9,7 @@ import pytest
 
 import gradcomp_jax as gc
 from gradcomp_jax._counters import NEAR_THE_END, count_on
+from tests.marks import slow_but
 
 LAST = 2**31 - 1
 
@@ -34,10 +35,8 @@ def inner() -> Any:
 
 METHODS = {
     "dgc": lambda: gc.dgc(axis_name="data", density=0.25, block=16, warm_up=((2, 0.75),)),
-    "local_sgd": lambda: gc.local_sgd(inner(), axis_name="data", every=EVERY),
     "diloco": lambda: gc.diloco(inner(), axis_name="data", every=EVERY, parts=2),
     "elastic_average": lambda: gc.elastic_average(inner(), axis_name="data", every=EVERY),
-    "gossip": lambda: gc.gossip(axis_name="data", every=EVERY),
     "delayed_average": lambda: gc.delayed_average(inner(), axis_name="data", delay=5, every=EVERY),
     "accumulate": lambda: gc.accumulate(inner(), axis_name="data", every=EVERY),
     "one_bit_adam": lambda: gc.one_bit_adam(axis_name="data", warm_up_steps=2, block=16),
@@ -67,7 +66,7 @@ def started_at(state: Any, number: int) -> Any:
     return jax.tree_util.tree_map_with_path(start, state)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", slow_but(("delayed_average",), METHODS))
 def test_a_run_that_passes_the_end_goes_on_as_one_that_does_not(name: str) -> None:
     tx, shape = METHODS[name](), (WORKERS, 6, 16)
     rng = np.random.default_rng(0)

@@ -75,7 +75,7 @@ def test_the_error_is_that_of_the_definition() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("env", ["shard_map-auto-vma", "shard_map-explicit", "vmap"])
+@pytest.mark.parametrize("env", ["shard_map-explicit"])
 def test_the_controller_raises_the_density_where_workers_disagree(env) -> None:
     """Workers that agree need few entries; when they cease to, the error passes the target and the density rises."""
     tx = gc.density_controller(DENSITIES, 0.8, axis_name=AXIS, every=2, mask=True, make=block64)

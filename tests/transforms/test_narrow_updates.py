@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import gradcomp_jax as gc
-from tests.conformance.environments import AXIS, vmapped_init
+from tests.conformance.environments import AXIS, vmapped
 
 N, MOST = 2, 65504.0
 CODES = {
@@ -29,9 +29,7 @@ def summed(tree: Any) -> float:
 
 def trained(tx: Any, steps: int = 60) -> tuple[list[Any], Any]:
     """The updates of all steps, and the last state."""
-    state = vmapped_init(tx, PARAMS, N)
-    axes = gc.state_axes(state)
-    update = jax.jit(jax.vmap(tx.update, in_axes=(0, axes, None), out_axes=(0, axes), axis_name=AXIS))
+    state, update = vmapped(tx, PARAMS, N)
     seen = []
     for _ in range(steps):
         updates, state = update(constant(), state, PARAMS)
@@ -68,23 +66,24 @@ def test_sent_and_kept_are_all_that_was_seen(code: str, collective: Any, view: A
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("masking", (True, False))
-def test_with_momentum(masking: bool) -> None:
-    memory = gc.memory.momentum_correction(0.9, masking=masking)
+def test_with_momentum() -> None:
+    memory = gc.memory.momentum_correction(0.9)
     seen, state = trained(gc.exchange(CODES["topk"], axis_name=AXIS, memory=memory, mask=True), 100)
     assert all(np.isfinite(u).all() for step in seen for u in step.values())
     assert max(np.abs(step["half"]).max() for step in seen) == MOST
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
 
 
-@pytest.mark.slow
-def test_without_a_memory_the_update_is_the_largest_number() -> None:
-    seen, _ = trained(gc.random_k(axis_name=AXIS, density=1 / 64, block=64, error_feedback=False), 3)
-    assert all(np.isfinite(u).all() for step in seen for u in step.values())
+def test_a_scaled_memory_is_traced_where_what_differs_by_worker_is_tracked() -> None:
+    """The part beyond float16's range is read from the common mean in the pass that waits for this worker's own scales."""
+    mesh = jax.make_mesh((4,), (AXIS,), devices=jax.devices()[:4])
+    params = {"half": jax.ShapeDtypeStruct((64, 64), jnp.float16)}
+    lowered = gc.lower_update(params, gc.dgc(axis_name=AXIS, memory_dtype="int8"), mesh, axis_name=AXIS)
+    assert "xi8>" in lowered.as_text()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("view", ("rows", "dealt"))
+@pytest.mark.parametrize("view", ("dealt",))
 def test_the_owner_of_a_shard_takes_it_back_for_all(view: Any) -> None:
     mesh = jax.make_mesh((N,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:N])
     specs = {"w": PartitionSpec(AXIS)}

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import gradcomp_jax as gc
+from tests.conformance.environments import vmapped
 
 INT8 = gc.compressors.block_quantized(bits=8, block=64)
 TOPK = gc.compressors.topk(0.05, block=64)
@@ -26,9 +27,7 @@ def gradients(seed=0):
 
 
 def run(tx, gradient=None):
-    axes = gc.state_axes(jax.eval_shape(tx.init, params()))
-    state = jax.jit(jax.vmap(tx.init, axis_name=AXIS, in_axes=None, out_axes=axes, axis_size=N))(params())
-    update = jax.jit(jax.vmap(tx.update, axis_name=AXIS, in_axes=(0, axes, None), out_axes=(0, axes)))
+    state, update = vmapped(tx, params(), N)
     return update(gradients() if gradient is None else gradient, state, params())
 
 
@@ -92,11 +91,7 @@ def test_a_tensor_without_a_rule_is_an_error(policy, message) -> None:
         (lambda: gc.by_size({0: "sparse"}), TypeError, "'dense', 'averaged' or a policy, got 'sparse'"),
         (lambda: gc.by_path("(", TOPK), ValueError, "must be a regular expression, got '('"),
         (lambda: gc.by_path("a", None), TypeError, "got None"),
-        (
-            lambda: gc.exchange(gc.by_size({0: INT8}), axis_name=AXIS, mask=True),
-            ValueError,
-            "leave mask= out",
-        ),
+        (lambda: gc.exchange(gc.by_size({0: INT8}), axis_name=AXIS, mask=True), ValueError, "leave mask= out"),
         (
             lambda: gc.exchange(gc.by_size({0: INT8}), axis_name=AXIS, collective="all_reduce"),
             ValueError,

@@ -2,16 +2,14 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import scipy.fft
 
 import gradcomp_jax as gc
-from tests.conformance.environments import owners_of_leaf
-from tests.methods.oracle import dealt, how_many, undealt
+from tests.conformance.environments import owners_of_leaf, vmapped
+from tests.marks import slow_but
 
 AXIS, N, STEPS = "data", 4, 12
 SHAPE = (16, 40)
@@ -23,10 +21,7 @@ def rate(step: Any) -> Any:
 
 
 def mapped(tx: Any, dtype: Any = jnp.float32) -> Any:
-    params = {"w": np.zeros(SHAPE, dtype)}
-    axes = gc.state_axes(jax.eval_shape(jax.vmap(tx.init, axis_name=AXIS, in_axes=None, axis_size=N), params))
-    state = jax.jit(jax.vmap(tx.init, axis_name=AXIS, in_axes=None, out_axes=axes, axis_size=N))(params)
-    return state, jax.jit(jax.vmap(tx.update, axis_name=AXIS, in_axes=(0, axes), out_axes=(0, axes)))
+    return vmapped(tx, {"w": np.zeros(SHAPE, dtype)}, N)
 
 
 def gradients(step: int, dtype: Any = np.float32) -> np.ndarray:
@@ -52,20 +47,15 @@ METHODS = {
         gc.compressors.block_quantized(bits=4, block=64), axis_name=AXIS, collective=gc.collectives.TwoPhase("server")
     ),
     "ef_sign": lambda: gc.ef_sign_sgd(axis_name=AXIS, block=64),
-    "one_bit": lambda: gc.one_bit_sgd(axis_name=AXIS, granularity="block", block=64),
-    "int4": lambda: gc.block_quantized(axis_name=AXIS, bits=4, block=64),
     "powersgd": lambda: gc.powersgd(axis_name=AXIS, rank=2),
-    "random_k": lambda: gc.random_k(axis_name=AXIS, density=0.1, block=64),
     "dgc": lambda: gc.exchange(
         gc.compressors.topk(0.05, block=64), axis_name=AXIS, memory=gc.memory.momentum_correction(0.0)
     ),
-    "eden": lambda: gc.eden(axis_name=AXIS, bits=1, block=64, error_feedback=True),
-    "sparcml": lambda: gc.sparcml(axis_name=AXIS, density=0.05, block=64),
     "demo": lambda: gc.demo(axis_name=AXIS, density=0.1, momentum=1.0, block=64, signed=False),
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_but(("dgc",), METHODS))
 def test_rates_times_updates_and_what_is_kept_are_rates_times_gradients(method: str) -> None:
     state, update = mapped(gc.rate_weighted(METHODS[method](), rate))
     moved, due = np.zeros(SHAPE), np.zeros(SHAPE)
@@ -85,28 +75,7 @@ def test_rates_times_updates_and_what_is_kept_are_rates_times_gradients(method: 
     assert int(state.inner.skipped) == 1
 
 
-def test_it_is_the_papers_form() -> None:
-    """Stich's algorithm 1, each worker's memory and the update, in NumPy."""
-    state, update = mapped(
-        gc.rate_weighted(
-            gc.topk_sgd(axis_name=AXIS, density=1 / 64, block=64, collective="all_gather", dtype="float32"), rate
-        )
-    )
-    rows = how_many([SHAPE], 64)
-    error = np.zeros((N, rows, 64))
-    for step in range(STEPS):
-        g = gradients(step)
-        updates, state = update({"w": jnp.asarray(g)}, state)
-        target = error + float(rate(step)) * np.stack([dealt(worker, 64, rows) for worker in g])
-        best = np.abs(target).argmax(axis=2)[:, :, None]
-        sent = np.zeros_like(target)
-        np.put_along_axis(sent, best, np.take_along_axis(target, best, 2), 2)
-        error = target - sent
-        want = undealt(sent.mean(axis=0), g[0].size).reshape(SHAPE) / float(rate(step))
-        np.testing.assert_allclose(updates["w"][0], want, atol=1e-4)
-
-
-@pytest.mark.parametrize("method", ("topk", "ef_sign", "server"))
+@pytest.mark.parametrize("method", ("ef_sign",))
 def test_at_a_constant_rate_it_is_the_method(method: str) -> None:
     """Of a power of two, to the bit."""
     weighted, plain = mapped(gc.rate_weighted(METHODS[method](), lambda step: 0.25)), mapped(METHODS[method]())
@@ -117,7 +86,7 @@ def test_at_a_constant_rate_it_is_the_method(method: str) -> None:
         np.testing.assert_array_equal(one["w"], two["w"])
 
 
-@pytest.mark.parametrize("method", ("ef_sign", "topk"))
+@pytest.mark.parametrize("method", ("topk",))
 def test_after_a_jump_of_the_rate_it_is_closer_to_dense(method: str) -> None:
     """What was left of the old gradients arrives with their rate, not with the new one, a hundred times as large."""
 
@@ -149,20 +118,6 @@ def test_a_rate_of_zero_moves_nothing_and_loses_nothing() -> None:
     assert int(state.inner.skipped) == 3
 
 
-def test_updates_are_rounded_to_the_gradients_dtype_last() -> None:
-    """A chain with the optimizer, and gradients of 16 bits."""
-    state, update = mapped(gc.rate_weighted(METHODS["topk-gather"](), lambda step: 0.3), jnp.bfloat16)
-    wide, update_wide = mapped(gc.rate_weighted(METHODS["topk-gather"](), lambda step: 0.3))
-    for step in range(3):
-        g = jnp.asarray(gradients(step)).astype(jnp.bfloat16)
-        updates, state = update({"w": g}, state)
-        exact, wide = update_wide({"w": g.astype(jnp.float32)}, wide)
-        assert updates["w"].dtype == jnp.bfloat16
-        np.testing.assert_array_equal(
-            updates["w"].astype(jnp.float32), exact["w"].astype(jnp.bfloat16).astype(jnp.float32)
-        )
-
-
 def test_what_it_cannot_serve_is_refused() -> None:
     params = {"w": np.zeros(SHAPE, np.float32)}
     local = {"axis_name": None}
@@ -183,23 +138,6 @@ def test_what_it_cannot_serve_is_refused() -> None:
         tx = gc.rate_weighted(gc.dgc(**local, **options), rate)
         with pytest.raises(ValueError, match=match):
             tx.update(params, tx.init(params), params)
-
-
-@pytest.mark.slow
-def test_in_a_chain_with_the_optimizer_of_that_rate() -> None:
-    """Dense in all but name: the parameters move as plain SGD's do."""
-    everything = gc.exchange(gc.compressors.topk(1.0, block=64, dtype=jnp.float32), axis_name=None, mask=True)
-    tx = optax.chain(gc.rate_weighted(everything, rate), optax.sgd(rate))
-    plain = optax.sgd(rate)
-    params = {"w": np.zeros(SHAPE, np.float32)}
-    state, want, other = tx.init(params), params, plain.init(params)
-    for step in range(8):
-        g = {"w": jnp.asarray(gradients(step)[0])}
-        moves, state = tx.update(g, state, params)
-        params = optax.apply_updates(params, moves)
-        moves, other = plain.update(g, other)
-        want = optax.apply_updates(want, moves)
-    np.testing.assert_allclose(params["w"], want["w"], rtol=1e-5, atol=1e-5)
 
 
 def test_demo_with_the_rate_in_its_momentum() -> None:

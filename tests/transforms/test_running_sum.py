@@ -6,21 +6,18 @@ import numpy as np
 import pytest
 
 import gradcomp_jax as gc
-from tests.conformance.environments import owners_of_leaf
+from tests.conformance.environments import owners_of_leaf, vmapped
 
 N, AXIS, STEPS = 4, "data", 300
 SHAPES = {"kernel": (16, 40), "bias": (7,)}
 
 
 def mapped(tx, params):
-    axes = gc.state_axes(jax.eval_shape(tx.init, params))
-    state = jax.jit(jax.vmap(tx.init, axis_name=AXIS, in_axes=None, out_axes=axes, axis_size=N))(params)
-    return state, jax.vmap(tx.update, axis_name=AXIS, in_axes=(0, axes), out_axes=(0, axes))
+    return vmapped(tx, params, N)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", (jnp.bfloat16, jnp.float16, jnp.float32))
-@pytest.mark.parametrize("collective", ("all_gather", "two_phase"))
+@pytest.mark.parametrize(("collective", "dtype"), [("all_gather", jnp.float16), ("two_phase", jnp.bfloat16)])
 def test_the_sum_is_the_mean_of_the_estimates_after_many_steps(collective: str, dtype) -> None:
     """Rounded to 16 bits in each step, the sum would be off by tens of percent."""
     params = {name: np.zeros(shape, dtype) for name, shape in SHAPES.items()}
@@ -50,17 +47,3 @@ def test_the_sum_is_the_mean_of_the_estimates_after_many_steps(collective: str, 
         np.testing.assert_allclose(total, mean, atol=STEPS * 2**-24 * largest)
         once = float(jnp.finfo(dtype).eps)
         np.testing.assert_allclose(last[name], mean, atol=(once + STEPS * 2**-24) * largest)
-
-
-@pytest.mark.slow
-def test_a_rule_by_dtype_holds_at_the_start_and_in_every_step() -> None:
-    """The exchange inside sees float32 leaves both times: its state fits what it is given."""
-
-    def mask(params):
-        return jax.tree.map(lambda leaf: leaf.dtype == jnp.float32, params)
-
-    params = {"kernel": np.zeros((16, 40), jnp.bfloat16)}
-    state, update = mapped(gc.ef21(axis_name=AXIS, density=0.1, block=64, mask=mask), params)
-    assert len(state.inner.memory[0]) == 1
-    updates, _ = update({"kernel": np.ones((N, 16, 40), jnp.bfloat16)}, state)
-    assert updates["kernel"].dtype == jnp.bfloat16 and np.asarray(updates["kernel"], np.float32).any()

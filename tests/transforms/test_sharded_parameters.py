@@ -11,6 +11,7 @@ import gradcomp_jax as gc
 from gradcomp_jax.core.context import context_of
 from gradcomp_jax.per_device import is_per_device
 from tests.conformance.environments import exchange_state
+from tests.marks import slow_but
 
 P = PartitionSpec
 N, MODEL = 4, 2
@@ -25,7 +26,6 @@ METHODS = {
     "one_bit_adam": lambda axis: gc.one_bit_adam(axis_name=axis, warm_up_steps=2, block=64),
     "terngrad": lambda axis: gc.terngrad(axis_name=axis, bucket_size=80),
 }
-each_method = pytest.mark.parametrize("name", METHODS)
 
 
 def params():
@@ -132,7 +132,7 @@ def test_each_shard_is_an_exchange_of_its_own(name: str) -> None:
 
 
 @pytest.mark.slow
-@each_method
+@pytest.mark.parametrize("name", ("dgc", "powersgd"))
 def test_a_manual_axis_gives_the_same(name: str) -> None:
     world, manual, rng = sharded(name), sharded(name, manual=True), np.random.default_rng(1)
     state, other = world.init(), manual.init()
@@ -144,8 +144,9 @@ def test_a_manual_axis_gives_the_same(name: str) -> None:
             np.testing.assert_allclose(updates[k], expected[k], atol=1e-6)
 
 
-@each_method
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize(
+    ("name", "check_vma"), slow_but([("dgc", False)], [(n, i % 2 == 0) for i, n in enumerate(METHODS)])
+)
 def test_a_bad_entry_skips_all_shards(name: str, check_vma: bool) -> None:
     """One model device of one worker sees it."""
     world, rng = sharded(name, check_vma=check_vma), np.random.default_rng(2)
@@ -166,8 +167,7 @@ def test_nothing_is_gathered_along_the_model_axis() -> None:
     world = sharded("int8")
     compiled = world.step.lower(
         jax.device_put(
-            draw(np.random.default_rng(3)),
-            {k: NamedSharding(world.mesh, P("data", *s)) for k, s in SPECS.items()},
+            draw(np.random.default_rng(3)), {k: NamedSharding(world.mesh, P("data", *s)) for k, s in SPECS.items()}
         ),
         world.init(),
     ).compile()
@@ -186,9 +186,7 @@ def test_inside_a_hierarchy() -> None:
     mesh = mesh_of((2, 2, 2), ("slices", "chips", "model"))
     both, rng = ("slices", "chips"), np.random.default_rng(4)
     inner = gc.hierarchical(
-        gc.dgc(axis_name="slices", density=1 / 32, block=64, clip_norm=3.0),
-        axis_name="slices",
-        inner_axis_name="chips",
+        gc.dgc(axis_name="slices", density=1 / 32, block=64, clip_norm=3.0), axis_name="slices", inner_axis_name="chips"
     )
     tx = gc.model_parallel(inner, axis_name=both, model_axis_name="model", param_specs=SPECS)
     world = World(tx, mesh, axis=both)
@@ -210,47 +208,6 @@ def test_inside_a_hierarchy() -> None:
         if is_per_device(old) and old.kind == "worker":
             a, b = (np.asarray(x.value, np.float64).reshape(n, 4, x.rows, -1).mean(0) for x, n in ((old, 2), (new, 3)))
             np.testing.assert_allclose(b, a, rtol=1e-6, atol=1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.standard_promotion
-@each_method
-def test_it_trains_with_the_model_axis_left_to_the_compiler(name: str) -> None:
-    """The loss falls to less than six tenths in the mean of three targets: some are hard to reach in 60 steps by any method."""
-    mesh = mesh_of()
-    tx = optax.chain(
-        gc.model_parallel(METHODS[name]("data"), axis_name="data", model_axis_name="model", param_specs=SPECS),
-        optax.adam(0.02) if name != "one_bit_adam" else optax.sgd(0.02),
-    )
-
-    def loss(p, batch):
-        x, y = batch
-        return jnp.mean((x @ p["up"] @ p["down"] + jnp.sum(p["bias"]) - y) ** 2)
-
-    step = gc.make_train_step(loss, tx, mesh, axis_name="data", param_specs=SPECS)
-    left = []
-    for seed in (5, 6, 7):
-        rng = np.random.default_rng(seed)
-        start = {
-            "bias": np.zeros((7,), np.float32),
-            "down": np.asarray(rng.standard_normal((32, 24)), np.float32) * 0.2,
-            "up": np.asarray(rng.standard_normal((24, 32)), np.float32) * 0.2,
-        }
-        target = rng.standard_normal((24, 24)).astype(np.float32) * 0.3
-        state = gc.init_state(start, tx, mesh, axis_name="data", param_specs=SPECS)
-        losses = []
-        for _ in range(60):
-            x = rng.standard_normal((64, 24)).astype(np.float32)
-            batch = jax.device_put((x, x @ target), gc.data_sharding(mesh, axis_name="data"))
-            state, metrics = step(state, batch)
-            losses.append(float(metrics["loss"]))
-        left.append(losses[-1] / losses[0])
-    assert np.mean(left) < 0.6, left
-    assert step._cache_size() == 1
-    assert state.params["up"].sharding.shard_shape((24, 32)) == (24, 16)
-    for leaf in jax.tree.leaves(state.opt_state):
-        if leaf.shape == (32, 24):
-            assert leaf.sharding.shard_shape(leaf.shape) == (16, 24), "Adam's moments lie as the parameters do"
 
 
 def test_misuse_is_refused() -> None:

@@ -13,12 +13,9 @@ from tests.conformance.environments import AXIS, vmapped_init
 
 N = 8
 WEIGHTS = np.asarray([3, 1, 1, 1, 1, 1, 1, 1], np.float32)
-slow = pytest.mark.slow
 
 METHODS = {
-    "dense": lambda: gc.dense(axis_name=AXIS),
     "dgc": lambda: gc.dgc(axis_name=AXIS, density=1 / 8, momentum=0.9, clip_norm=1e9, weight_decay=1e-4),
-    "in a chain": lambda: optax.chain(gc.dense(axis_name=AXIS), optax.trace(0.5)),
     "ef21": lambda: gc.ef21(axis_name=AXIS, density=1 / 4),
     "one_bit_adam": lambda: gc.one_bit_adam(axis_name=AXIS, warm_up_steps=1),
     "rate": lambda: gc.rate_weighted(gc.topk_sgd(axis_name=AXIS, density=1 / 4), lambda step: 1e-3),
@@ -47,7 +44,7 @@ def skips(state: Any) -> int:
 
 @pytest.mark.slow
 @pytest.mark.standard_promotion
-@pytest.mark.parametrize("keep_absent", (True, pytest.param(False, marks=slow)))
+@pytest.mark.parametrize("keep_absent", (True, False))
 def test_a_mean_that_float16_holds_is_not_skipped(keep_absent: bool) -> None:
     params = {"w": np.zeros((8, 24), np.float16), "b": np.zeros(5, np.float16)}
     tx = gc.weighted(gc.dense(axis_name=AXIS), axis_name=AXIS, keep_absent=keep_absent)
@@ -62,8 +59,7 @@ def test_a_mean_that_float16_holds_is_not_skipped(keep_absent: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.standard_promotion
-@pytest.mark.parametrize("dtype", ("float16", pytest.param("bfloat16", marks=slow)))
-@pytest.mark.parametrize("name", [n if n == "bucketed" else pytest.param(n, marks=slow) for n in METHODS])
+@pytest.mark.parametrize(("name", "dtype"), [(n, ("float16", "bfloat16")[i % 2]) for i, n in enumerate(METHODS)])
 def test_every_method_takes_it_and_keeps_its_dtypes(name: str, dtype: str) -> None:
     params = {"w": jnp.zeros((8, 64), dtype), "frozen": jnp.zeros(3, dtype)}
     state, update = mapped(gc.weighted(METHODS[name](), axis_name=AXIS), params)
@@ -96,7 +92,6 @@ def test_what_float16_cannot_carry_of_a_weighted_mean_stays_in_the_memory() -> N
 
 
 @pytest.mark.slow
-@slow
 @pytest.mark.standard_promotion
 def test_a_model_state_in_float16_is_a_weighted_mean_too() -> None:
     mesh = jax.sharding.Mesh(jax.devices()[:N], (AXIS,))
