@@ -17,9 +17,7 @@ def test_the_page_runs() -> None:
     # Equal but for the rounding of parameters plus an update.
     assert float(outer.split(":")[1]) < 1e-6
     assert len(names["four"].params["w"].value) == 4
-    assert refused.startswith(
-        "the workers do not start equal: ['w'] is not on workers 1, 2, 3, 4 and 3 others what it is on"
-    )
+    assert refused.startswith("the workers do not start equal: ['w'] is not on workers 1 to 7 what it is on")
 
 
 def test_names_and_links_lead_somewhere() -> None:

@@ -78,7 +78,8 @@ def test_the_state_of_another_method_is_refused_by_name(what: str, tmp_path) -> 
 
 @pytest.mark.slow
 def test_no_two_methods_share_a_state(tmp_path) -> None:
-    made = {name: one(name) for name in METHODS if name != "dense_bf16"}
+    # Two of the names are other forms of a method, whose states it may continue.
+    made = {name: one(name) for name in METHODS if name not in ("dense_bf16", "topk_two_bits")}
     inner = {"method": gc.dgc(axis_name=None), "axis_name": None}
     made |= {
         "local_sgd": gc.local_sgd(**inner, every=4),
