@@ -116,9 +116,6 @@ def reduce_scatter(x: Array, axis_name: AxisName) -> Array:
 LONG = 2**19
 """An array of at least so many words for one device has its own rows of lanes. For shorter arrays that is too many kernels."""
 
-LONG_ALONE = 2**22
-"""The same for a single array of wider words: in lanes it is copied once more, which does not pay for a shorter one."""
-
 MOST_BYTES = 2**30
 """Most bytes of one all-to-all on TPU. At 2^31 libtpu 0.0.42 ends the process, in any layout (seen for 256 chips of v5e)."""
 
@@ -131,9 +128,7 @@ def all_to_all(buffer: Array, axis_name: AxisName) -> Array:
 
 def pays_in_lanes(arrays: Sequence[Array]) -> bool:
     """Returns whether arrays should cross in lanes on TPU."""
-    alone = len(arrays) == 1 and arrays[0].dtype.itemsize > 1
-    long = any(a.shape[1] >= (LONG_ALONE if alone else LONG) for a in arrays)
-    return long or sum(a.size * a.dtype.itemsize for a in arrays) > MOST_BYTES
+    return any(a.shape[1] >= LONG for a in arrays) or sum(a.size * a.dtype.itemsize for a in arrays) > MOST_BYTES
 
 
 def all_to_all_in_lanes(arrays: Sequence[Array], axis_name: AxisName) -> list[Array]:

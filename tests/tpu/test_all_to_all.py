@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import gradcomp_jax as gc
 from benchmarks import tpu_programs as tpu
 from gradcomp_jax.collectives import fused
-from gradcomp_jax.collectives.tpu import LANES, LONG, LONG_ALONE
+from gradcomp_jax.collectives.tpu import LANES, LONG
 
 from .programs import needs_compiler
 
@@ -17,7 +17,7 @@ pytestmark = needs_compiler
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("lengths", "dtype"), [((LONG + 5, 7, 300), jnp.uint8), ((LONG_ALONE + 5,), jnp.uint16)], ids=("several", "alone")
+    ("lengths", "dtype"), [((LONG + 5, 7, 300), jnp.uint8), ((LONG + 5,), jnp.uint16)], ids=("several", "alone")
 )
 @pytest.mark.parametrize("topology", tpu.TOPOLOGIES)
 def test_long_rows_stay_an_all_to_all(topology: str, lengths: tuple[int, ...], dtype) -> None:

@@ -123,7 +123,7 @@ CEILINGS = {
     # A sum is copied into the vector memory and out of it.
     "dense": (12, 38, 0.1),
     # Halves of words lie in other tiles than words: each cast is a copy, and leaves are joined and cut.
-    "dense_bf16": (19, 70, 3.1),
+    "dense_bf16": (23, 70, 1.1),
     "stochastic_rounding": (29, 500, 0.7),
     # Each leaf has kernels that draw, encode and decode.
     "terngrad": (25, 350, 0.9),
