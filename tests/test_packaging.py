@@ -37,7 +37,10 @@ def test_a_source_distribution_has_all_that_the_tests_read(tmp_path: Path) -> No
     wanted = {name for name in listed.stdout.split("\0") if (ROOT / name).is_file()} | {"README.md", "LICENSE"}
     with tarfile.open(build("sdist", tmp_path)) as archive:
         found = {name.partition("/")[2] for name in archive.getnames()}
-    assert sorted(wanted - found) == []
+    # What single runs gave is in a checkout alone; tests that read it are skipped without it.
+    runs = {name for name in wanted if name.startswith(("docs/results/runs/", "docs/results/adamw/"))}
+    assert runs and not runs & found
+    assert sorted(wanted - found - runs) == []
 
 
 def test_the_page_on_citing_says_what_the_table_says() -> None:
