@@ -86,10 +86,11 @@ def table(found: Results, sizes: Mapping[str, Mapping[str, float]], bfloat16: Ma
         longest = found.task.lengths[0]
         values, share = gaps(name, longest, found), dense_equivalent(name, longest, found)
         p = p_no_worse(values)
+        seeds = [count for n in found.task.lengths if (count := len(losses(name, n, found)))]
         cells += [
             "-" if math.isnan(p) else f"{p:.2g}",
             "-" if share is None else f"{share:.2f}",
-            str(max(len(losses(name, n, found)) for n in found.task.lengths)),
+            " to ".join(map(str, dict.fromkeys((min(seeds), max(seeds))))),
         ]
         lines.append(cells)
     return "\n".join(_markdown.table(header, lines, align="lr"))
