@@ -36,3 +36,8 @@ def test_the_results_show_it_and_name_the_model() -> None:
     picture = page.index("(digits-all.png)")
     assert "conv net" in page[picture : picture + 300]
     assert (ROOT / "docs" / "results" / "digits-all.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_page_without_a_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="gradcomp compare has written"):
+        accuracy_plot.read("# digits: 8 workers\n")

@@ -25,7 +25,7 @@ def block_after(marker: str) -> str:
 def test_usage_example_runs_and_is_short() -> None:
     example = block_after("usage-example")
     code = [line for line in example.splitlines() if line.strip() and not line.startswith(("import", "from"))]
-    assert len(code) <= 17
+    assert len(code) <= 15
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(example, "README.md", "exec"), {})

@@ -125,13 +125,18 @@ def progress(runs: int, advice: str) -> Lines:
 
 
 class Each(Listener):
-    """Calls a function at every event but the end of a run: to leave it after a signal, or to tell a watchdog of it."""
+    """Calls a function at every event: to leave a run after a signal, or to tell a watchdog of it."""
 
-    def __init__(self, function: Callable[[], None]) -> None:
-        """Takes the function."""
-        self._function = function
+    def __init__(self, function: Callable[[], None], *, at_end: bool = False) -> None:
+        """Takes the function; ``at_end`` calls it when a run is over too, which is too late to leave it."""
+        self._function, self._at_end = function, at_end
 
     def _call(self, *event: Any, **more: Any) -> None:
         self._function()
 
     compiling = compiled = started = stepped = finished_epoch = _call
+
+    def finished(self, *event: Any, **more: Any) -> None:
+        """Calls the function if that was asked for."""
+        if self._at_end:
+            self._function()

@@ -88,7 +88,7 @@ def train_command(
                 shown = stack.enter_context(progress(1, runs.advice(training.checkpoint)))
                 listener = Listeners(log, shown)
             if distributed:
-                listener = Listeners(Each(watchdog.beat), listener)
+                listener = Listeners(Each(watchdog.beat, at_end=True), listener)
                 # The watchdog says that this process is gone, and the others must not wait for it.
                 stack.enter_context(leaving(str, grace_s=0.0))
             else:

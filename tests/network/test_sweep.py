@@ -232,3 +232,11 @@ def test_end_to_end(tmp_path: pathlib.Path) -> None:
     assert "| dgc |" in document.read_text()
     again = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=600, env=environment)
     assert again.returncode == 0 and "compiling" not in again.stdout
+
+
+def test_report_goes_between_the_markers() -> None:
+    document = f"before\n{report.START}\nold\n{report.END}\nafter\n"
+    text = report.insert(document, "new")
+    assert text == f"before\n{report.START}\n\nnew\n{report.END}\nafter\n"
+    with pytest.raises(ValueError, match="needs the lines"):
+        report.insert("nothing", "new")

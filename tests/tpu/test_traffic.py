@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import tpu_programs as tpu
+from benchmarks import traffic as exchanges
 from benchmarks.compiled.traffic import Traffic, traffic
 
 from .programs import needs_compiler
@@ -63,3 +64,13 @@ def test_what_stays_in_vector_memory_is_not_counted() -> None:
     shape = (256, 1024)
     found, counted = read(sorted_sums, shape)
     assert found.bytes / (4 * np.prod(shape)) < 8 < 40 < counted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("chip", "passes", "us"), [("v5p 2x2x1", 7.6, 420), ("v5e 2x2", 3.05, 1_060)])
+def test_dense_bfloat16_in_lanes(chip: str, passes: float, us: float) -> None:
+    """In rows it takes 12.5 passes and 1,182 us on v5p, and 2,664 us on v5e: a reduce takes a dimension of one away."""
+    leaf, kind = exchanges.LEAVES["8192 x 1024"], exchanges.CHIPS[chip]
+    found, _ = exchanges.read("dense_bf16", leaf, kind)
+    assert found.bytes <= passes * 4 * leaf["kernel"].size
+    assert 1e6 * found.seconds(clock=kind.clock, bandwidth=kind.bandwidth) <= us

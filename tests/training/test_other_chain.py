@@ -225,3 +225,9 @@ def test_what_reads_each_workers_gradient_around_an_exchange_goes_after_it(door:
     around = contrib.mechanize(chain())
     with pytest.raises(ValueError, match=r"goes after it: optax\.chain\(exchange, sam"):
         door(around, around)
+
+
+def test_an_optimizer_without_extra_arguments_in_unreduced() -> None:
+    sam = chain(contrib.sam(optax.sgd(0.1), contrib.normalize(), sync_period=2))
+    with pytest.raises(TypeError, match=r"what optax calls extra arguments.*optax\.GradientTransformation\(tx\.init"):
+        by_unreduced(sam, sam)

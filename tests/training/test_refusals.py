@@ -242,3 +242,18 @@ def test_every_part_of_a_state_has_a_buffer_of_its_own(method: str) -> None:
     state = getattr(gc, method)(axis_name="data", **options).init(params())
     buffers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state) if leaf.size]
     assert len(set(buffers)) == len(buffers)
+
+
+def test_apply_if_finite() -> None:
+    with pytest.raises(ValueError, match=r"optax.apply_if_finite.*leave the wrapper out"):
+        take_a_step(optax.apply_if_finite(chain(), 3))
+    _, metrics = take_a_step(optax.chain(exchange(), optax.apply_if_finite(optax.sgd(0.1), 3)))
+    assert np.isfinite(metrics["loss"])
+
+
+def test_without_donation_a_state_is_used_again() -> None:
+    mesh, tx = mesh_of(N), chain()
+    step = gc.make_train_step(loss, tx, mesh, donate=False)
+    state = gc.init_state(params(), tx, mesh)
+    first, second = (step(state, on(mesh, batch(0)))[1]["loss"] for _ in range(2))
+    assert float(first) == float(second)

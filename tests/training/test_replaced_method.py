@@ -209,3 +209,10 @@ def test_other_options_are_the_same_method(options) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="the memories")
         gc.replace_method(state, tx, mesh_of(2))
+
+
+@pytest.mark.slow
+def test_what_no_link_of_the_new_chain_takes_is_named() -> None:
+    state = made(chain(wire("terngrad")))
+    with pytest.warns(UserWarning, match="takes ScaleByAdamState of the old one"):
+        gc.replace_method(state, optax.chain(wire("dense"), optax.sgd(0.1)), mesh_of(2))
