@@ -8,8 +8,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from benchmarks import pareto
 from benchmarks.adamw.runs import Results
 from benchmarks.adamw.table import BASELINE, gaps
+from benchmarks.pareto import Point
 from gradcomp_jax.cli.colours import COLOURS
 
 Sizes = Mapping[str, Mapping[str, float]]
@@ -23,13 +25,9 @@ def frontier(found: Results, fewer: Mapping[str, float], steps: int) -> list[str
         fewer: how many times fewer bytes than bfloat16, by method.
         steps: of the runs that count.
     """
-    mean = {name: statistics.fmean(values) for name in fewer if (values := gaps(name, steps, found))}
-    best, kept = float("inf"), []
-    for name in sorted(mean, key=lambda n: (-fewer[n], mean[n])):
-        if mean[name] < best:
-            best = mean[name]
-            kept.append(name)
-    return kept[::-1]
+    runs = {name: values for name in fewer if (values := gaps(name, steps, found))}
+    points = [Point.of(name, 1 / fewer[name], values) for name, values in runs.items()]
+    return [point.name for point in pareto.frontier(points, more_is_better=False)][::-1]
 
 
 HIGHEST = 8.0
