@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from gradcomp_jax import _compat, kernels
@@ -122,10 +123,11 @@ class InboundMessage:
     splits: bool = False
     residual: Array | None = None
 
-    def mean(self, span: Span, laid: Laid, again: Callable[[Any], Any]) -> Array:
+    def mean(self, span: Span, laid: Laid, again: Callable[[Any], Any], ok: Array | None = None) -> Array:
         """Returns rows of the mean, float32 ``[b - a, block]``; with a :data:`Laid`, the vector dealt out over them.
 
-        ``again`` takes the payload where each use should decode it again and not share an array.
+        ``again`` takes the payload where each use should decode it again and not share an array. With ``ok``, a boolean
+        scalar, it is what becomes an update: zeros where the step did not take place.
         """
         payload = rows_of(self.payload, span, axis=1 if self.stacked else 0)
         if self.code is None:
@@ -133,8 +135,11 @@ class InboundMessage:
         else:
             payload = payload if self.added else fresh(self.code, payload, laid, again)
             decode = _reduce if self.stacked else _decode
-            mean = decode(self.code, payload, RowInfo(side=self._side(span)), laid)
-        return mean if self.divisor == 1 else mean / self.divisor
+            heeded = ok if laid and not self.stacked and self.code.zeroes else None
+            mean = decode(self.code, payload, RowInfo(side=self._side(span), ok=heeded), laid)
+            ok = ok if heeded is None else None
+        mean = mean if self.divisor == 1 else mean / self.divisor
+        return mean if ok is None else jnp.where(ok, mean, 0.0)
 
     def mean_payload(self, span: Span) -> Any:
         """Returns rows of the mean of the payloads, where they were added."""

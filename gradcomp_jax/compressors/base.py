@@ -89,12 +89,16 @@ class RowInfo(NamedTuple):
         key: typed JAX key, different for every worker, tensor and step.
         statistic: what :meth:`Compressor.statistic` returned on this worker.
         side: the side information, ``[rows, ...]``: the maximum or the mean of the workers' statistics, or uint32 seeds.
+        parts: what the rows are made of, where a kernel may make them.
+        ok: of the mean that becomes an update: whether the step took place; where it did not, the update is zero.
     """
 
     count: Array | None = None  # type: ignore[assignment]  # a tuple has a method of that name
     key: Array | None = None
     statistic: Any = None
     side: Array | None = None
+    parts: kernels.Parts | None = None
+    ok: Array | None = None
 
     def need(self, name: Literal["count", "key", "side"]) -> Array:
         """Returns the field of that name.
@@ -125,6 +129,7 @@ class Compressor(abc.ABC):
         drops: a row's entries compete for a place in the payload; those that are too small to get one are not in it.
         deals: a block should be a sample of the whole tensor and not a stretch of it.
         decodes_anew: passes that need a dealt payload decoded should each decode it and not share an array.
+        zeroes: :meth:`decode_dealt` heeds ``info.ok``: it places zeros, where others write a dense array once more.
         multiplies: decoding is matrix products.
         measures_largest: the statistic is the largest magnitude of each row, in which an entry that is not finite shows.
         by_entry: an entry is encoded by itself, whatever its place.
@@ -141,6 +146,7 @@ class Compressor(abc.ABC):
     drops: ClassVar[bool] = False
     deals: ClassVar[bool] = False
     decodes_anew: ClassVar[bool] = False
+    zeroes: ClassVar[bool] = False
     multiplies: ClassVar[bool] = False
     measures_largest: ClassVar[bool] = False
     by_entry: ClassVar[bool] = False

@@ -62,6 +62,7 @@ class TopK(Compressor):
     is_sparsifier = True
     drops = True
     deals = True  # neighbours in a tensor are large together
+    zeroes = True
 
     @property
     def decodes_anew(self) -> bool:  # type: ignore[override]
@@ -79,7 +80,7 @@ class TopK(Compressor):
         """Returns the same without transposing the tensor."""
         if self.exact:
             return self.encode(deal.blocks(flat), state, info)
-        index, value = kernels.top_of_dealt(flat, deal, self.k)
+        index, value = kernels.top_of_dealt(flat, deal, self.k, info.parts)
         if self.dtype == jnp.float32:
             value = kernels.take_dealt(flat, deal, index)
         return self._payload(index, value), state
@@ -107,8 +108,10 @@ class TopK(Compressor):
         """Returns the values at their places in the tensor."""
         index = payload.index.astype(jnp.int32)
         if payload.scale is None and payload.value.dtype == jnp.bfloat16:
-            return kernels.place_packed(index, payload.value, deal, width)
-        return kernels.place_dealt(index, payload.numbers(), deal, width)
+            value = payload.value if info.ok is None else jnp.where(info.ok, payload.value, 0)
+            return kernels.place_packed(index, value, deal, width, wide=info.ok is not None)
+        value = payload.numbers()
+        return kernels.place_dealt(index, value if info.ok is None else jnp.where(info.ok, value, 0.0), deal, width)
 
     def reduce_dealt(self, payloads: TopKPayload, deal: kernels.Deal, width: int, info: RowInfo = RowInfo()) -> Array:
         """Adds one worker's entries after the other into one dense copy."""
@@ -146,7 +149,10 @@ class TopK(Compressor):
         return TopKPayload(payload.index, kernels.take_from_rows(rows, payload.index) - payload.numbers())
 
     def left_with_owner(self, payload: TopKPayload, mean: TopKPayload) -> TopKPayload:
-        """Returns the same positions, in float32. If a row's mean has fewer than ``k`` entries, nothing is subtracted."""
+        """Returns the same positions. If a row's mean has fewer than ``k`` entries, nothing is subtracted.
+
+        Values of bfloat16 stay so, rounded: a worker and the owner compute the same, and half the bytes are placed.
+        """
         front = tuple(range(payload.index.ndim - mean.index.ndim))  # a mean has no axis of workers
         value, kept = payload.numbers(), jnp.expand_dims(mean.numbers(), front)
         bound = jnp.min(jnp.abs(kept), axis=-1, keepdims=True)
@@ -156,7 +162,9 @@ class TopK(Compressor):
         else:
             marks = jnp.expand_dims(kernels.place_in_rows(mean.index, mean.numbers(), self.block) != 0, front)
             among = jnp.take_along_axis(jnp.broadcast_to(marks, (*index.shape[:-1], self.block)), index, axis=-1)
-        return TopKPayload(payload.index, jnp.where(among, value, value - jnp.clip(value, -bound, bound)))
+        left = jnp.where(among, value, value - jnp.clip(value, -bound, bound))
+        narrow = payload.scale is None and payload.value.dtype == jnp.bfloat16
+        return TopKPayload(payload.index, left.astype(jnp.bfloat16) if narrow else left)
 
 
 def block_for(density: float) -> int:

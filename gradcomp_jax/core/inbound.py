@@ -42,8 +42,8 @@ def take_in(
         segment, span, memory = piece.segment, (start, start + rows), piece.memory
         like = step.leaves[segment.leaves[0]] if len(segment.leaves) == 1 else None
         with passes.after(order.update):
-            mean = came.mean(span, group.laid(segment, like), passes.again)
-            updates |= group.split(segment, jnp.where(order.update, mean, 0.0), step.wanted)
+            mean = came.mean(span, group.laid(segment, like), passes.again, order.update)
+            updates |= group.split(segment, mean, step.wanted)
         if group.memory.keeps:
             with passes.after(order.update, order.memory):
                 memory = _memory(step, group, piece, came, span, order.memory)

@@ -141,12 +141,14 @@ def encoded(
     keys = step.keys()
     groups = [(n, step.layout.groups[n][0], _pieces(step, n, bucket[n])) for n in crossings]
 
-    def target(group: Group, piece: Piece) -> Array:
-        return turn.in_turn(compensated(group, piece.segment, step.leaves, piece.memory)[0])
+    def target(group: Group, piece: Piece) -> tuple[Array, kernels.Parts | None]:
+        gradient, old = _sources(group, piece.segment, step.leaves, piece.memory)
+        rows = group.memory.compensate(gradient, group.opened(old))[0]
+        return turn.in_turn(rows), turn.parts(group, gradient, old)
 
     for n, group, pieces in groups:
         for i, piece in enumerate(pieces) if crossings[n].measures else ():
-            rows = group.encoded_rows(piece.segment, target(group, piece))
+            rows = group.encoded_rows(piece.segment, target(group, piece)[0])
             statistic = group.compressor.statistic(rows, piece.info, piece.code)
             pieces[i] = dataclasses.replace(piece, info=piece.info._replace(statistic=statistic))
     if any(group.compressor.side_information for _, group, _ in groups):
@@ -158,8 +160,8 @@ def encoded(
             side = group.compressor.side_of(piece.agreed, step.workers.index)
             info = piece.info._replace(key=own[i], side=side)
             with passes.after(piece.info.statistic, piece.agreed):
-                rows = target(group, piece)
-            payload, next_code = group.encode(piece.segment, rows, piece.code, info)
+                rows, parts = target(group, piece)
+            payload, next_code = group.encode(piece.segment, rows, piece.code, info._replace(parts=parts))
             refuse_other_rows(group, piece.segment.rows, payload)
             pieces[i] = dataclasses.replace(piece, info=info, payload=payload, next_code=next_code)
         key = keys.of_downlink(number * len(step.layout.groups) + n)
@@ -180,9 +182,15 @@ def compensated(group: Group, segment: Segment, leaves: Sequence[Array], kept: A
     Every call computes the target again: it is one fused multiply-add of gradient and memory. If several passes shared it,
     it would be held as a dense copy, written and read again, which costs more than reading its sources.
     """
+    gradient, old = _sources(group, segment, leaves, kept)
+    return *group.memory.compensate(gradient, group.opened(old)), old
+
+
+def _sources(group: Group, segment: Segment, leaves: Sequence[Array], kept: Any) -> tuple[Array, Any]:
+    """Returns the float32 rows of a segment's gradient, and its memory as it was, for the pass that reads them now."""
     values = jax.tree.map(lambda p: p.value, kept, is_leaf=is_per_device)
     sources, old = passes.held(group, (group.sources(segment, leaves), values))
-    return *group.memory.compensate(group.join(segment, sources), group.opened(old)), old
+    return group.join(segment, sources), old
 
 
 def _joined(step: Step, n: int, pieces: Sequence[Piece], crossing: Crossing, key: Array) -> OutboundMessage:

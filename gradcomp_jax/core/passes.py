@@ -130,6 +130,14 @@ class Bucket:
         """Takes the payloads of the bucket before, none for the first."""
         self._there = co.are_there(jax.tree.leaves(payloads_before)) if payloads_before else None
 
+    def parts(self, group: Group, gradient: Array, old: Any) -> kernels.Parts | None:
+        """Returns what a target is made of, for a kernel that makes it; ``None`` where that takes more than its entries."""
+        kept, tree = jax.tree.flatten(old)
+        plain = all(a.dtype == jnp.float32 and a.shape == gradient.shape for a in kept)
+        if self._there is not None or not plain or not group.memory.is_static:
+            return None
+        return kernels.Parts((gradient, *kept), lambda g, *kept: group.memory.compensate(g, tree.unflatten(kept))[0])
+
     def in_turn(self, target: Array) -> Array:
         """Returns the target, complete only once the payloads before are there."""
         return target if self._there is None else jnp.where(self._there, target, 0.0)

@@ -17,6 +17,7 @@ from gradcomp_jax.kernels.dct import inverse_dct_of_few as inverse_dct_of_few
 from gradcomp_jax.kernels.dealing import Deal as Deal
 from gradcomp_jax.kernels.dealing import dealt_rows as dealt_rows
 from gradcomp_jax.kernels.dealing import periods_of as periods_of
+from gradcomp_jax.kernels.dealt_on_tpu import Parts as Parts
 from gradcomp_jax.kernels.dealt_selection import place_dealt as place_dealt
 from gradcomp_jax.kernels.dealt_selection import place_packed as place_packed
 from gradcomp_jax.kernels.dealt_selection import take_dealt as take_dealt

@@ -5,61 +5,97 @@ Neighbours in a row of the matrix are in neighbouring blocks, so a row is a stre
 begin at any of 128 lanes. XLA:TPU copies the matrix to the layout of dealt lines instead, and back.
 """
 
+import dataclasses
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
-from gradcomp_jax import _compat
+from gradcomp_jax import _compat, _registered
 from gradcomp_jax._typing import Array
 from gradcomp_jax.kernels.dealing import Deal
 
 SWITCH = "GRADCOMP_PALLAS"
-"""The environment variable that enables these kernels; it is read when a program is traced."""
+"""The environment variable that enables these kernels (1) or not (0); by default a check on the TPU decides (auto). It is read
+when a program is traced."""
 
 _SUBLANES, _LANES = 8, 128  # of a tile
 _TILE = 2**18  # entries of the matrix in one step of the grid
-_TABLE = 2**19  # blocks: two tables and a tile, each twice, fit 16 MiB of vector memory
+_TABLE = 2**19  # blocks: a table and tiles of three arrays, each twice, fit 16 MiB of vector memory
+_TABLES = 2**21  # words of tables, which are there once, beside tiles
+_FEWEST = _SUBLANES * _LANES  # blocks: what goes around is taken back a tile at a time
 _UNROLLED = 2**15  # entries of a row, whose parts are unrolled
 
 
-def takes(deal: Deal, width: int) -> bool:
-    """Returns whether these kernels are enabled, and support a matrix ``[size / width, width]``.
+@_registered.node
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Says what a float32 matrix is made of, so that a kernel makes it where it reads it, and nobody writes it.
 
-    Raises:
-        ValueError: if the environment variable is neither 0 nor 1.
+    Attributes:
+        arrays: float32, of the matrix's shape.
+        make: returns the matrix, or a tile of it, given those of all arrays. It holds no other array.
     """
-    asked = os.environ.get(SWITCH, "0")
-    if asked not in ("0", "1"):
-        raise ValueError(f"{SWITCH} must be 0 or 1, got {asked!r}")
-    lines = width % _LANES == 0 and width <= deal.rows and deal.size % width == 0
-    fits = deal.rows <= _TABLE and width <= _UNROLLED and deal.size <= 2**31 - 64 * _TILE
-    return asked == "1" and lines and fits
+
+    arrays: tuple[Array, ...]
+    make: Callable[..., Array] = dataclasses.field(default=lambda x: x, metadata={"static": True})
 
 
-def best_of_dealt(matrix: Array, deal: Deal, low_bits: int, interpret: bool = False) -> Array:
-    """Returns the best key of every block, in one pass.
+def takes(deal: Deal, width: int, tables: int = 1) -> bool:
+    """Returns whether these kernels are used, and support a matrix ``[size / width, width]``.
 
     Args:
-        matrix: float32 ``[size / width, width]``, a width that :func:`takes` allows.
+        deal: how its entries are dealt.
+        width: of the matrix.
+        tables: words that lie in vector memory for each block.
+
+    Raises:
+        ValueError: if the environment variable is neither 0, 1 nor auto.
+    """
+    from gradcomp_jax.kernels import self_check
+
+    asked = os.environ.get(SWITCH, "auto")
+    if asked not in ("0", "1", "auto"):
+        raise ValueError(f"{SWITCH} must be 0, 1 or auto, got {asked!r}")
+    lines = width % _LANES == 0 and max(width, _FEWEST) <= deal.rows and deal.size % width == 0
+    fits = deal.rows <= _TABLE and tables * deal.rows <= _TABLES
+    fits &= width <= _UNROLLED and deal.size <= 2**31 - 64 * _TILE
+    return lines and fits and asked != "0" and (asked == "1" or self_check.passed())
+
+
+def best_of_dealt(parts: Parts, deal: Deal, low_bits: int, lines: int | None = None, interpret: bool = False) -> Array:
+    """Returns the best key of every block, of the whole matrix or of each of its stretches, in one pass.
+
+    Args:
+        parts: what a float32 matrix ``[size / width, width]`` is made of, of a width that :func:`takes` allows.
         deal: how its entries are dealt.
         low_bits: the bits of a key for position and sign.
+        lines: about as many lines, of a block's entries, are in a stretch; ``None`` for one stretch.
         interpret: runs anywhere, slowly.
 
     Returns:
-        int32 ``[rows]``: exponent and mantissa without the low bits, position and sign, as in ``selection``.
+        int32 ``[stretches, n / 128, 128]``, of which the first ``rows`` of the n are the blocks' in their order: exponent and
+        mantissa without the low bits, position and sign, as in ``selection``.
     """
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 
-    height, width = matrix.shape
-    tile, length, parts = _tile(height, width), _length(deal, width), width // _LANES
+    height, width = parts.arrays[0].shape
+    tile, length, across = _tile(height, width), _length(deal, width), width // _LANES
+    stretches, tiles = 1, pl.cdiv(height, tile)
+    if lines is not None:
+        wanted = max(_SUBLANES, lines * deal.rows // width)
+        tiles = max(1, round(wanted / tile))
+        tile = max(_SUBLANES, wanted // tiles // _SUBLANES * _SUBLANES)
+        stretches = pl.cdiv(height, tile * tiles)
 
-    def kernel(matrix_ref: Any, best_ref: Any) -> None:
-        step, (row, lane) = pl.program_id(0), _iotas()
+    def kernel(*refs: Any) -> None:
+        *sources, best_ref = refs
+        step, (row, lane) = pl.program_id(0) * tiles + pl.program_id(1), _iotas()
 
-        @pl.when(step == 0)
+        @pl.when(pl.program_id(1) == 0)
         def _() -> None:
             best_ref[...] = jnp.full(best_ref.shape, -1, jnp.int32)
 
@@ -68,13 +104,13 @@ def best_of_dealt(matrix: Array, deal: Deal, low_bits: int, interpret: bool = Fa
             line, at, begin, offset = _start(first, width, deal.rows)
 
             def update(part: int, keys: Array) -> None:
-                place = pl.ds(begin + part, _SUBLANES, stride=parts)
+                place = pl.ds(begin + part, _SUBLANES, stride=across)
                 best_ref[place, :] = jnp.maximum(best_ref[place, :], keys)
 
             before = jnp.full((_SUBLANES, _LANES), -1, jnp.int32)
-            for part in range(parts):
+            for part in range(across):
                 inside = (pl.ds(pl.multiple_of(c * _SUBLANES, _SUBLANES), _SUBLANES), pl.ds(part * _LANES, _LANES))
-                bits = lax.bitcast_convert_type(matrix_ref[inside], jnp.int32)
+                bits = lax.bitcast_convert_type(parts.make(*(ref[inside] for ref in sources)), jnp.int32)
                 along, position = at + row * width + part * _LANES + lane, line
                 for turn in range(1, (deal.rows + _SUBLANES * width - 2) // deal.rows + 1):
                     position = position + (along >= turn * deal.rows).astype(jnp.int32)
@@ -83,49 +119,70 @@ def best_of_dealt(matrix: Array, deal: Deal, low_bits: int, interpret: bool = Fa
                 keys = pltpu.roll(jnp.where(first + row < height, keys, -1), offset, 1)
                 update(part, jnp.where(lane >= offset, keys, before))
                 before = keys
-            update(parts, jnp.where(lane < offset, before, -1))
+            update(across, jnp.where(lane < offset, before, -1))
 
         lax.fori_loop(0, tile // _SUBLANES, eight_rows, None)
 
+        @pl.when(pl.program_id(1) == tiles - 1)
+        def _() -> None:
+            # What went around is taken to where it belongs, from the end, as it may have gone around several times.
+            whole, offset = divmod(deal.rows, _LANES)
+            chunks = (length - whole - 1) // _SUBLANES
+
+            def eight_back(c: Array, carry: None) -> None:
+                to = (chunks - 1 - c) * _SUBLANES
+                here, there = (best_ref[pl.ds(whole + to + d, _SUBLANES), :] for d in (0, 1))
+                back = pltpu.roll(jnp.where(lane >= offset, here, there), (_LANES - offset) % _LANES, 1)
+                place = pl.ds(pl.multiple_of(to, _SUBLANES), _SUBLANES)
+                best_ref[place, :] = jnp.maximum(best_ref[place, :], back)
+
+            lax.fori_loop(0, chunks, eight_back, None)
+
+    last = pl.cdiv(height, tile) - 1
     best = pl.pallas_call(
         kernel,
-        grid=(pl.cdiv(height, tile),),
-        in_specs=[pl.BlockSpec((tile, width), lambda i: (i, 0))],
-        out_specs=pl.BlockSpec((length, _LANES), lambda i: (0, 0)),
-        out_shape=_compat.shape_like(matrix, (length, _LANES), jnp.int32),
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
+        grid=(stretches, tiles),
+        in_specs=[pl.BlockSpec((tile, width), lambda i, j: (jnp.minimum(i * tiles + j, last), 0))] * len(parts.arrays),
+        out_specs=pl.BlockSpec((None, length, _LANES), lambda i, j: (i, 0, 0)),
+        out_shape=_compat.shape_like(parts.arrays[0], (stretches, length, _LANES), jnp.int32),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary", "arbitrary")),
         interpret=interpret,
         name="best_of_dealt",
-    )(matrix)
-    turns = -(-best.size // deal.rows)
-    around = jnp.pad(best.reshape(-1), (0, turns * deal.rows - best.size), constant_values=-1)
-    # Zeros beyond the vector's end are entries too, and of equal entries the last is best: it is in the last line.
-    last = (deal.block - 1) * deal.rows + lax.iota(jnp.int32, deal.rows)
-    return jnp.maximum(around.reshape(turns, -1).max(axis=0), jnp.where(last >= deal.size, (deal.block - 1) << 1, -1))
+    )(*parts.arrays)
+    # A vector would lie in other tiles. Zeros beyond the end of the dealt vector are entries too: of equal entries the last is
+    # the best, and it is in the last line.
+    if stretches > 1:
+        return best
+    number = lax.iota(jnp.int32, length * _LANES).reshape(1, length, _LANES) + (deal.block - 1) * deal.rows
+    return jnp.maximum(best, jnp.where(number >= deal.size, (deal.block - 1) << 1, -1))
 
 
-def placed_in_matrix(index: Array, value: Array, deal: Deal, width: int, interpret: bool = False) -> Array:
-    """Returns each block's ``value`` at ``index``, zeros elsewhere, in one pass: ``[size / width, width]`` of its dtype.
+def placed_in_matrix(
+    index: Array, value: Array, deal: Deal, width: int, dtype: Any = None, interpret: bool = False
+) -> Array:
+    """Returns each block's ``value`` at ``index``, zeros elsewhere, in one pass: ``[size / width, width]``.
 
     Args:
-        index: int32 ``[rows]``.
-        value: float32 or bfloat16 ``[rows]``; with bfloat16, blocks have at most 2**15 entries.
+        index: int32 ``[rows, k]``, distinct within a row.
+        value: float32 or bfloat16 ``[rows, k]``; with bfloat16, blocks have at most 2**15 entries.
         deal: how entries are dealt.
         width: one that :func:`takes` allows.
+        dtype: of the result, float32 or the value's; by default the value's.
         interpret: runs anywhere, slowly.
     """
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 
-    height, packed = deal.size // width, value.dtype == jnp.bfloat16
+    dtype = value.dtype if dtype is None else jnp.dtype(dtype)
+    height, packed, k = deal.size // width, value.dtype == jnp.bfloat16, index.shape[1]
     tile, length = _tile(height, width), _length(deal, width)
-    rows = 2 * _SUBLANES if packed else _SUBLANES
+    rows = 2 * _SUBLANES if dtype == jnp.bfloat16 else _SUBLANES
 
     def table(entries: Array, step: int) -> Array:
-        """Returns a table along the blocks, which continues from the start with ``step`` added: int32 ``[length, 128]``."""
+        """Returns k tables along the blocks, which continue from the start with ``step`` added: int32 ``[k length, 128]``."""
         turns = lax.iota(jnp.int32, -(-length * _LANES // deal.rows))
-        around = entries[None, :] + (turns * jnp.int32(step))[:, None]
-        return around.reshape(-1)[: length * _LANES].reshape(-1, _LANES)
+        around = entries.T[:, None, :] + (turns * jnp.int32(step))[None, :, None]
+        return around.reshape(k, -1)[:, : length * _LANES].reshape(-1, _LANES)
 
     # One turn around the table is one line further. So positions there are one less, and are compared with the first entry's.
     if packed:
@@ -142,19 +199,25 @@ def placed_in_matrix(index: Array, value: Array, deal: Deal, width: int, interpr
             line, _, begin, offset = _start(first, width, deal.rows)
             back = lax.rem(_LANES - offset, _LANES)
 
-            def along(ref: Any) -> Array:
-                here, there = (ref[pl.ds(begin + part + d, _SUBLANES, stride=width // _LANES), :] for d in (0, 1))
+            def along(ref: Any, j: int | Array) -> Array:
+                first = j * length + begin + part
+                here, there = (ref[pl.ds(first + d, _SUBLANES, stride=width // _LANES), :] for d in (0, 1))
                 return pltpu.roll(jnp.where(lane >= offset, here, there), back, 1)
 
-            found = [along(ref) for ref in tables]
-            position, bits = (found[0] >> 16, found[0] << 16) if packed else found
-            return lax.bitcast_convert_type(jnp.where(position == line, bits, 0), jnp.float32)
+            def with_entry(j: int | Array, total: Array) -> Array:
+                found = [along(ref, j) for ref in tables]
+                position, bits = (found[0] >> 16, found[0] << 16) if packed else found
+                return jnp.where(position == line, bits, total)
+
+            none = jnp.zeros((_SUBLANES, _LANES), jnp.int32)
+            total = with_entry(0, none) if k == 1 else lax.fori_loop(0, k, with_entry, none)
+            return lax.bitcast_convert_type(total, jnp.float32)
 
         def rows_of_a_tile(c: Array, carry: None) -> None:
             for part in range(width // _LANES):
                 found = [eight_rows(step * tile + c * rows + s, part) for s in range(0, rows, _SUBLANES)]
                 inside = (pl.ds(pl.multiple_of(c * rows, rows), rows), pl.ds(part * _LANES, _LANES))
-                out_ref[inside] = jnp.concatenate(found).astype(value.dtype)
+                out_ref[inside] = jnp.concatenate(found).astype(dtype)
 
         # Entries beyond the matrix have no line, and are not written.
         lax.fori_loop(0, lax.div(jnp.minimum(tile, height - step * tile + rows - 1), rows), rows_of_a_tile, None)
@@ -162,9 +225,9 @@ def placed_in_matrix(index: Array, value: Array, deal: Deal, width: int, interpr
     return pl.pallas_call(
         kernel,
         grid=(pl.cdiv(height, tile),),
-        in_specs=[pl.BlockSpec(tables[0].shape, lambda i: (0, 0)) for _ in tables],
+        in_specs=[pl.BlockSpec(t.shape, lambda i: (0, 0), pipeline_mode=pl.Buffered(1)) for t in tables],
         out_specs=pl.BlockSpec((tile, width), lambda i: (i, 0)),
-        out_shape=_compat.shape_like(tables[0], (height, width), value.dtype),
+        out_shape=_compat.shape_like(tables[0], (height, width), dtype),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
         interpret=interpret,
         name="place_dealt",
@@ -178,7 +241,7 @@ def _tile(height: int, width: int) -> int:
 
 def _length(deal: Deal, width: int) -> int:
     """Returns the rows of 128 blocks in a table: eight rows of the matrix may begin in any block and wrap around."""
-    return -(-(deal.rows // _LANES + _SUBLANES * width // _LANES + 2) // _SUBLANES) * _SUBLANES
+    return (-(-(deal.rows // _LANES + _SUBLANES * width // _LANES + 2) // _SUBLANES) + 1) * _SUBLANES
 
 
 def _iotas() -> tuple[Array, Array]:

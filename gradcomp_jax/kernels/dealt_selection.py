@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +34,7 @@ _LARGEST = 2**31 - 1
 _Placing = Callable[[Array, Array], Array]
 
 
-def top_of_dealt(flat: Array, deal: Deal, k: int) -> tuple[Array, Array]:
+def top_of_dealt(flat: Array, deal: Deal, k: int, parts: dealt_on_tpu.Parts | None = None) -> tuple[Array, Array]:
     """Returns :func:`~gradcomp_jax.kernels.selection.top_entries` of every dealt block, without transposing the vector.
 
     A vector is seen as lines of ``deal.rows`` neighbours. Each line has one entry of every block; maxima are over lines.
@@ -42,6 +43,7 @@ def top_of_dealt(flat: Array, deal: Deal, k: int) -> tuple[Array, Array]:
         flat: float32 ``[size]``.
         deal: how its entries are dealt.
         k: at most the block.
+        parts: what the vector is made of, as a matrix ``[size / block, block]``, for a kernel.
 
     Returns:
         ``(index, value)``: int32 and float32 ``[rows, k]``.
@@ -74,10 +76,15 @@ def top_of_dealt(flat: Array, deal: Deal, k: int) -> tuple[Array, Array]:
         return approximate_best(_keys(deal.blocks(flat), low_bits), k=k, low_bits=low_bits)
 
     def by_kernel(flat: Array) -> Array:
-        return dealt_on_tpu.best_of_dealt(flat.reshape(-1, deal.block), deal, low_bits)[:, None]
+        made_of = parts or dealt_on_tpu.Parts((flat.reshape(-1, deal.block),))
+        found = dealt_on_tpu.best_of_dealt(made_of, deal, low_bits, _run_on_tpu(deal.block, k) if k > 1 else None)
+        return _found_below(found, k).reshape(k, -1)[:, : deal.rows].T
 
-    one = by_kernel if dealt_on_tpu.takes(deal, deal.block) else in_one_layout
-    keys = lax.platform_dependent(flat, cpu=in_lines, tpu=one if k == 1 else approximate, default=at_once)
+    if k <= COMPARED and dealt_on_tpu.takes(deal, deal.block):
+        tpu: Callable[[Array], Array] = by_kernel
+    else:
+        tpu = in_one_layout if k == 1 else approximate
+    keys = lax.platform_dependent(flat, cpu=in_lines, tpu=tpu, default=at_once)
     return entries_of(keys, low_bits, lambda index: take_dealt(flat, deal, index))
 
 
@@ -87,6 +94,19 @@ def _run(block: int, k: int) -> int:
     while run > 1 and (block % run or (k > 1 and block // run < (LANES if k <= 2 * ROUNDS else LANES // 2) * k)):
         run //= 2
     return run
+
+
+def _run_on_tpu(block: int, k: int) -> int:
+    """Returns how many lines a stretch has, of which one entry of a block is a candidate."""
+    return max(run for run in (1, 2, 4, 8, 16) if run == 1 or block >= 8 * k * run)
+
+
+def _found_below(found: Array, k: int) -> Array:
+    """Returns the ``k`` best of keys ``[n, ...]`` along the first axis, on which they are distinct: ``[k, ...]``."""
+    best = [jnp.max(found, axis=0)]
+    for _ in range(k - 1):
+        best.append(jnp.max(jnp.where(found < best[-1][None], found, -1), axis=0))
+    return jnp.stack(best)
 
 
 def _best_of_lines(flat: Array, deal: Deal, k: int, run: int, low_bits: int) -> Array:
@@ -153,38 +173,38 @@ def place_dealt(index: Array, value: Array, deal: Deal, width: int) -> Array:
         width: width of the matrix that the vector is seen as; divides its size.
     """
     k = index.shape[1]
-
-    def scattered(index: Array, value: Array) -> Array:
-        zeros = jnp.zeros((deal.size,), jnp.float32)
-        return zeros.at[_places(index, deal)].add(value, mode="drop", unique_indices=True).reshape(-1, width)
-
-    def in_lines(index: Array, value: Array) -> Array:
-        total, bits = jnp.zeros((deal.size // width, width), jnp.float32), lax.bitcast_convert_type(value, jnp.int32)
-        for j in range(k):
-            here, there = _along(index[:, j], deal, width), _along(bits[:, j], deal, width)
-            line = _line_numbers(deal, width)
-            total = jnp.where(here == line, lax.bitcast_convert_type(there, jnp.float32), total)
-        return total
-
-    def in_blocks(index: Array, value: Array) -> Array:
-        return deal.flat(place_in_rows(index, value, deal.block)).reshape(-1, width)
-
-    if k <= ROUNDS and _fits(deal, width):
-        cpu = in_lines
-    elif k > ROUNDS and deal.size <= _LARGEST:
-        cpu = scattered
-    else:
-        cpu = in_blocks
+    cpu = functools.partial(_on_cpu, deal=deal, width=width)
     if k > COMPARED:
         return cpu(index, value)
     return _on_platforms(cpu, functools.partial(_compared, deal=deal, width=width), index, value, deal, width)
 
 
-def place_packed(index: Array, value: Array, deal: Deal, width: int) -> Array:
-    """Returns :func:`place_dealt` of bfloat16 values: position and value share a word, so one array is looked up."""
+def _on_cpu(index: Array, value: Array, deal: Deal, width: int) -> Array:
+    """Returns :func:`place_dealt` as it is fastest on CPU."""
+    k = index.shape[1]
+    if k > ROUNDS and deal.size <= _LARGEST:
+        zeros = jnp.zeros((deal.size,), jnp.float32)
+        return zeros.at[_places(index, deal)].add(value, mode="drop", unique_indices=True).reshape(-1, width)
+    if k > ROUNDS or not _fits(deal, width):
+        return deal.flat(place_in_rows(index, value, deal.block)).reshape(-1, width)
+    total, bits = jnp.zeros((deal.size // width, width), jnp.float32), lax.bitcast_convert_type(value, jnp.int32)
+    for j in range(k):
+        here, there = _along(index[:, j], deal, width), _along(bits[:, j], deal, width)
+        line = _line_numbers(deal, width)
+        total = jnp.where(here == line, lax.bitcast_convert_type(there, jnp.float32), total)
+    return total
+
+
+def place_packed(index: Array, value: Array, deal: Deal, width: int, *, wide: bool = False) -> Array:
+    """Returns :func:`place_dealt` of bfloat16 values: position and value share a word, so one array is looked up.
+
+    ``wide`` says that nothing is computed from the result: a kernel writes it in float32, else in bfloat16.
+    """
     k = index.shape[1]
 
     def in_lines(index: Array, value: Array) -> Array:
+        if k > ROUNDS:
+            return _on_cpu(index, value.astype(jnp.float32), deal, width)
         total = jnp.zeros((deal.size // width, width), jnp.float32)
         first, _ = _begins(deal, width)
         for j in range(k):
@@ -199,18 +219,21 @@ def place_packed(index: Array, value: Array, deal: Deal, width: int) -> Array:
         # Values stay bfloat16 until they lie as the matrix does: on TPU the change of layout then moves half the bytes.
         return _compared(index, value, deal, width).astype(jnp.float32)
 
-    if k > ROUNDS or deal.block > 2**15 or not _fits(deal, width):
+    if k > COMPARED or deal.block > 2**15 or not _fits(deal, width):
         return place_dealt(index, value.astype(jnp.float32), deal, width)
-    return _on_platforms(in_lines, plain, index, value, deal, width)
+    return _on_platforms(in_lines, plain, index, value, deal, width, jnp.float32 if wide else value.dtype)
 
 
-def _on_platforms(cpu: _Placing, plain: _Placing, index: Array, value: Array, deal: Deal, width: int) -> Array:
+def _on_platforms(
+    cpu: _Placing, plain: _Placing, index: Array, value: Array, deal: Deal, width: int, dtype: Any = jnp.float32
+) -> Array:
     """Returns ``cpu`` on CPU and ``plain``, the same numbers, elsewhere; on TPU those of a kernel where it is enabled."""
 
     def by_kernel(index: Array, value: Array) -> Array:
-        return dealt_on_tpu.placed_in_matrix(index[:, 0], value[:, 0], deal, width).astype(jnp.float32)
+        return dealt_on_tpu.placed_in_matrix(index, value, deal, width, dtype).astype(jnp.float32)
 
-    tpu = by_kernel if index.shape[1] == 1 and dealt_on_tpu.takes(deal, width) else plain
+    tables = index.shape[1] * (1 if value.dtype == jnp.bfloat16 else 2)
+    tpu = by_kernel if dealt_on_tpu.takes(deal, width, tables) else plain
     return lax.platform_dependent(index, value, cpu=cpu, tpu=tpu, default=plain)
 
 

@@ -30,6 +30,12 @@ class Memory(abc.ABC):
         return True
 
     @property
+    def is_static(self) -> bool:
+        """Returns whether all its options are plain numbers, of which none is traced."""
+        values = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return all(isinstance(value, (bool, int, float, str)) for value in values)
+
+    @property
     def counts_sent(self) -> bool:
         """Returns whether it holds what was sent, instead of what was kept."""
         return False

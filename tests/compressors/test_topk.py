@@ -130,8 +130,8 @@ def test_what_a_worker_leaves_with_the_owner(k: int, kept: int) -> None:
     for payload, expected in ((sent, want), (jax.tree.map(lambda a: a[0], sent), want[0])):
         got = left(payload, mean)
         np.testing.assert_array_equal(got.index, payload.index)
-        assert got.value.dtype == np.float32
-        np.testing.assert_array_equal(got.value, expected)
+        assert got.value.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(got.value, expected.astype(ml_dtypes.bfloat16))
 
 
 def test_the_downlink_keeps_what_was_asked_for() -> None:

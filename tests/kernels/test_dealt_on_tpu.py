@@ -11,6 +11,7 @@ from jax import lax
 import gradcomp_jax as gc
 from gradcomp_jax import kernels
 from gradcomp_jax.kernels import dealt_on_tpu
+from gradcomp_jax.kernels.dealt_selection import _found_below
 from gradcomp_jax.kernels.selection import _low_bits, entries_of
 from tests.conformance.environments import AXIS, WORKERS, environment
 
@@ -19,9 +20,9 @@ RNG = np.random.default_rng(0)
 # size, block, rows, width: eight rows of the matrix go around several times; three tiles, the last one cut; few lines, with
 # entries beyond the vector's end.
 DEALS = [
-    (64 * 256, 64, 257, 256),
-    pytest.param(5120 * 128, 1024, 641, 128, marks=pytest.mark.slow),
-    pytest.param(101 * 128, 64, 203, 128, marks=pytest.mark.slow),
+    (64 * 1024, 64, 1025, 1024),
+    pytest.param(10240 * 128, 1024, 1281, 128, marks=pytest.mark.slow),
+    pytest.param(401 * 256, 64, 1607, 256, marks=pytest.mark.slow),
 ]
 
 
@@ -34,19 +35,63 @@ def test_the_same_bits(size: int, block: int, rows: int, width: int) -> None:
     @jax.jit
     def both(x: jax.Array) -> tuple[Any, Any]:
         index, value = kernels.top_of_dealt(x, deal, 1)
-        keys = dealt_on_tpu.best_of_dealt(x.reshape(-1, width), deal, low_bits, interpret=True)
+        parts = kernels.Parts((x.reshape(-1, width),))
+        keys = dealt_on_tpu.best_of_dealt(parts, deal, low_bits, interpret=True).reshape(-1)[:rows]
         found = [entries_of(keys[:, None], low_bits, lambda index: kernels.take_dealt(x, deal, index))]
         wanted = [(index, value)]
         for dtype in (jnp.float32, jnp.bfloat16):
             sent = jnp.where(jnp.isfinite(value), value, 2.0).astype(dtype)
             wanted.append(kernels.place_dealt(index, sent.astype(jnp.float32), deal, width))
-            placed = dealt_on_tpu.placed_in_matrix(index[:, 0], sent[:, 0], deal, width, interpret=True)
+            placed = dealt_on_tpu.placed_in_matrix(index, sent, deal, width, interpret=True)
             found.append(placed.astype(jnp.float32))
         return found, wanted
 
     found, wanted = both(x)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("size", "block", "rows", "width", "k", "lines"),
+    [
+        (64 * 1024, 64, 1025, 1024, 2, 2),
+        pytest.param(10240 * 128, 1024, 1281, 128, 10, 8, marks=pytest.mark.slow),
+    ],
+)
+def test_several_entries_of_a_block(size: int, block: int, rows: int, width: int, k: int, lines: int) -> None:
+    """The best of each stretch are candidates, and the largest of those are taken; the matrix is made inside the kernel."""
+    deal, low_bits = kernels.Deal(size, block, rows), _low_bits(block)
+    x, y = RNG.standard_normal((2, size)).astype(np.float32)
+    made = 2 * x + y
+
+    @jax.jit
+    def both(x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
+        parts = kernels.Parts((x.reshape(-1, width), y.reshape(-1, width)), lambda x, y: 2 * x + y)
+        keys = dealt_on_tpu.best_of_dealt(parts, deal, low_bits, lines, interpret=True)
+        keys = keys.reshape(keys.shape[0], -1)[:, :rows]
+        index, value = entries_of(_found_below(keys, k).T, low_bits, lambda index: index)
+        sent = value.astype(jnp.bfloat16)
+        wanted = kernels.place_dealt(index, sent.astype(jnp.float32), deal, width)
+        placed = [
+            dealt_on_tpu.placed_in_matrix(index, v, deal, width, jnp.float32, interpret=True)
+            for v in (sent, sent.astype(jnp.float32))
+        ]
+        return keys, index, value, wanted, placed
+
+    keys, index, value, wanted, placed = jax.device_get(both(x, y))
+    # Each entry is in one stretch: whole rows of the matrix, one after the other.
+    long = -(-(size // width) // keys.shape[0])
+    long = next(n for n in range(long, size) if n % 8 == 0) * width
+    blocks = [made[start : start + long] for start in range(0, size, long)]
+    assert len(blocks) == keys.shape[0] >= k
+    magnitude = np.zeros((len(blocks), rows), np.float32)
+    for n, entries in enumerate(blocks):
+        np.maximum.at(magnitude[n], (n * long + np.arange(len(entries))) % rows, np.abs(entries))
+    np.testing.assert_allclose(np.abs(value), -np.sort(-magnitude, axis=0)[:k].T, rtol=2**-10)
+    at = index * rows + np.arange(rows)[:, None]
+    np.testing.assert_allclose(value, made[at], rtol=2**-10)
+    for one in placed:
+        np.testing.assert_array_equal(one, wanted)
 
 
 @pytest.fixture
@@ -90,26 +135,26 @@ def test_they_are_there_only_where_they_are_asked_for_and_fit(
         return for_tpu
 
     monkeypatch.delenv(dealt_on_tpu.SWITCH, raising=False)
-    assert taken(258) == []
+    assert taken(1026) == []
     monkeypatch.setenv(dealt_on_tpu.SWITCH, "1")
-    assert taken(258) == ["best_of_dealt", "placed_in_matrix"]
-    assert taken(255) == []
+    assert taken(1026) == ["best_of_dealt", "placed_in_matrix"]
+    assert taken(1023) == []
     monkeypatch.setenv(dealt_on_tpu.SWITCH, "yes")
-    with pytest.raises(ValueError, match="GRADCOMP_PALLAS must be 0 or 1, got 'yes'"):
-        taken(258)
+    with pytest.raises(ValueError, match="GRADCOMP_PALLAS must be 0, 1 or auto, got 'yes'"):
+        taken(1026)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mapped", ["shard_map-explicit", "vmap"])
 def test_updates_and_memories_of_dgc(mapped: str, for_tpu: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers are mapped over the kernels. The interpreter cannot track what varies; ``tests/tpu`` compiles where it is."""
-    params = {"w": np.ones((256, 128), np.float32)}
+    params = {"w": np.ones((1024, 128), np.float32)}
 
     def steps() -> Any:
         world = environment(mapped, gc.dgc(axis_name=AXIS, block=128, density=1 / 128, mask=True))
         state, found = world.init(params), []
         for step in range(3):
-            gradient = np.random.default_rng(step).standard_normal((WORKERS, 256, 128)).astype(np.float32)
+            gradient = np.random.default_rng(step).standard_normal((WORKERS, 1024, 128)).astype(np.float32)
             updates, state = world.update({"w": gradient}, state, params)
             found.append(jax.device_get(jax.tree.leaves((updates, state))))
         return found

@@ -139,7 +139,7 @@ class Dgc:
         downlink = k + k // 2
         mean = self.values(np.where(select(exact, downlink), exact, 0).astype(np.float32), block)
         if block > 1:
-            return mean, split(sent, exact, mean, downlink, self.owners)
+            return mean, split(sent, exact, mean, downlink, self.owners, self.dtype)
         effective = sent.copy()
         shard = -(-exact.shape[0] // self.n)
         for row in range(exact.shape[0]):
@@ -148,10 +148,11 @@ class Dgc:
         return mean, effective
 
 
-def split(sent: np.ndarray, exact: np.ndarray, mean: np.ndarray, k: int, owners: np.ndarray) -> np.ndarray:
+def split(sent: np.ndarray, exact: np.ndarray, mean: np.ndarray, k: int, owners: np.ndarray, dtype: str) -> np.ndarray:
     """What of each worker's entries counted as sent, ``[N, rows, block]``; the owners' new residual goes into ``owners``.
 
-    An entry that is not among the k of the mean comes back up to the smallest that is; the owner keeps the rest.
+    An entry that is not among the k of the mean comes back up to the smallest that is; the owner keeps the rest, as the wire's
+    dtype has it.
     """
     effective = sent.copy()
     for row in range(exact.shape[0]):
@@ -159,6 +160,7 @@ def split(sent: np.ndarray, exact: np.ndarray, mean: np.ndarray, k: int, owners:
         # A row with fewer entries than places has none that found no room: what cancelled is nobody's any more.
         bound = places[-k] if len(places) >= k else np.float32(0)
         returned = np.clip(sent[:, row], -bound, bound) * (mean[row] == 0)
-        effective[:, row] -= returned
+        effective[:, row] = rounded(sent[:, row] - returned, dtype)
+        returned = sent[:, row] - effective[:, row]
         owners[row] = exact[row] - mean[row] - returned.sum(axis=0) / np.float32(len(sent))
     return effective
