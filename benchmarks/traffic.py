@@ -1,8 +1,10 @@
 """What an exchange moves over a TPU's main memory: passes with loops' trips, launches, and the time that the compiler expects.
 
-    python benchmarks/traffic.py                              # a table of both chips
-    python benchmarks/traffic.py --method dgc --leaf '4096 x 14336' --sources 10
-    python benchmarks/traffic.py --write docs/tpu.md          # and writes it between the page's markers
+    python benchmarks/traffic.py --rows rows.json             # tables of all trees on both chips
+    python benchmarks/traffic.py --method dgc --tree '4096 x 14336' --sources 10
+    python benchmarks/traffic.py --rows rows.json --write docs/tpu.md   # and writes them between the page's markers
+
+"a → b" is by XLA's programs alone, and with kernels of Pallas.
 
 Needs libtpu (pip install '.[tpu]') and no TPU: programs are compiled, not run.
 """
@@ -10,9 +12,11 @@ Needs libtpu (pip install '.[tpu]') and no TPU: programs are compiled, not run.
 import argparse
 import dataclasses
 import functools
+import json
 import os
 import pathlib
 import sys
+from collections.abc import Callable
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 # The host's own devices are not used, and looking for a TPU would take the compiler's lock.
@@ -24,18 +28,31 @@ import jax.numpy as jnp
 import gradcomp_jax as gc
 from benchmarks import tpu_programs
 from benchmarks.compiled import model
-from benchmarks.compiled.passes import CASES, bytes_accessed
-from benchmarks.compiled.programs import Topology
+from benchmarks.compiled.passes import CASES as EXCHANGES
+from benchmarks.compiled.passes import bytes_accessed
+from benchmarks.compiled.programs import DATA, Topology
 from benchmarks.compiled.tables import compiled_by
 from benchmarks.compiled.traffic import Traffic, traffic
 from benchmarks.pages import write_between
 from gradcomp_jax import _markdown
+from gradcomp_jax.kernels.dealt_on_tpu import SWITCH
 
-METHODS = ("dense", "dense_bf16", "terngrad", "dgc", "topk_sgd", "block_quantized", "powersgd")
-LEAVES = {
-    f"{rows} x {width}": {"kernel": jax.ShapeDtypeStruct((rows, width), jnp.float32)}
-    for rows, width in ((8192, 1024), (4096, 14336))
-}
+ALL_REDUCE = "dense_bf16, all_reduce"
+OF_A_LEAF = (
+    "dense", "dense_bf16", ALL_REDUCE, "terngrad", "dgc", "topk_sgd", "block_quantized", "powersgd", "one_bit_adam", "demo",
+)  # fmt: skip
+OF_A_TREE = ("dense", "dense_bf16", ALL_REDUCE, "terngrad", "dgc", "topk_sgd", "block_quantized")
+CASES = {**EXCHANGES, ALL_REDUCE: lambda: gc.dense(axis_name=DATA, dtype="bfloat16", collective="all_reduce")}
+WITH_KERNELS = ("dgc", "topk_sgd")
+"""Methods that kernels of Pallas serve: they are compiled with them and without."""
+
+
+def _leaf(rows: int, width: int) -> model.Shapes:
+    return {"kernel": jax.ShapeDtypeStruct((rows, width), jnp.float32)}
+
+
+LEAVES = {"8192 x 1024": _leaf(8192, 1024), "4096 x 14336": _leaf(4096, 14336)}
+TREES = {**LEAVES, "LLaMA-like": model.TREES["LLaMA-like, float32"]()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,43 +82,83 @@ CHIPS = {
 }
 
 
-def read(method: str, tree: model.Shapes, chip: Chip) -> tuple[Traffic, float]:
+def read(method: str, tree: model.Shapes, chip: Chip, *, kernels: bool = True) -> tuple[Traffic, float]:
     """Returns what one update moves, its state donated, and the compiler's own count of bytes."""
     topology = chip.topology
-    update = gc.lower_update(tree, CASES[method](), topology.mesh(), axis_name=topology.axis_name)
-    compiled = update.compile()
+    before = os.environ.get(SWITCH)
+    os.environ[SWITCH] = str(int(kernels))
+    try:
+        update = gc.lower_update(tree, CASES[method](), topology.mesh(), axis_name=topology.axis_name)
+        compiled = update.compile()
+    finally:
+        os.environ.pop(SWITCH) if before is None else os.environ.update({SWITCH: before})
     return traffic(compiled.as_text()), bytes_accessed(compiled)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What one update costs: passes over the gradient by this measure and by the compiler's count, launches, microseconds."""
+
+    passes: float
+    counted: float
+    launches: int
+    us: float
+
+
+def measure(method: str, tree: model.Shapes, chip: Chip, *, kernels: bool, sources: int = 0) -> Row:
+    """Compiles one update of a method; prints the lines that move most."""
+    found, counted = read(method, tree, chip, kernels=kernels)
+    gradient = model.gradient_bytes(tree)
+    for source, moved in list(found.by_source(3).items())[:sources]:
+        print(f"{moved / gradient:8.2f}  {' < '.join(source) or 'of the compiler'}")
+    jax.clear_caches()
+    us = 1e6 * found.seconds(clock=chip.clock, bandwidth=chip.bandwidth)
+    return Row(round(found.bytes / gradient, 2), round(counted / gradient, 2), found.launches, round(us, 1))
+
+
+def changed(rows: list[Row], cell: Callable[[Row], str]) -> str:
+    """Returns a cell of a table: by XLA's programs, then with kernels where they make a difference."""
+    return " → ".join(dict.fromkeys(map(cell, rows)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--method", choices=CASES, help="one method (default: some of each kind)")
-    parser.add_argument("--leaf", choices=LEAVES, default=next(iter(LEAVES)), help="default: %(default)s")
+    parser.add_argument("--tree", choices=TREES, help="one tree (default: all)")
     parser.add_argument("--chip", choices=CHIPS, help="one kind of chip (default: all)")
     parser.add_argument("--sources", type=int, default=0, metavar="N", help="also the N lines that move most")
-    parser.add_argument("--write", type=pathlib.Path, metavar="PAGE", help="a Markdown page with the table's markers")
+    parser.add_argument(
+        "--rows", type=pathlib.Path, metavar="FILE", help="keeps what was compiled, and goes on from there"
+    )
+    parser.add_argument("--write", type=pathlib.Path, metavar="PAGE", help="a Markdown page with the tables' markers")
     options = parser.parse_args()
     if not tpu_programs.available():
         parser.error(tpu_programs.MISSING)
-    if options.write and (options.method or options.chip):
-        parser.error("--write takes all methods and chips")
-    chips, leaf, rows = [options.chip] if options.chip else list(CHIPS), LEAVES[options.leaf], []
-    gradient = model.gradient_bytes(leaf)
-    for method in [options.method] if options.method else METHODS:
-        cells = [f"`{method}`"]
-        for chip in (CHIPS[name] for name in chips):
-            found, counted = read(method, leaf, chip)
-            seconds = found.seconds(clock=chip.clock, bandwidth=chip.bandwidth)
-            cells += [f"{found.bytes / gradient:.1f} ({counted / gradient:.1f})", f"{found.launches:,}"]
-            cells += [f"{1e6 * seconds:,.0f}"]
-            for source, moved in list(found.by_source(3).items())[: options.sources]:
-                print(f"{moved / gradient:8.2f}  {' < '.join(source) or 'of the compiler'}")
-            jax.clear_caches()
-        rows.append(tuple(cells))
-        print(*cells, sep=" | ", file=sys.stderr, flush=True)
-    header = [f"{options.leaf}", *(f"{chip}, {what}" for chip in chips for what in ("passes", "launches", "µs"))]
-    table = "\n".join(_markdown.table(header, rows, align="l" + "rrr" * len(chips)))
-    text = f"{table}\n\n*{compiled_by(tpu_programs)} `python benchmarks/traffic.py`*"
+    if options.write and (options.method or options.chip or options.tree):
+        parser.error("--write takes all methods, trees and chips")
+    kept = json.loads(options.rows.read_text()) if options.rows and options.rows.exists() else {}
+    chips, tables = [options.chip] if options.chip else list(CHIPS), []
+    for name in [options.tree] if options.tree else TREES:
+        rows = []
+        for method in [options.method] if options.method else OF_A_LEAF if name in LEAVES else OF_A_TREE:
+            cells = [f"`{method}`"]
+            for chip in chips:
+                found = []
+                for kernels in (False, True) if method in WITH_KERNELS else (False,):
+                    key = f"{chip}, {name}, {method}, {'kernels' if kernels else 'XLA'}"
+                    if key not in kept or options.sources:
+                        row = measure(method, TREES[name], CHIPS[chip], kernels=kernels, sources=options.sources)
+                        kept[key] = dataclasses.asdict(row)
+                        print(key, kept[key], file=sys.stderr, flush=True)
+                        if options.rows:
+                            options.rows.write_text(json.dumps(kept, indent=1) + "\n")
+                    found.append(Row(**kept[key]))
+                cells += [changed(found, lambda row: f"{row.passes:.1f} ({row.counted:.1f})")]
+                cells += [changed(found, lambda row: f"{row.launches:,}"), changed(found, lambda row: f"{row.us:,.0f}")]
+            rows.append(tuple(cells))
+        header = [name, *(f"{chip}, {what}" for chip in chips for what in ("passes", "launches", "µs"))]
+        tables.append("\n".join(_markdown.table(header, rows, align="l" + "rrr" * len(chips))))
+    text = "\n\n".join([*tables, f"*{compiled_by(tpu_programs)} `python benchmarks/traffic.py`*"])
     print(text)
     if options.write:
         write_between(options.write, "tpu-traffic", text)

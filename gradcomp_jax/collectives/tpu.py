@@ -46,17 +46,18 @@ LARGEST_RESULT = 2**24
 def all_gather(x: Array, axis_name: AxisName) -> Array:
     """Stacks every worker's ``x``, ``[n]``, as ``[N, n]``, replicated.
 
-    On TPU the shard is filled up to a multiple of :data:`LANES`. Over a single axis of more than :data:`LARGEST_GROUP` devices
-    it is gathered in two steps, which together send as many bytes as one. Elsewhere, and where neither is needed, it is one
-    plain all-gather.
+    On TPU the shard is filled up to a multiple of :data:`LANES`, and crosses in rows of them: as one row it would lie in tiles
+    of four rows. Over a single axis of more than :data:`LARGEST_GROUP` devices it is gathered in two steps, which together send
+    as many bytes as one. Elsewhere it is one plain all-gather.
     """
     first = _first_group(x, axis_name)
-    if x.size % LANES == 0 and first is None:
-        return _compat.all_gather(x, axis_name)
 
     def for_tpu(x: Array) -> Array:
         filled = jnp.pad(x, (0, -x.size % LANES))
-        gathered = _compat.all_gather(filled, axis_name) if first is None else in_two_steps(filled, axis_name, first)
+        if first is not None:
+            gathered = in_two_steps(filled, axis_name, first)
+        else:
+            gathered = _compat.all_gather(filled.reshape(-1, LANES), axis_name).reshape(-1, filled.size)
         return lax.slice_in_dim(gathered, 0, x.size, axis=1)
 
     # Only the branch of the target platform stays in the program.
@@ -113,7 +114,7 @@ def reduce_scatter(x: Array, axis_name: AxisName) -> Array:
     return lax.platform_dependent(x, tpu=for_tpu, default=plain)
 
 
-LONG = 2**19
+LONG = 2**17
 """An array of at least so many words for one device has its own rows of lanes. For shorter arrays that is too many kernels."""
 
 MOST_BYTES = 2**30

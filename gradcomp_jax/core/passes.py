@@ -133,10 +133,14 @@ class Bucket:
     def parts(self, group: Group, gradient: Array, old: Any) -> kernels.Parts | None:
         """Returns what a target is made of, for a kernel that makes it; ``None`` where that takes more than its entries."""
         kept, tree = jax.tree.flatten(old)
+
+        def make(gradient: Array, *kept: Array) -> Array:
+            return group.memory.compensate(gradient, jax.tree.unflatten(tree, kept))[0]
+
         plain = all(a.dtype == jnp.float32 and a.shape == gradient.shape for a in kept)
         if self._there is not None or not plain or not group.memory.is_static:
             return None
-        return kernels.Parts((gradient, *kept), lambda g, *kept: group.memory.compensate(g, tree.unflatten(kept))[0])
+        return kernels.Parts((gradient, *kept), make)
 
     def in_turn(self, target: Array) -> Array:
         """Returns the target, complete only once the payloads before are there."""
