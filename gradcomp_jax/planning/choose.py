@@ -49,8 +49,9 @@ class Choice:
     def __str__(self) -> str:
         """Returns the reason."""
         each = "; ".join(
-            f"{p.method} {p.step:.3g} s ({p.compute:.3g} computing, {p.compress:.3g} compressing, {p.exposed:.3g} waiting for"
-            f" {p.sent:,.0f} bytes{f', {p.price} the steps of dense' if p.price else ''})"
+            f"{p.method} {p.step:.3g} s ({p.compute:.3g} computing, {p.compress:.3g} compressing"
+            f"{f' ({p.figures})' if p.figures else ''}, {p.exposed:.3g} waiting for {p.sent:,.0f} bytes"
+            f"{f', {p.price} the steps of dense' if p.price else ''})"
             for p in self.predictions
         )
         return (
@@ -128,6 +129,7 @@ def choose(
     found = {name: traffic_of(tx, params, mesh.shape, between=axis_name) for name, tx in candidates.items()}
     prices = _prices(candidates, params, mesh, axis_name, workload.task, task, optimizer)
     outer = arithmetic = [0.0] * len(names)
+    figures = [""] * len(names)
     if workers > 1:
         given = compress or {}
         asked = [name for name in names if name not in given]
@@ -147,7 +149,15 @@ def choose(
         arithmetic = [
             given[name]
             if name in given
-            else sum(device.compression(m, round(workload.values / parts)) for m, parts in methods[name])
+            else sum(
+                device.compression(m, round(workload.values / parts), workload.tensors) for m, parts in methods[name]
+            )
+            for name in names
+        ]
+        figures = [
+            "given"
+            if name in given
+            else f"{device.known.name}, {' and '.join({device.basis(m): 0 for m, _ in methods[name]})}"
             for name in names
         ]
     computed, *rest = mean_of_processes(mesh, [compute, *outer, *arithmetic])
@@ -163,6 +173,7 @@ def choose(
             sent=found[name].sent,
             state=found[name].state,
             price=prices.get(name),
+            figures=figures[number],
         )
         for number, name in enumerate(names)
     )
