@@ -29,6 +29,9 @@ _LOG = logging.getLogger(__name__)
 _LONGEST_PAUSE_S = 0.5
 """Seconds before a measured collective. TCP starts slowly again after such a silence; a longer one changes nothing."""
 
+_TIMED = 2**24
+"""Entries up to which the user's own tensors are timed, and not a matrix: there must be room for four workers."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
@@ -108,7 +111,7 @@ def choose(
             :func:`gradcomp_jax.switched`.
         calibration: a calibration of this axis instead of the measurement: :func:`gradcomp_jax.calibrate`, or a saved one.
         compress: seconds of one worker's arithmetic, by candidate. By default what the calibration has timed for methods of
-            that name with their defaults, or else their time on a CPU, in copies of the gradient. Within
+            that name with their defaults, or else the figures of this platform. Within
             :func:`gradcomp_jax.hierarchical` and :func:`gradcomp_jax.model_parallel` this default is divided by the number of
             devices along the mesh's other axes.
         task: kind of model: ``conv``, ``transformer`` or ``lstm``; with ``optimizer`` alone it is found from names and shapes.
@@ -142,6 +145,7 @@ def choose(
                 kinds=[kind for kind in KINDS if kind in needed],
                 pause=min(compute, _LONGEST_PAUSE_S),
                 methods=dict.fromkeys(m for each in methods.values() for m, _ in each),
+                params=params if workload.values <= _TIMED else None,
             )
         calibration.refuse_other_workers(workers)
         device = calibration.device or Device()

@@ -13,7 +13,8 @@ from benchmarks import platforms as command
 from gradcomp_jax.methods import METHODS
 from gradcomp_jax.planning import PLATFORMS, Device, Workload, break_even, platforms, predict
 from gradcomp_jax.planning.platforms import ALL_REDUCED
-from gradcomp_jax.planning.workload import profile_compression
+from gradcomp_jax.planning.traffic import read_method
+from gradcomp_jax.planning.workload import _SIMULATED, profile_compression
 
 BUILT_IN = [name for name in METHODS if name in PLATFORMS["cpu"].methods]
 each = pytest.mark.parametrize("name", PLATFORMS)
@@ -118,6 +119,15 @@ def test_a_tensor_costs_its_kernels() -> None:
         for work in (whole, parts, vectors)
     )
     assert many - one == pytest.approx(31 * h100.methods["dgc"].launches * h100.launch) and one == flat
+
+
+def test_four_workers_exchange_as_many_do() -> None:
+    """So that what is compiled for four and timed for four is what a worker of many does, an owner's part included."""
+    for method in BUILT_IN:
+        few, many = (
+            {c.kind for c in read_method(method, ((1024, 1024), (1024,)), n).collectives} for n in (_SIMULATED, 64)
+        )
+        assert few == many, method
 
 
 def test_what_was_measured_on_your_tree_takes_the_place_of_the_table() -> None:
