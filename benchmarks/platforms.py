@@ -139,7 +139,7 @@ def packed(kept: dict[str, Any]) -> dict[str, Any]:
 
 
 def _figure(number: float) -> float:
-    return float(f"{number:.4g}")
+    return float(f"{number:.5g}")
 
 
 def page() -> str:

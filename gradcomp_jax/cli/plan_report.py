@@ -45,7 +45,7 @@ def _figures(found: Outlook) -> str:
     """Returns whose figures the arithmetic is of, and how they were found: ``v5e's figures, compiled``."""
     device = found.device
     how = " and ".join(dict.fromkeys(device.basis(p.method) for p in found.verdict.ranking))
-    whose = f"a calibrated {device.known.name}'s" if device.copies else f"{device.known.name}'s"
+    whose = "the calibration's" if device.copies else f"{device.known.name}'s"
     scaled = "" if device.copies or device.copy_rate is None else f" at {units.show_bytes(device.copy_rate)}/s"
     return f"{whose} figures{scaled}, {how}"
 
@@ -135,7 +135,7 @@ def short_notes(found: Outlook, calibration: Calibration | None, *, prices_off: 
 
 def sentences(found: Outlook) -> list[str]:
     """Returns the verdict, then what overlap makes of it, what is only faster a step, and what takes much memory."""
-    why = f" ({found.device.why}; --platform says another)" if found.device.why else ""
+    why = f" ({found.device.why}; --platform says another)" if found.device.why and not found.device.copies else ""
     verdict = f"{_verdict(found)} Arithmetic by {_figures(found)}{why}."
     return [verdict, *_chain(found), _overlap(found), *_trains_worse(found), *_memory(found)]
 

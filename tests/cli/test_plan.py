@@ -191,9 +191,10 @@ def test_a_caution_is_what_the_page_says(name: str) -> None:
 @pytest.mark.slow
 def test_a_calibration_takes_the_place_of_the_link(gradcomp, tmp_path) -> None:
     mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
-    found = gc.calibrate(mesh, axis_name="data", sizes=(2**10, 2**14), repeats=1, methods=())
+    found = gc.calibrate(mesh, axis_name="data", sizes=(2**10, 2**14), repeats=1, methods=("dgc",))
     found.save(tmp_path / "link.json")
     result = gradcomp("plan", "--all", "--params", "5M", "--workers", "4", "--calibration", "link.json")
+    assert "Arithmetic by the calibration's figures, measured." in result.stdout
     assert result.exit_code == 0, result.stderr
     assert "outer: measured collectives" in result.stdout
     # Of as many nodes: every method is hierarchical, each device with its shard.
