@@ -74,10 +74,9 @@ def fill(kept: dict[str, Any], platform: str, methods: list[str], *, again: bool
     rows = here["rows"]
     if again:
         # A run that is cut and started anew without --again goes on.
-        for name in (*methods, ALL_REDUCED):
-            rows.pop(name, None)
+        rows |= dict.fromkeys((*methods, ALL_REDUCED) if platform != "cpu" else methods, {})
     if platform == "cpu":
-        missing = [name for name in methods if name not in rows]
+        missing = [name for name in methods if not rows.get(name)]
         if missing:
             device, on = profile_compression(missing), machine()
             rows.update(device.copies)
@@ -88,7 +87,7 @@ def fill(kept: dict[str, Any], platform: str, methods: list[str], *, again: bool
     for method in (*methods, ALL_REDUCED) if platform != "cpu" else ():
         for name, tree in TREES.items():
             if name not in rows.get(method, {}):
-                rows.setdefault(method, {})[name] = row(platform, method, tree)
+                rows[method] = rows.get(method, {}) | {name: row(platform, method, tree)}
                 here["by"] = compiled_by(tpu_programs if platform in CHIP else gpu_programs)
                 print(platform, method, name, *rows[method][name], flush=True)
                 jax.clear_caches()
