@@ -74,7 +74,7 @@ def fill(kept: dict[str, Any], platform: str, methods: list[str], *, again: bool
     rows = here["rows"]
     if again:
         # A run that is cut and started anew without --again goes on.
-        rows |= dict.fromkeys((*methods, ALL_REDUCED) if platform != "cpu" else methods, {})
+        rows |= {name: {} for name in ((*methods, ALL_REDUCED) if platform != "cpu" else methods)}
     if platform == "cpu":
         missing = [name for name in methods if not rows.get(name)]
         if missing:
