@@ -4,7 +4,7 @@
 
 The links are those of benchmarks/network.py, emulated between real processes (root on Linux); --calibrate runs a few
 collectives over each that planner.json has not, with pauses as long as the measured models compute. Without it nothing is
-run. --copies times the methods' arithmetic on this machine.
+run.
 """
 
 import argparse
@@ -20,7 +20,6 @@ from benchmarks.planning import claims, links, report
 from benchmarks.planning.validate import compute_times, held_out
 from benchmarks.sweep.links import DELAYS, RATES, parse_delay, parse_rate
 from benchmarks.sweep.report import insert
-from gradcomp_jax.planning import profile_compression
 
 RESULTS = Path("docs/results")
 START, END = "<!-- planner-tables -->", "<!-- /planner-tables -->"
@@ -38,19 +37,8 @@ def main() -> None:
     add(
         "--json", type=Path, default=RESULTS / "planner.json", help="where calibrations are kept (default: %(default)s)"
     )
-    add(
-        "--copies",
-        nargs="*",
-        metavar="METHOD",
-        help="print the table of gradcomp_jax/planning/workload.py, timed here, or these rows of it",
-    )
     add("--markdown", type=Path, help=f"a document with the lines {START}, {END}, {CLAIMS_START} and {CLAIMS_END}")
     options = parser.parse_args()
-    if options.copies is not None:
-        device = profile_compression(options.copies or None)
-        print(json.dumps(device.copies, indent=4))
-        print(f"a copy takes {8 / device.copy_rate * 1e9:.2f} ns for each value")
-        return
     if options.calibrate:
         missing = lab.available()
         if missing is not None:

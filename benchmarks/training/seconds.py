@@ -130,7 +130,7 @@ def step(curves: Curves, described: Traffic, worker: Worker, link: Link, *, buck
         beside = (max(0.0, seconds(parts) - OVERLAP * compute) for parts in BUCKETS)
         exposed = min(exposed, *beside)
     values = sum(leaf.size for leaf in jax.tree.leaves(shapes(curves.task)))
-    arithmetic = Device(worker.copy_rate).compression(within(curves.method), values)
+    arithmetic = Device(worker.copy_rate, platform="cpu").compression(within(curves.method), values)
     return Step(compute, often * arithmetic, exposed)
 
 

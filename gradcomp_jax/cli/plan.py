@@ -20,7 +20,7 @@ from gradcomp_jax.cli.own_code import imported
 from gradcomp_jax.cli.tables import print_table, tell, write_result
 from gradcomp_jax.cli.user_errors import user_errors
 from gradcomp_jax.methods import METHODS
-from gradcomp_jax.planning import CLUSTERS, MODELS, Calibration, Cluster, Device, Link, Workload
+from gradcomp_jax.planning import CLUSTERS, MODELS, PLATFORMS, Calibration, Cluster, Device, Link, Workload
 from gradcomp_jax.planning import prices as known_prices
 from gradcomp_jax.planning.outlook import outlook
 from gradcomp_jax.planning.presets import Preset
@@ -28,8 +28,8 @@ from gradcomp_jax.planning.task import OPTIMIZERS, TASKS
 
 _WIDTH = 1024
 _INNER = Link(200e9, 5e-6)
-_DEFAULT = Preset(Cluster(8, Link.of_bits(10e9, 50e-6)), memory=0.0, memory_rate=1e12)
-"""Where no cluster is named; of its devices' memory nothing is known."""
+_DEFAULT = Preset(Cluster(8, Link.of_bits(10e9, 50e-6)), memory=0.0, platform="cpu")
+"""Where no cluster is named; of its devices nothing is known."""
 _NARROW, _WIDEST = 80, 100
 """Columns of the short form: for a file or a pipe, and at most on a terminal."""
 
@@ -89,11 +89,17 @@ def plan_command(
             show_default="both 0 and 2/3",
         ),
     ] = None,
+    platform: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Devices that compress: {', '.join(PLATFORMS)}.", show_default="the cluster's, or what JAX finds here"
+        ),
+    ] = None,
     memory_rate: Annotated[
         str | None,
         typer.Option(
-            help="Bytes a second that a device reads and writes: compression takes as many copies.",
-            show_default="1TB/s, or the cluster's",
+            help="Bytes a second that a device reads and writes: compression takes longer where they are fewer.",
+            show_default="the platform's",
         ),
     ] = None,
     device_memory: Annotated[
@@ -105,7 +111,9 @@ def plan_command(
     methods: Annotated[str, typer.Option(help="Names with commas between; all by default.")] = "all",
     calibration: Annotated[
         pathlib.Path | None,
-        typer.Option(help="A file of gc.calibrate(mesh).save(path), in place of the link and the memory's rate."),
+        typer.Option(
+            help="A file of gc.calibrate(mesh).save(path), in place of the link, and of the platform's figures."
+        ),
     ] = None,
     prices: Annotated[
         str | None,
@@ -126,8 +134,9 @@ def plan_command(
             known = None if calibration is None else Calibration.load(calibration)
         weighed = _prices(prices)
         preset = None if cluster is None else look_up("cluster", cluster, CLUSTERS)
-        rate = _DEFAULT.memory_rate if preset is None else preset.memory_rate
-        device = Device(rate if memory_rate is None else units.rate("--memory-rate", memory_rate))
+        rate = None if memory_rate is None else units.rate("--memory-rate", memory_rate)
+        named = None if platform is None else known_name("platform", platform, PLATFORMS)
+        device = Device(rate, platform=named or (preset.platform if preset else None))
         memory = units.size("--device-memory", device_memory) if device_memory else preset.memory if preset else None
         try:
             own = (preset or _DEFAULT).cluster

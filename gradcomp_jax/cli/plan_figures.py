@@ -16,6 +16,12 @@ def to_dict(found: Outlook) -> dict[str, Any]:
         "task": found.task,
         "optimizer": found.optimizer,
         "device_memory": found.device_memory,
+        "platform": {
+            "name": found.device.known.name,
+            "why": found.device.why,
+            "source": found.device.known.source,
+            "memory_rate": found.device.rate,
+        },
         **_brief(found.verdict),
         "overlapped": None if found.overlapped is None else {"overlap": OVERLAPPED, **_brief(found.overlapped)},
         "skipped": dict(found.verdict.skipped),

@@ -9,10 +9,10 @@ from gradcomp_jax.planning import Calibration, speed_up
 from gradcomp_jax.planning.outlook import Outlook
 from gradcomp_jax.planning.predict import CLEAR, FORMULAS_OFF, Prediction, doubt
 from gradcomp_jax.planning.prices import BASELINES
-from gradcomp_jax.planning.workload import COPIES
 
 _TIMES = ("step", "compute", "compress", "inner", "outer", "exposed")
 _DROPPED_FIRST = (
+    "figures",
     "compute",
     "state",
     "efficiency",
@@ -36,8 +36,18 @@ def title(found: Outlook, what: str) -> str:
     nodes = f", {cluster.per_node} to a node" if cluster.per_node > 1 else ""
     return (
         f"{what}: {workload.values:,} values, {units.show_seconds(workload.compute)} a step;"
-        f" {cluster.workers} workers{nodes}, {link(found)}; {_said(found)}"
+        f" {cluster.workers} workers{nodes}, {link(found)}; {_said(found)};"
+        f" arithmetic by {_figures(found)}"
     )
+
+
+def _figures(found: Outlook) -> str:
+    """Returns whose figures the arithmetic is of, and how they were found: ``v5e's figures, compiled``."""
+    device = found.device
+    how = " and ".join(dict.fromkeys(device.basis(p.method) for p in found.verdict.ranking))
+    whose = "the calibration's" if device.copies else f"{device.known.name}'s"
+    scaled = "" if device.copies or device.copy_rate is None else f" at {units.show_bytes(device.copy_rate)}/s"
+    return f"{whose} figures{scaled}, {how}"
 
 
 def _said(found: Outlook) -> str:
@@ -61,6 +71,7 @@ def _cells(found: Outlook, p: Prediction) -> dict[str, str]:
     return {
         "method": f"{command_name(p.method)}{hierarchical}{' !' if METHODS[p.method].caution else ''}",
         **{part: units.show_seconds(getattr(p, part)) for part in _TIMES},
+        "figures": p.figures,
         "x dense": f"{found.dense.step / p.step:.2f}x" if p.step else "-",
         "efficiency": f"{100 * speed_up(p, found.cluster.workers) / found.cluster.workers:.0f}%",
         "steps": price,
@@ -124,7 +135,9 @@ def short_notes(found: Outlook, calibration: Calibration | None, *, prices_off: 
 
 def sentences(found: Outlook) -> list[str]:
     """Returns the verdict, then what overlap makes of it, what is only faster a step, and what takes much memory."""
-    return [_verdict(found), *_chain(found), _overlap(found), *_trains_worse(found), *_memory(found)]
+    why = f" ({found.device.why}; --platform says another)" if found.device.why and not found.device.copies else ""
+    verdict = f"{_verdict(found)} Arithmetic by {_figures(found)}{why}."
+    return [verdict, *_chain(found), _overlap(found), *_trains_worse(found), *_memory(found)]
 
 
 def _chain(found: Outlook) -> list[str]:
@@ -252,12 +265,9 @@ def notes(found: Outlook, calibration: Calibration | None, matrices: bool, *, pr
     else:
         worst = max(fit.errors[1] for fit in calibration.fits.values())
         lines.append(f"outer: measured collectives; the lines through them are off by {100 * worst:.0f}% at most.")
-    if calibration is None or calibration.device is None:
-        lines.append(
-            "compress: copies of the gradient, as measured on a CPU, at --memory-rate; calibrate for your device."
-        )
-    known = COPIES.keys() | (found.device.copies if found.device else {})
-    timed = [p.method for p in found.verdict.ranking if p.method not in known]
+    device = found.device
+    lines.append(f"compress: {_figures(found)}; {device.known.name}: {device.known.source.rstrip('.')}.")
+    timed = [p.method for p in found.verdict.ranking if device.basis(p.method) == "timed here"]
     if timed:
         lines.append(f"compress of {', '.join(map(command_name, timed))}: timed on this machine just now.")
     reasons: dict[str, list[str]] = {}

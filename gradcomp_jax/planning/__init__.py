@@ -16,6 +16,7 @@ from gradcomp_jax.planning.model_shapes import llama_8b as llama_8b
 from gradcomp_jax.planning.model_shapes import lstm_ptb as lstm_ptb
 from gradcomp_jax.planning.model_shapes import resnet50 as resnet50
 from gradcomp_jax.planning.model_shapes import vgg16 as vgg16
+from gradcomp_jax.planning.platforms import PLATFORMS as PLATFORMS
 from gradcomp_jax.planning.predict import Prediction as Prediction
 from gradcomp_jax.planning.predict import Verdict as Verdict
 from gradcomp_jax.planning.predict import predict as predict

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gradcomp_jax import _arguments, _checks, _specs
 from gradcomp_jax._files import read_json, write_whole
-from gradcomp_jax._typing import Array
+from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.planning.fitting import Fit, Point, fit
 from gradcomp_jax.planning.workload import Device, profile_compression
@@ -136,7 +136,8 @@ def _read_device(kept: Mapping[str, Any]) -> Device:
         _checks.one_of("method", name, METHODS): _number(f"copies of {name}", number)
         for name, number in kept["copies"].items()
     }
-    return Device(_number("copy_rate", kept["copy_rate"]), copies)
+    rate = kept["copy_rate"]
+    return Device(None if rate is None else _number("copy_rate", rate), copies, kept.get("platform"))
 
 
 def _number(name: str, value: Any) -> float:
@@ -157,6 +158,7 @@ def calibrate(
     longest: float = 1.0,
     pause: float = 0.1,
     methods: Iterable[str] | None = None,
+    params: PyTree = None,
 ) -> Calibration:
     """Measures what collectives take along an axis, with a few of them, and how fast a device compresses.
 
@@ -181,6 +183,8 @@ def calibrate(
             TCP starts slowly again on a connection that has been silent for longer than about 200 ms and a round trip.
         methods: methods whose arithmetic to time, see :func:`gradcomp_jax.planning.profile_compression`: all by default, which
             takes about a minute; ``()`` for none.
+        params: the parameters, on whose shapes to time them; by default one matrix. The first device has room for the gradients
+            and states of four workers.
 
     Returns:
         Times and lines by kind.
@@ -206,7 +210,7 @@ def calibrate(
     each = functools.partial(_points, mesh, axis_name, sorted(set(sizes)), repeats, longest, pause)
     fits = {kind: fit(each(kind)) for kind in kinds}
     names = METHODS if methods is None else tuple(methods)
-    return Calibration(workers, fits, profile_compression(names) if names else None)
+    return Calibration(workers, fits, profile_compression(names, params=params) if names else None)
 
 
 def _points(

@@ -29,6 +29,9 @@ _LOG = logging.getLogger(__name__)
 _LONGEST_PAUSE_S = 0.5
 """Seconds before a measured collective. TCP starts slowly again after such a silence; a longer one changes nothing."""
 
+_TIMED = 2**24
+"""Entries up to which the user's own tensors are timed, and not a matrix: there must be room for four workers."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
@@ -49,8 +52,9 @@ class Choice:
     def __str__(self) -> str:
         """Returns the reason."""
         each = "; ".join(
-            f"{p.method} {p.step:.3g} s ({p.compute:.3g} computing, {p.compress:.3g} compressing, {p.exposed:.3g} waiting for"
-            f" {p.sent:,.0f} bytes{f', {p.price} the steps of dense' if p.price else ''})"
+            f"{p.method} {p.step:.3g} s ({p.compute:.3g} computing, {p.compress:.3g} compressing"
+            f"{f' ({p.figures})' if p.figures else ''}, {p.exposed:.3g} waiting for {p.sent:,.0f} bytes"
+            f"{f', {p.price} the steps of dense' if p.price else ''})"
             for p in self.predictions
         )
         return (
@@ -107,7 +111,7 @@ def choose(
             :func:`gradcomp_jax.switched`.
         calibration: a calibration of this axis instead of the measurement: :func:`gradcomp_jax.calibrate`, or a saved one.
         compress: seconds of one worker's arithmetic, by candidate. By default what the calibration has timed for methods of
-            that name with their defaults, or else their time on a CPU, in copies of the gradient. Within
+            that name with their defaults, or else the figures of this platform. Within
             :func:`gradcomp_jax.hierarchical` and :func:`gradcomp_jax.model_parallel` this default is divided by the number of
             devices along the mesh's other axes.
         task: kind of model: ``conv``, ``transformer`` or ``lstm``; with ``optimizer`` alone it is found from names and shapes.
@@ -128,6 +132,7 @@ def choose(
     found = {name: traffic_of(tx, params, mesh.shape, between=axis_name) for name, tx in candidates.items()}
     prices = _prices(candidates, params, mesh, axis_name, workload.task, task, optimizer)
     outer = arithmetic = [0.0] * len(names)
+    figures = [""] * len(names)
     if workers > 1:
         given = compress or {}
         asked = [name for name in names if name not in given]
@@ -140,6 +145,7 @@ def choose(
                 kinds=[kind for kind in KINDS if kind in needed],
                 pause=min(compute, _LONGEST_PAUSE_S),
                 methods=dict.fromkeys(m for each in methods.values() for m, _ in each),
+                params=params if workload.values <= _TIMED else None,
             )
         calibration.refuse_other_workers(workers)
         device = calibration.device or Device()
@@ -147,7 +153,15 @@ def choose(
         arithmetic = [
             given[name]
             if name in given
-            else sum(device.compression(m, round(workload.values / parts)) for m, parts in methods[name])
+            else sum(
+                device.compression(m, round(workload.values / parts), workload.tensors) for m, parts in methods[name]
+            )
+            for name in names
+        ]
+        figures = [
+            "given"
+            if name in given
+            else f"{device.known.name}, {' and '.join({device.basis(m): 0 for m, _ in methods[name]})}"
             for name in names
         ]
     computed, *rest = mean_of_processes(mesh, [compute, *outer, *arithmetic])
@@ -163,6 +177,7 @@ def choose(
             sent=found[name].sent,
             state=found[name].state,
             price=prices.get(name),
+            figures=figures[number],
         )
         for number, name in enumerate(names)
     )

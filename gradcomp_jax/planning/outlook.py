@@ -31,7 +31,7 @@ class Outlook:
         verdict: the verdict on this cluster.
         break_even: bytes a second of the outer link above which the better dense baseline beats a method, by method; ``None``
             if the link is calibrated, because a calibration knows no other rate.
-        device: the device whose arithmetic counts in the curves, ``None`` for the default.
+        device: the device whose arithmetic counts.
         overlapped: the verdict if an exchange may run during two thirds of the computation; ``None`` if it was not asked for.
         task: kind of model whose prices count; ``None`` if it is not known.
         optimizer: optimizer whose prices count; ``None`` for any.
@@ -42,7 +42,7 @@ class Outlook:
     cluster: Cluster
     verdict: Verdict
     break_even: dict[str, float] | None
-    device: Device | None = None
+    device: Device
     overlapped: Verdict | None = None
     task: str | None = None
     optimizer: str | None = None
@@ -98,7 +98,7 @@ def outlook(
     cluster: Cluster,
     *,
     methods: Iterable[str] | None = None,
-    device: Device | None = None,
+    device: Device | str | None = None,
     calibration: Calibration | None = None,
     prices: Prices | None = None,
     task: str | None = None,
@@ -125,9 +125,9 @@ def outlook(
 
     how: dict[str, Any] = {"prices": prices, "task": task, "optimizer": optimizer}
     limits: dict[str, Any] = {"methods": methods, "calibration": calibration, "device_memory": device_memory}
-    ask = functools.partial(should_compress, cluster=cluster, device=device, **limits, **how)
+    speed = Device.of(device, calibration.device if calibration else None)
+    ask = functools.partial(should_compress, cluster=cluster, device=speed, **limits, **how)
     verdict = ask(workload=workload)
-    speed = device or (calibration.device if calibration else None)
     others = [p.method for p in verdict.ranking if p.method not in BASELINES]
     if not others:
         reasons = "; ".join(f"{name}: {why}" for name, why in verdict.skipped.items())

@@ -8,7 +8,7 @@ from typing import Literal
 from gradcomp_jax import _arguments, _checks
 from gradcomp_jax.methods.registry import METHODS
 from gradcomp_jax.planning.calibrate import Calibration
-from gradcomp_jax.planning.communication import TrafficOf, all_reduced, flat, hierarchical
+from gradcomp_jax.planning.communication import Communication, TrafficOf, all_reduced, flat, hierarchical
 from gradcomp_jax.planning.links import Cluster
 from gradcomp_jax.planning.prices import BASELINES, Price, Prices, checked
 from gradcomp_jax.planning.traffic import read_method
@@ -40,6 +40,7 @@ class Prediction:
         sent: bytes that leave a node in a step.
         state: bytes of memory that the method keeps on each worker.
         price: how many steps the method needs to reach what dense reaches, if known; a baseline has none.
+        figures: whose figures ``compress`` is of, and how they were found: ``v5e, compiled``.
         warm_up: what the dense steps of a warm-up add to each step of a run, on average; below 0 if dense steps are faster.
     """
 
@@ -54,6 +55,7 @@ class Prediction:
     state: float
     price: Price | None = None
     warm_up: float = 0.0
+    figures: str = ""
 
     @property
     def step(self) -> float:
@@ -134,7 +136,7 @@ def predict(
     cluster: Cluster,
     method: str,
     *,
-    device: Device | None = None,
+    device: Device | str | None = None,
     calibration: Calibration | None = None,
     layout: Layout | None = None,
     traffic: TrafficOf | None = None,
@@ -158,7 +160,8 @@ def predict(
         workload: the workload of one worker.
         cluster: the workers and their links.
         method: a name in :data:`gradcomp_jax.methods.METHODS`, with its default options.
-        device: how fast a device compresses; by default that of the calibration, or one that copies a terabyte a second.
+        device: how fast a device compresses, or the name of its platform in :data:`gradcomp_jax.planning.PLATFORMS`; by default
+            that of the calibration, or that of the devices that JAX finds.
         calibration: measured times of collectives, used instead of the formulas and the outer link's rate and latency. It is of
             the same number of workers, or of the exchange between nodes: made along the axis of the nodes, on a mesh with
             another axis for the devices of each node. The devices of a node then shared the link as they do in the exchange.
@@ -197,22 +200,33 @@ def predict(
     if calibration is not None:
         calibration.refuse_other_workers(cluster.nodes if layout == "hierarchical" else cluster.workers)
     across = hierarchical if layout == "hierarchical" else flat
+    known = Device.of(device, calibration.device if calibration else None)
+    values = round(workload.values / (cluster.per_node if layout == "hierarchical" else 1))
+
+    def costs(way: TrafficOf) -> tuple[float, float, Communication]:
+        """Returns the seconds of the arithmetic and of what sticks out, and the communication."""
+        found = across(workload, cluster, method, calibration, way)
+        compress = 0.0
+        if cluster.workers > 1:
+            compress = known.compression(method, values, workload.tensors, all_reduced=way is all_reduced)
+        return compress, max(0.0, found.inner + found.outer - workload.overlap * workload.compute), found
+
     described = [traffic or read_method]
     if traffic is None and method == "dense_bf16" and calibration is None:
         described.append(all_reduced)
-    ways = [across(workload, cluster, method, calibration, way) for way in described]
-    communication = min(ways, key=lambda way: way.inner + way.outer)
-    compress = 0.0
-    if cluster.workers > 1:
-        values = workload.values / (cluster.per_node if layout == "hierarchical" else 1)
-        known = device or (calibration.device if calibration else None) or Device()
-        compress = known.compression(method, round(values))
-    exposed = max(0.0, communication.inner + communication.outer - workload.overlap * workload.compute)
+    compress, exposed, communication = min(map(costs, described), key=lambda cost: cost[0] + cost[1])
     exchanging = cluster.nodes if layout == "hierarchical" else cluster.workers
     known_prices = checked(prices, task=task or workload.task, optimizer=optimizer, workers=exchanging)
     price = None if method in BASELINES else known_prices.get(method)
     one = Prediction(
-        method, layout, workload.compute, compress, exposed=exposed, price=price, **communication._asdict()
+        method,
+        layout,
+        workload.compute,
+        compress,
+        exposed=exposed,
+        price=price,
+        figures=f"{known.known.name}, {known.basis(method)}",
+        **communication._asdict(),
     )
     if price is None or not price.dense_steps:
         return one
@@ -229,7 +243,7 @@ def should_compress(
     cluster: Cluster,
     *,
     methods: Iterable[str] | None = None,
-    device: Device | None = None,
+    device: Device | str | None = None,
     calibration: Calibration | None = None,
     prices: Prices | None = None,
     task: str | None = None,

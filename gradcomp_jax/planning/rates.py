@@ -19,7 +19,7 @@ def break_even(
     cluster: Cluster,
     method: str,
     *,
-    device: Device | None = None,
+    device: Device | str | None = None,
     prices: Prices | None = None,
     task: str | None = None,
     optimizer: str | None = None,

@@ -2,9 +2,7 @@
 
 import dataclasses
 import functools
-import json
 import math
-import pathlib
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,10 +16,11 @@ from gradcomp_jax import _arguments, _checks
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.core.overwritten import trained
 from gradcomp_jax.methods.registry import METHODS
+from gradcomp_jax.planning.platforms import ALL_REDUCED, PLATFORMS, Platform, here
 from gradcomp_jax.planning.task import check, task_of
 
-COPIES: dict[str, float] = json.loads(pathlib.Path(__file__).with_name("copies.json").read_text(encoding="utf-8"))
-"""The time of one worker's round trip on a CPU, in copies of the gradient; ``benchmarks/planner.py --copies`` prints them."""
+_SIMULATED = 4
+"""Workers whose arithmetic is timed on one device. With as many, methods that can exchange in two phases do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,32 +73,72 @@ class Workload:
         """Returns the number of entries of the gradient."""
         return sum(math.prod(shape) for shape in self.shapes)
 
+    @property
+    def tensors(self) -> int:
+        """Returns the number of tensors that are compressed by default; vectors go dense, all together."""
+        return sum(len(shape) > 1 for shape in self.shapes)
+
 
 @dataclasses.dataclass(frozen=True)
 class Device:
     """Says how fast a device compresses.
 
     Attributes:
-        copy_rate: bytes a second that a copy reads and writes, together.
-        copies: by method, the time of its arithmetic in copies of the gradient. For other methods :data:`COPIES` counts, or
-            the time on this machine for one that is in neither.
+        copy_rate: bytes a second that a copy reads and writes, together; by default the platform's.
+        copies: by method, the time of its arithmetic in copies of the gradient, where it was measured. For other methods the
+            platform's figures count, at ``copy_rate``, or the time on this machine for one that has none.
+        platform: a name in :data:`gradcomp_jax.planning.PLATFORMS`; by default that of the devices that JAX finds.
     """
 
-    copy_rate: float = 1e12
+    copy_rate: float | None = None
     copies: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    platform: str | None = None
 
     def __post_init__(self) -> None:
         """Refuses values that no device can have."""
-        _checks.number_of("bytes per second", "copy_rate", self.copy_rate)
-        if not self.copy_rate > 0:
-            raise ValueError(f"copy_rate must be above 0 bytes per second, got {self.copy_rate}")
+        if self.copy_rate is not None:
+            _checks.number_of("bytes per second", "copy_rate", self.copy_rate)
+            if not self.copy_rate > 0:
+                raise ValueError(f"copy_rate must be above 0 bytes per second, got {self.copy_rate}")
+        if self.platform is not None:
+            _checks.one_of("platform", self.platform, PLATFORMS)
 
-    def compression(self, method: str, values: int) -> float:
-        """Returns the seconds to encode and decode this many float32 values."""
-        copies = self.copies.get(method)
-        if copies is None:
-            copies = COPIES[method] if method in COPIES else _timed(method)
-        return copies * 8 * values / self.copy_rate
+    @classmethod
+    def of(cls, device: "Device | str | None", measured: "Device | None" = None) -> "Device":
+        """Returns a device that was named by its platform, or else what was measured, or else that of this machine."""
+        return cls(platform=device) if isinstance(device, str) else device or measured or cls()
+
+    @property
+    def known(self) -> Platform:
+        """Returns the platform."""
+        return PLATFORMS[self.platform or here()[0]]
+
+    @property
+    def why(self) -> str:
+        """Returns why it is this platform, if it was not named."""
+        return "" if self.platform else here()[1]
+
+    @property
+    def rate(self) -> float:
+        """Returns the bytes a second that a copy reads and writes."""
+        return self.copy_rate or self.known.memory_rate
+
+    def compression(self, method: str, values: int, tensors: int = 1, *, all_reduced: bool = False) -> float:
+        """Returns the seconds to encode, reduce and decode this many float32 values in so many tensors.
+
+        ``all_reduced`` is for dense bfloat16 in one all-reduce, where the platform has figures of that.
+        """
+        copies, known = self.copies.get(method), self.known
+        if copies is None and method in known.methods:
+            own = ALL_REDUCED if all_reduced and ALL_REDUCED in known.methods else method
+            return known.seconds(own, values, tensors) * known.memory_rate / self.rate
+        return (_timed(method) if copies is None else copies) * 8 * values / self.rate
+
+    def basis(self, method: str) -> str:
+        """Returns how the figures of a method were found: ``measured``, ``compiled``, ``estimated``, or ``timed here``."""
+        if method in self.copies:
+            return "measured"
+        return self.known.how if method in self.known.methods else "timed here"
 
 
 @_arguments.checked
@@ -140,16 +179,21 @@ def _timed(method: str) -> float:
     return profile_compression([method], values=2**22).copies[method]
 
 
-def profile_compression(methods: Iterable[str] | None = None, *, values: int = 2**24, repeats: int = 5) -> Device:
-    """Times methods on this device: one worker's round trip of a matrix, in copies of it, and a copy.
+def profile_compression(
+    methods: Iterable[str] | None = None, *, params: PyTree = None, values: int = 2**24, repeats: int = 5
+) -> Device:
+    """Times methods on this device: what one worker does in a step, in copies of the gradient, and a copy.
 
-    Rounds are interleaved. A round trip encodes, decodes and keeps what was not sent. The additional work of an owner of a
-    shard is not included.
+    The device does the work of four workers that exchange with each other, and a fourth of the time counts. So it includes what
+    an owner does for its part of the rows: to decode what all have sent, to add it, and to encode the sum. What crosses between
+    the workers is copied in this memory, and a sum of an all-reduce is added there. Rounds are interleaved.
 
     Args:
         methods: names in :data:`gradcomp_jax.methods.METHODS`; all by default.
-        values: entries of the matrix, about. Fewer fit into caches, and into memory that the process keeps: a copy is then
-            faster than any in a train step, and methods look slow in comparison.
+        params: the parameters, arrays or shapes, of which there must be room for the gradients and the states of four workers;
+            by default one matrix.
+        values: entries of the matrices of all four, about. Fewer fit into caches, and into memory that the process keeps: a
+            copy is then faster than any in a train step, and methods look slow in comparison.
         repeats: rounds; medians are kept.
 
     Raises:
@@ -159,11 +203,16 @@ def profile_compression(methods: Iterable[str] | None = None, *, values: int = 2
     for name in names:
         _checks.one_of("method", name, METHODS)
     repeats = _checks.positive_int("repeats", repeats)
-    gradient = jnp.asarray(np.random.default_rng(0).standard_normal((max(1, values // 1024), 1024)), jnp.float32)
-    copy = jax.jit(lambda x: x * 2)
-    runs: dict[str, Callable[[], float]] = {"": lambda: _seconds(copy, (gradient,))}
+    if params is None:
+        params = jax.ShapeDtypeStruct((max(1, values // (_SIMULATED * 1024)), 1024), jnp.float32)
+    random = np.random.default_rng(0)
+    gradients = jax.tree.map(
+        lambda leaf: jnp.asarray(random.standard_normal((_SIMULATED, *leaf.shape), np.float32)), trained(params)
+    )
+    copy = jax.jit(lambda tree: jax.tree.map(lambda x: x * 2, tree))
+    runs: dict[str, Callable[[], float]] = {"": lambda: _seconds(copy, (gradients,))}
     for name in names:
-        runs[name] = _round_trip(name, gradient)
+        runs[name] = _exchange(name, gradients)
     times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(repeats + 1):
         for name, run in runs.items():
@@ -172,17 +221,19 @@ def profile_compression(methods: Iterable[str] | None = None, *, values: int = 2
                 times[name].append(taken)
     one = statistics.median(times[""])
     copies = {name: round(statistics.median(times[name]) / one, 3) for name in names}
-    return Device(8 * gradient.size / one, copies)
+    size = sum(leaf.size for leaf in jax.tree.leaves(gradients))
+    return Device(8 * size / one, copies, here()[0])
 
 
-def _round_trip(name: str, gradient: jax.Array) -> Callable[[], float]:
-    tx = METHODS[name].build(axis_name=None)
-    update = jax.jit(tx.update, donate_argnums=1)
-    state = [jax.jit(tx.init)(gradient)]
+def _exchange(name: str, gradients: PyTree) -> Callable[[], float]:
+    tx = METHODS[name].build(axis_name="workers")
+    each = functools.partial(jax.vmap, axis_name="workers")
+    update = jax.jit(each(lambda gradient, state: tx.update(gradient, state, gradient)), donate_argnums=1)
+    state = [jax.jit(each(tx.init))(gradients)]
 
     def run() -> float:
         start = time.perf_counter()
-        _, state[0] = jax.block_until_ready(update(gradient, state[0], gradient))
+        _, state[0] = jax.block_until_ready(update(gradients, state[0]))
         return time.perf_counter() - start
 
     return run

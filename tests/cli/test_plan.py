@@ -13,7 +13,7 @@ import gradcomp_jax as gc
 from gradcomp_jax.experiments.registered import RATES
 from gradcomp_jax.methods import METHODS
 from gradcomp_jax.methods.registry import command_name
-from gradcomp_jax.planning import CLUSTERS, MODELS, Calibration, Device, Fit
+from gradcomp_jax.planning import CLUSTERS, MODELS, PLATFORMS, Calibration, Device, Fit
 from gradcomp_jax.planning.calibrate import KINDS
 from gradcomp_jax.planning.fitting import Point
 from gradcomp_jax.planning.predict import FORMULAS_OFF
@@ -191,9 +191,10 @@ def test_a_caution_is_what_the_page_says(name: str) -> None:
 @pytest.mark.slow
 def test_a_calibration_takes_the_place_of_the_link(gradcomp, tmp_path) -> None:
     mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
-    found = gc.calibrate(mesh, axis_name="data", sizes=(2**10, 2**14), repeats=1, methods=())
+    found = gc.calibrate(mesh, axis_name="data", sizes=(2**10, 2**14), repeats=1, methods=("dgc",))
     found.save(tmp_path / "link.json")
     result = gradcomp("plan", "--all", "--params", "5M", "--workers", "4", "--calibration", "link.json")
+    assert "Arithmetic by the calibration's figures, measured." in result.stdout
     assert result.exit_code == 0, result.stderr
     assert "outer: measured collectives" in result.stdout
     # Of as many nodes: every method is hierarchical, each device with its shard.
@@ -217,7 +218,7 @@ def test_a_calibrated_plan_says_nothing_of_other_rates(gradcomp, tmp_path) -> No
         assert "8 workers, a calibrated link; " in result.stdout
         for wrong in ("Gbit/s", "loses above", "dense is faster", "at any rate"):
             assert wrong not in result.stdout
-        assert "compress: copies of the gradient, as measured on a CPU" in result.stdout
+        assert "compress: cpu's figures, measured; cpu: " in result.stdout
         assert "no picture: a calibration knows one rate and one number of workers" in result.stdout
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["plan.json"]
     assert "speed_up_by_rate" not in json.loads((tmp_path / "made" / "plan.json").read_text())
@@ -348,6 +349,7 @@ def test_the_verdict_says_its_overlap(gradcomp, tmp_path) -> None:
 
 def test_a_state_is_held_against_the_memory_of_a_device(gradcomp) -> None:
     asked = ("plan", "--model", "llama-8b", "--step-time", "2s", "--workers", "8", "--methods", "dgc", *SECONDS)
+    asked += ("--platform", "h100")
     state = gc.predict(gc.Workload.of(MODELS["llama-8b"](), 2.0), gc.Cluster(8, gc.Link(1e9, 0.0)), "dgc").state
     keeps = f"State: dgc keeps {units.show_bytes(state)} on each worker: "
     assert f"{keeps}--device-memory says whether it fits." in flat(gradcomp(*asked).stdout)
@@ -364,6 +366,35 @@ def test_a_state_is_held_against_the_memory_of_a_device(gradcomp) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "whose", "why"),
+    [
+        (("--cluster", "v5e-16x4"), "v5e's figures, compiled", ""),
+        (("--platform", "h100"), "h100's figures, estimated", ""),
+        (
+            ("--cluster", "v5e-16x4", "--platform", "a100", "--memory-rate", "1TB/s"),
+            "a100's figures at 1 TB/s, estimated",
+            "",
+        ),
+        ((), "cpu's figures, measured", "which JAX finds here"),
+    ],
+)
+def test_every_output_says_whose_figures_and_how_they_were_found(gradcomp, tmp_path, words, whose, why) -> None:
+    """The verdict, the line above the table, each row and the notes, and the file."""
+    asked = ("plan", "--params", "5M", "--methods", "dgc", *words)
+    short = gradcomp(*asked, "--out", "made")
+    assert short.exit_code == 0, short.stderr
+    assert f"Arithmetic by {whose}{f' ({why}; --platform says another)' if why else ''}." in flat(short.stdout)
+    assert f"; arithmetic by {whose}" in flat(short.stdout)
+    everything = gradcomp(*asked, "--all").stdout
+    name, how = whose.split("'")[0], whose.split(", ")[1]
+    assert f"compress: {whose}; {name}: {PLATFORMS[name].source[:20]}" in everything
+    assert all(f"{name}, {how}" in line for line in everything.splitlines() if line.startswith(("dgc ", "dense ")))
+    kept = json.loads((tmp_path / "made" / "plan.json").read_text())
+    assert kept["platform"]["name"] == name and kept["platform"]["source"] == PLATFORMS[name].source
+    assert kept["platform"]["why"] == why and {p["figures"] for p in kept["predictions"]} == {f"{name}, {how}"}
+
+
 @pytest.mark.slow
 def test_a_cluster_by_name_has_its_links_and_options_change_it(gradcomp, tmp_path) -> None:
     for name, preset in CLUSTERS.items():
@@ -371,7 +402,7 @@ def test_a_cluster_by_name_has_its_links_and_options_change_it(gradcomp, tmp_pat
         assert result.exit_code == 0, result.stderr
         kept = json.loads((tmp_path / name / "plan.json").read_text())
         assert kept["cluster"] == json.loads(json.dumps(dataclasses.asdict(preset.cluster)))
-        assert kept["device_memory"] == preset.memory
+        assert kept["device_memory"] == preset.memory and kept["platform"]["name"] == preset.platform
     words = ("--cluster", "v5e-16x4", "--workers", "32", "--link", "25Gbit", "--device-memory", "32GB")
     assert gradcomp("plan", "--params", "25M", *words, "--methods", "dgc", "--out", "own").exit_code == 0
     kept = json.loads((tmp_path / "own" / "plan.json").read_text())
@@ -386,6 +417,7 @@ def test_a_cluster_by_name_has_its_links_and_options_change_it(gradcomp, tmp_pat
         (("--params", "5M", "--model", "vgg16"), "one of --params, --model and --from, got --params and --model"),
         (("--model", "vgg61"), "unknown model 'vgg61'; did you mean 'vgg16'"),
         (("--params", "5M", "--cluster", "h100"), "unknown cluster 'h100'; did you mean 'h100x8-100G'"),
+        (("--params", "5M", "--platform", "v5"), "unknown platform 'v5'; did you mean 'v5p'"),
         (("--params", "5M", "--task", "vit"), "task must be one of 'conv', 'transformer', 'lstm', got 'vit'"),
         (("--params", "5M", "--optimizer", "sdg"), "did you mean 'sgd'"),
         (

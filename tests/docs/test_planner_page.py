@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import platforms
 from benchmarks.planning import claims, report
 from benchmarks.planning.validate import held_out
 from gradcomp_jax.planning.predict import FORMULAS_OFF
@@ -42,6 +43,13 @@ def test_the_names_of_the_page_are_public() -> None:
 
 def test_the_claims_are_those_of_the_benchmark() -> None:
     assert "\n".join(claims.claims_table()) in PAGE
+
+
+def test_the_figures_of_platforms_are_those_of_the_package() -> None:
+    assert platforms.page() in PAGE
+    other = (DOCS / "when_not_to_compress.md").read_text(encoding="utf-8")
+    for name in ("h100", "v5e"):
+        assert f"{platforms.gain('dgc', name):.2f} times" in other
 
 
 def test_the_command_says_the_same_of_the_formulas() -> None:

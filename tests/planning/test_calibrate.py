@@ -25,7 +25,8 @@ def mesh():
 
 @pytest.fixture(scope="module")
 def found(mesh) -> Calibration:
-    return calibrate(mesh, axis_name="data", sizes=SIZES, repeats=2, methods=("dense", "terngrad"))
+    params = {"w": jax.ShapeDtypeStruct((64, 1024), "float32")}
+    return calibrate(mesh, axis_name="data", sizes=SIZES, repeats=2, methods=("dense", "terngrad"), params=params)
 
 
 @pytest.mark.slow

@@ -110,7 +110,7 @@ def test_what_is_measured_without_a_calibration(mesh, monkeypatch) -> None:
     gc.choose(candidates(), PARAMS, mesh, compute=30.0, compress={"sparse": 0.0})
     (options,) = asked
     assert options["kinds"] == ["all-reduce", "all-gather", "all-to-all"]
-    assert list(options["methods"]) == ["dense", "block_quantized"]
+    assert list(options["methods"]) == ["dense", "block_quantized"] and options["params"] is PARAMS
     assert options["axis_name"] == AXIS and options["pause"] == 0.5
 
 
