@@ -24,6 +24,7 @@ when a program is traced."""
 _SUBLANES, _LANES = 8, 128  # of a tile
 _TILE = 2**18  # entries of the matrix in one step of the grid
 _TABLE = 2**19  # blocks: a table and tiles of three arrays, each twice, fit 16 MiB of vector memory
+MOST_AROUND = 2**20  # words of a table that is written, which is there twice
 _TABLES = 2**21  # words of tables, which are there once, beside tiles
 _FEWEST = _SUBLANES * _LANES  # blocks: what goes around is taken back a tile at a time
 _UNROLLED = 2**15  # entries of a row, whose parts are unrolled
@@ -65,28 +66,33 @@ def takes(deal: Deal, width: int, tables: int = 1) -> bool:
     return lines and fits and asked != "0" and (asked == "1" or self_check.passed())
 
 
-def best_of_dealt(parts: Parts, deal: Deal, low_bits: int, lines: int | None = None, interpret: bool = False) -> Array:
-    """Returns the best key of every block, of the whole matrix or of each of its stretches, in one pass.
+def best_of_dealt(
+    parts: Parts, deal: Deal, low_bits: int, lines: int | None = None, apart: int = 1, interpret: bool = False
+) -> Array:
+    """Returns the best key of every block, of the whole matrix or of each run of lines, in one pass.
 
     Args:
         parts: what a float32 matrix ``[size / width, width]`` is made of, of a width that :func:`takes` allows.
         deal: how its entries are dealt.
         low_bits: the bits of a key for position and sign.
-        lines: about as many lines, of a block's entries, are in a stretch; ``None`` for one stretch.
+        lines: about as many lines, of which a block has an entry each, are in a run; ``None`` for all.
+        apart: the distance from one line of a run to the next; runs of neighbours lie side by side.
         interpret: runs anywhere, slowly.
 
     Returns:
-        int32 ``[stretches, n / 128, 128]``, of which the first ``rows`` of the n are the blocks' in their order: exponent and
-        mantissa without the low bits, position and sign, as in ``selection``.
+        int32 ``[stretches, n / 128, 128]``: of each stretch of the tensor the first ``apart * rows`` of the n are those of the
+        runs that begin there, in the blocks' order. They are exponent and mantissa without the low bits, position and sign, as
+        in ``selection``.
     """
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 
     height, width = parts.arrays[0].shape
-    tile, length, across = _tile(height, width), _length(deal, width), width // _LANES
+    around = apart * deal.rows
+    tile, length, across = _tile(height, width), _length(around, width), width // _LANES
     stretches, tiles = 1, pl.cdiv(height, tile)
     if lines is not None:
-        wanted = max(_SUBLANES, lines * deal.rows // width)
+        wanted = max(_SUBLANES, lines * around // width)
         tiles = max(1, round(wanted / tile))
         tile = max(_SUBLANES, wanted // tiles // _SUBLANES * _SUBLANES)
         stretches = pl.cdiv(height, tile * tiles)
@@ -101,7 +107,8 @@ def best_of_dealt(parts: Parts, deal: Deal, low_bits: int, lines: int | None = N
 
         def eight_rows(c: Array, carry: None) -> None:
             first = step * tile + c * _SUBLANES
-            line, at, begin, offset = _start(first, width, deal.rows)
+            line, at, *_ = _start(first, width, deal.rows)
+            *_, begin, offset = _start(first, width, around)
 
             def update(part: int, keys: Array) -> None:
                 place = pl.ds(begin + part, _SUBLANES, stride=across)
@@ -126,7 +133,7 @@ def best_of_dealt(parts: Parts, deal: Deal, low_bits: int, lines: int | None = N
         @pl.when(pl.program_id(1) == tiles - 1)
         def _() -> None:
             # What went around is taken to where it belongs, from the end, as it may have gone around several times.
-            whole, offset = divmod(deal.rows, _LANES)
+            whole, offset = divmod(around, _LANES)
             chunks = (length - whole - 1) // _SUBLANES
 
             def eight_back(c: Array, carry: None) -> None:
@@ -151,7 +158,7 @@ def best_of_dealt(parts: Parts, deal: Deal, low_bits: int, lines: int | None = N
     )(*parts.arrays)
     # A vector would lie in other tiles. Zeros beyond the end of the dealt vector are entries too: of equal entries the last is
     # the best, and it is in the last line.
-    if stretches > 1:
+    if lines is not None:
         return best
     number = lax.iota(jnp.int32, length * _LANES).reshape(1, length, _LANES) + (deal.block - 1) * deal.rows
     return jnp.maximum(best, jnp.where(number >= deal.size, (deal.block - 1) << 1, -1))
@@ -175,7 +182,7 @@ def placed_in_matrix(
 
     dtype = value.dtype if dtype is None else jnp.dtype(dtype)
     height, packed, k = deal.size // width, value.dtype == jnp.bfloat16, index.shape[1]
-    tile, length = _tile(height, width), _length(deal, width)
+    tile, length = _tile(height, width), _length(deal.rows, width)
     rows = 2 * _SUBLANES if dtype == jnp.bfloat16 else _SUBLANES
 
     def table(entries: Array, step: int) -> Array:
@@ -239,9 +246,9 @@ def _tile(height: int, width: int) -> int:
     return max(16, min(_TILE // width, height) // 16 * 16)
 
 
-def _length(deal: Deal, width: int) -> int:
-    """Returns the rows of 128 blocks in a table: eight rows of the matrix may begin in any block and wrap around."""
-    return (-(-(deal.rows // _LANES + _SUBLANES * width // _LANES + 2) // _SUBLANES) + 1) * _SUBLANES
+def _length(entries: int, width: int) -> int:
+    """Returns the rows of 128 in a table of so many entries: eight rows of the matrix may begin anywhere and go around."""
+    return (-(-(entries // _LANES + _SUBLANES * width // _LANES + 2) // _SUBLANES) + 1) * _SUBLANES
 
 
 def _iotas() -> tuple[Array, Array]:

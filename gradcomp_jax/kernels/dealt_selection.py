@@ -77,8 +77,12 @@ def top_of_dealt(flat: Array, deal: Deal, k: int, parts: dealt_on_tpu.Parts | No
 
     def by_kernel(flat: Array) -> Array:
         made_of = parts or dealt_on_tpu.Parts((flat.reshape(-1, deal.block),))
-        found = dealt_on_tpu.best_of_dealt(made_of, deal, low_bits, _run_on_tpu(deal.block, k) if k > 1 else None)
-        return _found_below(found, k).reshape(k, -1)[:, : deal.rows].T
+        if k == 1:
+            return dealt_on_tpu.best_of_dealt(made_of, deal, low_bits).reshape(-1)[: deal.rows, None]
+        run, apart = _run_on_tpu(deal, k)
+        found = dealt_on_tpu.best_of_dealt(made_of, deal, low_bits, run, apart)
+        found = found.reshape(found.shape[0], -1)[:, : apart * deal.rows]
+        return _found_below(found.reshape(-1, deal.rows), k).T
 
     if k <= COMPARED and dealt_on_tpu.takes(deal, deal.block):
         tpu: Callable[[Array], Array] = by_kernel
@@ -96,9 +100,11 @@ def _run(block: int, k: int) -> int:
     return run
 
 
-def _run_on_tpu(block: int, k: int) -> int:
-    """Returns how many lines a stretch has, of which one entry of a block is a candidate."""
-    return max(run for run in (1, 2, 4, 8, 16) if run == 1 or block >= 8 * k * run)
+def _run_on_tpu(deal: Deal, k: int) -> tuple[int, int]:
+    """Returns how many lines are reduced to one entry of a block, and how far they are apart: see :func:`_apart`."""
+    run = max(n for n in (1, 2, 4, 8, 16) if n == 1 or deal.block >= 8 * k * n)
+    fits = [n for n in (1, 2, 4, 8, 16, 32) if n * run <= deal.block and n * deal.rows <= dealt_on_tpu.MOST_AROUND]
+    return run, max(fits)
 
 
 def _found_below(found: Array, k: int) -> Array:

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 
 from gradcomp_jax.kernels import dealt_on_tpu
@@ -63,7 +62,7 @@ def _by_kernels(x: Any, y: Any, index: Any, value: Any, interpret: bool) -> dict
     half = value.astype(jnp.bfloat16)
     return {
         "the best of each block": best(dealt_on_tpu.Parts((matrix,))).reshape(-1)[: _DEAL.rows],
-        "the best of each stretch": best(parts, lines=16).reshape(_STRETCHES, -1)[:, : _DEAL.rows],
+        "the best of each run": best(parts, lines=8, apart=2).reshape(_STRETCHES, -1)[:, : 2 * _DEAL.rows],
         "one entry of each block": place(index[:, :1], half[:, :1]),
         "two entries of each block": place(index, half, dtype=jnp.float32),
         "entries in float32": place(index[:, :1], value[:, :1]),
@@ -74,12 +73,12 @@ def _expected(x: Any, y: Any, index: Any, value: Any) -> dict[str, Any]:
     place = np.arange(_DEAL.size)
     block, line = place % _DEAL.rows, (place // _DEAL.rows).astype(np.int32)
 
-    def best(entries: np.ndarray, stretches: int) -> np.ndarray:
+    def best(entries: np.ndarray, stretches: int, apart: int = 1) -> np.ndarray:
         bits = entries.view(np.int32)
         negative = (entries.view(np.uint32) >> 31).view(np.int32)
         keys = (bits & np.int32(0x7FFFFFFF & -(1 << _LOW_BITS))) | (line << 1) | negative
-        result = np.full((stretches, _DEAL.rows), -1, np.int32)
-        np.maximum.at(result, (place * stretches // _DEAL.size, block), keys)
+        result = np.full((stretches, apart * _DEAL.rows), -1, np.int32)
+        np.maximum.at(result, (place * stretches // _DEAL.size, line % apart * _DEAL.rows + block), keys)
         return result
 
     # Beyond the end of the vector the last line has zeros.
@@ -93,8 +92,8 @@ def _expected(x: Any, y: Any, index: Any, value: Any) -> dict[str, Any]:
 
     return {
         "the best of each block": np.maximum(best(x, 1)[0], beyond.astype(np.int32)),
-        "the best of each stretch": best(x - y, _STRETCHES),
-        "one entry of each block": placed(1, ml_dtypes.bfloat16),
-        "two entries of each block": placed(2, ml_dtypes.bfloat16).astype(np.float32),
+        "the best of each run": best(x - y, _STRETCHES, 2),
+        "one entry of each block": placed(1, jnp.bfloat16),
+        "two entries of each block": placed(2, jnp.bfloat16).astype(np.float32),
         "entries in float32": placed(1, np.float32),
     }

@@ -11,7 +11,7 @@ from jax import lax
 import gradcomp_jax as gc
 from gradcomp_jax import kernels
 from gradcomp_jax.kernels import dealt_on_tpu
-from gradcomp_jax.kernels.dealt_selection import _found_below
+from gradcomp_jax.kernels.dealt_selection import _found_below, _run_on_tpu
 from gradcomp_jax.kernels.selection import _low_bits, entries_of
 from tests.conformance.environments import AXIS, WORKERS, environment
 
@@ -52,24 +52,23 @@ def test_the_same_bits(size: int, block: int, rows: int, width: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "block", "rows", "width", "k", "lines"),
-    [
-        (64 * 1024, 64, 1025, 1024, 2, 2),
-        pytest.param(10240 * 128, 1024, 1281, 128, 10, 8, marks=pytest.mark.slow),
-    ],
+    ("size", "block", "rows", "width", "k"),
+    [(64 * 1024, 64, 1025, 1024, 2), pytest.param(10240 * 128, 1024, 1281, 128, 10, marks=pytest.mark.slow)],
 )
-def test_several_entries_of_a_block(size: int, block: int, rows: int, width: int, k: int, lines: int) -> None:
-    """The best of each stretch are candidates, and the largest of those are taken; the matrix is made inside the kernel."""
+def test_several_entries_of_a_block(size: int, block: int, rows: int, width: int, k: int) -> None:
+    """The best of each run are candidates, and the largest of those are taken; the matrix is made inside the kernel."""
     deal, low_bits = kernels.Deal(size, block, rows), _low_bits(block)
+    lines, apart = _run_on_tpu(deal, k)
     x, y = RNG.standard_normal((2, size)).astype(np.float32)
     made = 2 * x + y
 
     @jax.jit
     def both(x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
         parts = kernels.Parts((x.reshape(-1, width), y.reshape(-1, width)), lambda x, y: 2 * x + y)
-        keys = dealt_on_tpu.best_of_dealt(parts, deal, low_bits, lines, interpret=True)
-        keys = keys.reshape(keys.shape[0], -1)[:, :rows]
-        index, value = entries_of(_found_below(keys, k).T, low_bits, lambda index: index)
+        keys = dealt_on_tpu.best_of_dealt(parts, deal, low_bits, lines, apart, interpret=True)
+        keys = keys.reshape(keys.shape[0], -1)[:, : apart * rows]
+        found = _found_below(keys.reshape(-1, rows), k).T
+        index, value = entries_of(found, low_bits, lambda index: index)
         sent = value.astype(jnp.bfloat16)
         wanted = kernels.place_dealt(index, sent.astype(jnp.float32), deal, width)
         placed = [
@@ -79,19 +78,28 @@ def test_several_entries_of_a_block(size: int, block: int, rows: int, width: int
         return keys, index, value, wanted, placed
 
     keys, index, value, wanted, placed = jax.device_get(both(x, y))
-    # Each entry is in one stretch: whole rows of the matrix, one after the other.
+    # Each entry is in one stretch: whole rows of the matrix, one after the other. Its lines are in runs of some far apart.
     long = -(-(size // width) // keys.shape[0])
     long = next(n for n in range(long, size) if n % 8 == 0) * width
-    blocks = [made[start : start + long] for start in range(0, size, long)]
-    assert len(blocks) == keys.shape[0] >= k
-    magnitude = np.zeros((len(blocks), rows), np.float32)
-    for n, entries in enumerate(blocks):
-        np.maximum.at(magnitude[n], (n * long + np.arange(len(entries))) % rows, np.abs(entries))
-    np.testing.assert_allclose(np.abs(value), -np.sort(-magnitude, axis=0)[:k].T, rtol=2**-10)
+    place = np.arange(size)
+    magnitude = np.zeros((keys.shape[0], apart, rows), np.float32)
+    np.maximum.at(magnitude, (place // long, place // rows % apart, place % rows), np.abs(made))
+    largest = -np.sort(-magnitude.reshape(-1, rows), axis=0)[:k].T
+    np.testing.assert_allclose(np.abs(value), largest, rtol=2**-10)
     at = index * rows + np.arange(rows)[:, None]
     np.testing.assert_allclose(value, made[at], rtol=2**-10)
     for one in placed:
         np.testing.assert_array_equal(one, wanted)
+
+
+def test_neighbours_are_not_in_one_run() -> None:
+    """Of eight hot columns side by side a block has eight entries in neighbouring lines."""
+    deal = kernels.Deal(2**22, 1024, kernels.dealt_rows(2**22, 1024, (1024,)))
+    run, apart = _run_on_tpu(deal, 10)
+    hot = np.flatnonzero(np.arange(2**22) % 1024 < 8)
+    line, block = hot // deal.rows, hot % deal.rows
+    runs = {*zip(line // (run * apart), line % apart, block, strict=True)}
+    assert len(runs) > 0.95 * len(hot)
 
 
 @pytest.fixture
