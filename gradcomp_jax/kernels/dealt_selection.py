@@ -101,9 +101,12 @@ def _run(block: int, k: int) -> int:
 
 
 def _run_on_tpu(deal: Deal, k: int) -> tuple[int, int]:
-    """Returns how many lines are reduced to one entry of a block, and how far they are apart: see :func:`_apart`."""
+    """Returns how many lines are reduced to one entry of a block, and how far they are apart: see :func:`_apart`.
+
+    The distance is odd: what is large in a tensor is so in steps of powers of two.
+    """
     run = max(n for n in (1, 2, 4, 8, 16) if n == 1 or deal.block >= 8 * k * n)
-    fits = [n for n in (1, 2, 4, 8, 16, 32) if n * run <= deal.block and n * deal.rows <= dealt_on_tpu.MOST_AROUND]
+    fits = [n for n in (1, 3, 7, 15, 31) if n * run <= deal.block and n * deal.rows <= dealt_on_tpu.MOST_AROUND]
     return run, max(fits)
 
 

@@ -92,14 +92,15 @@ def test_several_entries_of_a_block(size: int, block: int, rows: int, width: int
         np.testing.assert_array_equal(one, wanted)
 
 
-def test_neighbours_are_not_in_one_run() -> None:
-    """Of eight hot columns side by side a block has eight entries in neighbouring lines."""
+@pytest.mark.parametrize(
+    "hot", [np.arange(2**22) % 1024 < 8, np.arange(2**22) % 64 == 5], ids=["neighbours", "every 64th"]
+)
+def test_what_is_large_together_is_not_in_one_run(hot: np.ndarray) -> None:
     deal = kernels.Deal(2**22, 1024, kernels.dealt_rows(2**22, 1024, (1024,)))
     run, apart = _run_on_tpu(deal, 10)
-    hot = np.flatnonzero(np.arange(2**22) % 1024 < 8)
-    line, block = hot // deal.rows, hot % deal.rows
+    line, block = np.divmod(np.flatnonzero(hot), deal.rows)
     runs = {*zip(line // (run * apart), line % apart, block, strict=True)}
-    assert len(runs) > 0.95 * len(hot)
+    assert len(runs) > 0.95 * hot.sum()
 
 
 @pytest.fixture
