@@ -18,8 +18,8 @@ import contextlib
 import contextvars
 import functools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -37,8 +37,13 @@ RUNS = 8
 """Number of runs in which lines are taken where a stride would be longer."""
 NARROW = 1024
 """Entries that a shorter line, or an entry of a vector, counts as: on TPU they lie across, and fail at shorter strides."""
+MOST_JOINED = 64
+"""Arrays that are joined in one expression."""
 SIDE_BY_SIDE = 8
 """Most lines of the earlier axes that lie in one tile with a line; a stride spans them too."""
+
+
+T = TypeVar("T")
 
 
 class _Pass:
@@ -199,3 +204,19 @@ def taken(x: Array, where: Sequence[Sequence[slice]]) -> Array:
             before = (slice(None),) * axis
             x = jnp.concatenate([x[(*before, run)] for run in runs], axis)
     return x[tuple(runs[0] if len(runs) == 1 else slice(None) for runs in where)]
+
+
+def side_by_side(together: Callable[[], T], apart: Callable[[], T]) -> T:
+    """Returns ``together()`` on GPU, where a small array costs what launching its kernels does, and ``apart()`` elsewhere."""
+    return lax.platform_dependent(cuda=together, rocm=together, default=apart)
+
+
+def in_memory(tree: T) -> T:
+    """Returns arrays that are held, before they are cut into parts: each part would compute its own."""
+    return lax.optimization_barrier(tree)
+
+
+def joined(vectors: Sequence[Array]) -> Array:
+    """Returns one vector of many, in memory: XLA would reduce each by itself, and its kernels take up to 96 arrays."""
+    some = [jnp.concatenate(vectors[i : i + MOST_JOINED]) for i in range(0, len(vectors), MOST_JOINED)]
+    return jnp.concatenate(lax.optimization_barrier(some)) if len(some) > 1 else lax.optimization_barrier(some[0])
