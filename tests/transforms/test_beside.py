@@ -10,6 +10,7 @@ import pytest
 
 import gradcomp_jax as gc
 from gradcomp_jax.core import passes
+from gradcomp_jax.core.beside import Exchanged
 
 WORKERS, STEPS = 4, 4
 # Small leaves, among them odd ones, before, between and after large ones.
@@ -40,6 +41,9 @@ CASES: dict[str, Callable[[], Any]] = {
 }
 
 
+QUICK = [("dgc", jnp.float32), ("block_quantized", jnp.float32)]
+
+
 def run(tx: Any, dtype: Any) -> list[Any]:
     """Updates and states of some steps of simulated workers; the third has a gradient that is not finite."""
     params = [jnp.zeros(shape, dtype) for shape in SHAPES]
@@ -56,19 +60,27 @@ def run(tx: Any, dtype: Any) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16], ids=["float32", "float16"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        pytest.param(
+            case, dtype, id=f"{case}-{jnp.dtype(dtype)}", marks=[] if (case, dtype) in QUICK else pytest.mark.slow
+        )
+        for case in CASES
+        for dtype in (jnp.float32, jnp.float16)
+    ],
+)
 def test_side_by_side_has_the_same_bits(case: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     apart = run(CASES[case](), dtype)
     taken = []
 
     def together(beside: Callable[[], Any], one_by_one: Callable[[], Any]) -> Any:
-        taken.append(beside)
-        return beside()
+        taken.append(beside())
+        return taken[-1]
 
     monkeypatch.setattr(passes, "side_by_side", together)
     beside = run(CASES[case](), dtype)
-    assert taken
+    assert isinstance(taken[0], Exchanged)
     for (path, a), (_, b) in zip(*map(jax.tree_util.tree_leaves_with_path, (apart, beside)), strict=True):
         name = jax.tree_util.keystr(path)
         # An estimate, whose sums are in another order.
