@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterable
 from types import ModuleType
 
-from benchmarks.compiled import model
+from benchmarks.compiled import launches, model
 from benchmarks.compiled.passes import CASES, Row, Rows
 from benchmarks.compiled.programs import OUTER, Topology, across, train_step
 from benchmarks.pages import write_between
@@ -17,7 +17,7 @@ from gradcomp_jax.methods.registry import METHODS
 
 def arguments(description: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", default="", help="steps or passes (default: both)")
+    parser.add_argument("--table", default="", help="steps, passes or launches (default: the first two)")
     parser.add_argument("--topology", default="", help="of the train steps: one of the topologies (default: all)")
     parser.add_argument("--method", default="", help="one of the registered methods (default: all)")
     parser.add_argument("--tree", default="", help="one of the trees of the passes (default: all)")
@@ -151,6 +151,13 @@ def passes(
     return "\n".join(lines)
 
 
+def launched(platform: ModuleType, before: str) -> str:
+    """The table of launches."""
+    command = f"Command: `python benchmarks/{platform.COMMAND} --table launches`. {compiled_by(platform)}"
+    rows = launches.table(platform.LARGE, before)
+    return "\n".join([f"{command} {platform.LARGE.name}, {launches.TREE}.", "", *rows])
+
+
 def compared(now: Row, then: Row | None) -> list[str]:
     """The cells of a row, with the figures of earlier code before those that differ."""
 
@@ -167,7 +174,7 @@ def main(description: str, platform: ModuleType) -> None:
     if not platform.available():
         raise SystemExit(platform.MISSING)
     for chosen, known in (
-        (options.table, ("steps", "passes")),
+        (options.table, ("steps", "passes", "launches")),
         (options.topology, platform.TOPOLOGIES),
         (options.method, CASES),
         (options.tree, model.TREES),
@@ -177,11 +184,13 @@ def main(description: str, platform: ModuleType) -> None:
     if options.write and (options.topology or options.method or options.tree):
         raise SystemExit("--write takes all topologies, trees and methods")
     made = {}
-    if options.table != "passes":
+    if options.table == "launches":
+        made[f"{platform.NAME}-launches"] = launched(platform, options.before)
+    if options.table in ("", "steps"):
         topologies = [options.topology] if options.topology else list(platform.TOPOLOGIES)
         methods = [name for name in METHODS if options.method in ("", name)]
         made[f"{platform.NAME}-table"] = steps(platform, topologies, methods)
-    if options.table != "steps":
+    if options.table in ("", "passes"):
         cases = [name for name in CASES if options.method in ("", name)]
         trees = [name for name in model.TREES if options.tree in ("", name)]
         made[f"{platform.NAME}-passes"] = passes(

@@ -14,6 +14,7 @@ from gradcomp_jax.collectives.messages import Span as Span
 from gradcomp_jax.collectives.messages import Steps as Steps
 from gradcomp_jax.collectives.messages import Workers as Workers
 from gradcomp_jax.collectives.messages import fresh as fresh
+from gradcomp_jax.collectives.messages import rows_of as rows_of
 from gradcomp_jax.collectives.recursive_doubling import RecursiveDoubling as RecursiveDoubling
 from gradcomp_jax.collectives.reduce_scatter import ReduceScatter as ReduceScatter
 from gradcomp_jax.collectives.tpu import are_there as are_there

@@ -86,8 +86,8 @@ class Message(Protocol):
         """
 
 
-Span = tuple[int, int]
-"""A range of rows: the first one, and the first one after them."""
+Span = Sequence[tuple[int, int]]
+"""Ranges of rows: of each the first one, and the first one after them."""
 
 Laid = tuple[kernels.Deal, int] | None
 """The layout in which dealt rows are wanted: the deal, and the width of the matrix that its vector is seen as."""
@@ -124,7 +124,7 @@ class InboundMessage:
     residual: Array | None = None
 
     def mean(self, span: Span, laid: Laid, again: Callable[[Any], Any], ok: Array | None = None) -> Array:
-        """Returns rows of the mean, float32 ``[b - a, block]``; with a :data:`Laid`, the vector dealt out over them.
+        """Returns rows of the mean, float32 ``[rows, block]``; with a :data:`Laid`, the vector dealt out over them.
 
         ``again`` takes the payload where each use should decode it again and not share an array. With ``ok``, a boolean
         scalar, it is what becomes an update: zeros where the step did not take place.
@@ -171,8 +171,10 @@ Steps = Generator[Send, Any, InboundMessage]
 
 
 def rows_of(tree: Any, span: Span, axis: int = 0) -> Any:
-    """Returns a range of rows of every array of a tree."""
-    return jax.tree.map(lambda a: lax.slice_in_dim(a, *span, axis=axis), tree)
+    """Returns ranges of rows of every array of a tree, one range after the other."""
+    if len(span) > 1:
+        return jax.tree.map(lambda *a: lax.concatenate(a, axis), *(rows_of(tree, [rows], axis) for rows in span))
+    return jax.tree.map(lambda a: lax.slice_in_dim(a, *span[0], axis=axis), tree)
 
 
 def fresh(code: Compressor, payload: Any, laid: Laid, again: Callable[[Any], Any]) -> Any:

@@ -46,19 +46,15 @@ LARGEST_RESULT = 2**24
 def all_gather(x: Array, axis_name: AxisName) -> Array:
     """Stacks every worker's ``x``, ``[n]``, as ``[N, n]``, replicated.
 
-    On TPU the shard is filled up to a multiple of :data:`LANES`, and crosses in rows of them: as one row it would lie in tiles
-    of four rows. Over a single axis of more than :data:`LARGEST_GROUP` devices it is gathered in two steps, which together send
-    as many bytes as one. Elsewhere it is one plain all-gather.
+    On TPU the shard is filled up to a multiple of :data:`LANES`, and crosses in rows of them: one row lies in tiles of four.
+    Over a single axis of more than :data:`LARGEST_GROUP` devices it takes two steps, which send as many bytes as one.
     """
-    first = _first_group(x, axis_name)
 
     def for_tpu(x: Array) -> Array:
-        filled = jnp.pad(x, (0, -x.size % LANES))
-        if first is not None:
-            gathered = in_two_steps(filled, axis_name, first)
-        else:
-            gathered = _compat.all_gather(filled.reshape(-1, LANES), axis_name).reshape(-1, filled.size)
-        return lax.slice_in_dim(gathered, 0, x.size, axis=1)
+        first, filled = _first_group(x, axis_name), jnp.pad(x, (0, -x.size % LANES))
+        in_lanes = filled.reshape(-1, LANES)
+        gathered = in_two_steps(filled, axis_name, first) if first else _compat.all_gather(in_lanes, axis_name)
+        return lax.slice_in_dim(gathered.reshape(-1, filled.size), 0, x.size, axis=1)
 
     # Only the branch of the target platform stays in the program.
     return lax.platform_dependent(x, tpu=for_tpu, default=lambda x: _compat.all_gather(x, axis_name))

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import jax
@@ -133,6 +133,7 @@ class Compressor(abc.ABC):
         multiplies: decoding is matrix products.
         measures_largest: the statistic is the largest magnitude of each row, in which an entry that is not finite shows.
         by_entry: an entry is encoded by itself, whatever its place.
+        by_row: a row is encoded by itself, without draws, a state or side information: rows of several tensors may go together.
         lossless: decoding returns the rows bit for bit.
         pads_nonzero: padding decodes to something other than zero; the caller of decode then clears it.
         unbiased: the decoded payload has the (clipped) rows as its expectation.
@@ -150,6 +151,7 @@ class Compressor(abc.ABC):
     multiplies: ClassVar[bool] = False
     measures_largest: ClassVar[bool] = False
     by_entry: ClassVar[bool] = False
+    by_row: ClassVar[bool] = False
     lossless: ClassVar[bool] = False
     pads_nonzero: ClassVar[bool] = False
 
@@ -218,6 +220,11 @@ class Compressor(abc.ABC):
     def encode_dealt(self, flat: Array, deal: kernels.Deal, state: PyTree, info: RowInfo) -> tuple[Payload, PyTree]:
         """Returns :meth:`encode` of the blocks that ``deal`` makes of a float32 vector."""
         return self.encode(deal.blocks(flat), state, info)
+
+    def encode_all_dealt(self, flats: Sequence[Array], deals: Sequence[kernels.Deal]) -> Payload:
+        """Returns the payload of the rows of several vectors, of a code that encodes :attr:`by_row`."""
+        each = [self.encode_dealt(*one, (), RowInfo())[0] for one in zip(flats, deals, strict=True)]
+        return jax.tree.map(lambda *a: jnp.concatenate(a), *each)
 
     def decode_dealt(self, payload: Payload, deal: kernels.Deal, width: int, info: RowInfo = RowInfo()) -> Array:
         """Inverts :meth:`encode_dealt`: the vector as a matrix, float32 ``[deal.size / width, width]``."""

@@ -37,6 +37,11 @@ class BlockQuantized(Compressor):
         """Returns whether rounding is stochastic."""
         return self.stochastic
 
+    @property
+    def by_row(self) -> bool:  # type: ignore[override]
+        """Returns whether nothing is drawn."""
+        return not self.stochastic
+
     def statistic(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
         """Returns the norm of each row."""
         return kernels.largest_of_rows(rows) if self.norm == "max" else kernels.norm_of_rows(rows)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -61,6 +62,7 @@ class TopK(Compressor):
     pack_positions: bool = False
     is_sparsifier = True
     drops = True
+    by_row = True
     deals = True  # neighbours in a tensor are large together
     zeroes = True
 
@@ -84,6 +86,15 @@ class TopK(Compressor):
         if self.dtype == jnp.float32:
             value = kernels.take_dealt(flat, deal, index)
         return self._payload(index, value), state
+
+    def encode_all_dealt(self, flats: Sequence[Array], deals: Sequence[kernels.Deal]) -> TopKPayload:
+        """Finds the entries of all vectors together."""
+        if self.exact or not kernels.reduces_lines(self.block, self.k):
+            return super().encode_all_dealt(flats, deals)
+        index, value = kernels.top_of_all_dealt(flats, deals, self.k)
+        if self.dtype == jnp.float32:
+            value = kernels.take_all_dealt(flats, deals, index)
+        return self._payload(index, value)
 
     def _payload(self, index: Array, value: Array) -> TopKPayload:
         packed = (index.shape[-1], self.block) if self.pack_positions else (0, 0)

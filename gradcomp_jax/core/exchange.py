@@ -15,6 +15,8 @@ from gradcomp_jax import memory as mem
 from gradcomp_jax._counters import count_on
 from gradcomp_jax._typing import Array, AxisName, PyTree
 from gradcomp_jax.compressors import Compressor
+from gradcomp_jax.core.beside import Exchanged
+from gradcomp_jax.core.beside import exchanged as exchanged_beside
 from gradcomp_jax.core.changed import NoWrapper, of_state
 from gradcomp_jax.core.context import Context, context_of
 from gradcomp_jax.core.description import describe
@@ -187,28 +189,11 @@ def exchange(
             return updates, state
         refuse_other_layout(layout, state, workers.count)
         refuse_shared(state, axis_name, workers.count)
-        keys = functools.cache(lambda: StepKeys.of(key, state.step, workers.index, context.inner_axis_name))
+        keys = functools.partial(StepKeys.of, key, state.step, workers.index, context.inner_axis_name)
         wanted = context.wanted(updates) if context.dtypes else shapes
         step = Step(layout, leaves, wanted, state, keys, workers)
-        crossed, sent = list[Transported](), dict[int, Array]()
-        for number, bucket in enumerate(layout.buckets(context.buckets)):
-            before = crossed[-1] if crossed else None
-            messages = outbound(step, bucket, number, before.messages if before else ())
-            also = [] if before else [leaves[i] for i in layout.averaged]
-            bad = ~all_finite(messages, also, workers)
-            crossed.append(transport(messages, bad, workers, before.received if before else None))
-        ok = _together(jnp.stack([t.ok for t in crossed]).all(), context)
-        memory, code = ([list(of) for of in kept] for kept in (state.memory, state.compressor))
-        server = list(state.server)
-        for message, came in [pair for done in crossed for pair in zip(done.messages, done.inbound, strict=True)]:
-            if isinstance(message, MeanMessage):
-                sent |= message.updates(came.payload, wanted, ok, workers.count)
-                continue
-            n = message.number
-            updated, pieces, server[n] = take_in(step, message, came, server[n], ok)
-            sent |= updated
-            for piece in pieces:
-                memory[n][piece.number], code[n][piece.number] = piece.memory, piece.code
+        run, beside = functools.partial(_exchanged, context=context), layout.beside if context.buckets is None else None
+        sent, memory, code, server, ok = run(step) if beside is None else exchanged_beside(run, step, beside)
         for i in layout.averaged:
             mean = _compat.invarying(leaves[i], axis_name)
             sent[i] = jnp.where(ok, mean, jnp.zeros((), mean.dtype)).astype(wanted[i].dtype)
@@ -225,6 +210,31 @@ def exchange(
         )
 
     return of_state(ExchangeState, init, update, maker)
+
+
+def _exchanged(step: Step, context: Context) -> Exchanged:
+    layout, workers, state = step.layout, step.workers, step.state
+    step = dataclasses.replace(step, keys=functools.cache(step.keys))
+    crossed, sent = list[Transported](), dict[int, Array]()
+    for number, bucket in enumerate(layout.buckets(context.buckets)):
+        before = crossed[-1] if crossed else None
+        messages = outbound(step, bucket, number, before.messages if before else ())
+        also = [] if before else [step.leaves[i] for i in layout.averaged]
+        bad = ~all_finite(messages, also, workers)
+        crossed.append(transport(messages, bad, workers, before.received if before else None))
+    ok = _together(jnp.stack([t.ok for t in crossed]).all(), context)
+    memory, code = ([list(of) for of in kept] for kept in (state.memory, state.compressor))
+    server = list(state.server)
+    for message, came in [pair for done in crossed for pair in zip(done.messages, done.inbound, strict=True)]:
+        if isinstance(message, MeanMessage):
+            sent |= message.updates(came.payload, step.wanted, ok, workers.count)
+            continue
+        n = message.number
+        updated, pieces, server[n] = take_in(step, message, came, server[n], ok)
+        sent |= updated
+        for piece in pieces:
+            memory[n][piece.number], code[n][piece.number] = piece.memory, piece.code
+    return Exchanged(sent, memory, code, server, ok)
 
 
 def _shapes(leaves: Sequence[Any]) -> tuple[jax.ShapeDtypeStruct, ...]:

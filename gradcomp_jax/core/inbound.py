@@ -4,6 +4,7 @@ How much all memories of a worker hold is estimated at the end.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -39,11 +40,11 @@ def take_in(
         starts = owners.places([p.segment.start for p in out.pieces], received, step.workers.count)
     order = passes.InTurn(ok)
     for piece, start, rows in zip(out.pieces, starts, received, strict=True):
-        segment, span, memory = piece.segment, (start, start + rows), piece.memory
+        segment, memory, span = piece.segment, piece.memory, piece.segment.runs or [(start, start + rows)]
         like = step.leaves[segment.leaves[0]] if len(segment.leaves) == 1 else None
         with passes.after(order.update):
             mean = came.mean(span, group.laid(segment, like), passes.again, order.update)
-            updates |= group.split(segment, mean, step.wanted)
+            updates |= group.split(segment, passes.in_memory(mean) if segment.parts else mean, step.wanted)
         if group.memory.keeps:
             with passes.after(order.update, order.memory):
                 memory = _memory(step, group, piece, came, span, order.memory)
@@ -70,8 +71,17 @@ def _memory(step: Step, group: Group, piece: Piece, came: co.InboundMessage, spa
             with passes.after(scale):
                 new, before = _kept(step, group, piece, came, span)
         new = narrow.closed(new, dtype, scale, piece.info.need("key"))
+    if piece.segment.parts:
+        new = _apart(group, piece.segment, passes.in_memory(new))
     new = written(ok, new, held(group, before, step.workers), piece.memory)
     return new if group.compressor.row_shape is None else passes.laid_out(group, new)
+
+
+def _apart(group: Group, segment: Segment, memory: Any) -> list[Any]:
+    """Returns the memory of each of a segment's parts."""
+    leaves, treedef = jax.tree.flatten(memory)
+    each = zip(*(group.apart(segment, rows) for rows in leaves), strict=True)
+    return [jax.tree.unflatten(treedef, of) for of in each]
 
 
 def _kept(step: Step, group: Group, piece: Piece, came: co.InboundMessage, span: co.Span) -> tuple[Any, Any]:
@@ -188,22 +198,25 @@ def ratio_of(layout: Layout, memory: Sequence[Sequence[Any]], gradient: Sequence
     what it was (``before``) where the exchange was skipped (``ok`` is false), or the sampled entries have no gradient.
     ``memory`` is the new state of each group and segment.
     """
-    kept, seen = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
+    kept, seen = list[list[Sample]](), list[list[Sample]]()
     for (group, segments), states in zip(layout.groups, memory, strict=True):
         for segment, state in zip(segments, states, strict=True):
             if group.memory.keeps:
                 rows = group.memory.held(group.opened(jax.tree.map(lambda p: p.value, state, is_leaf=is_per_device)))
-                kept += sum_of_squares(rows)
-                seen += sum((sum_of_squares(gradient[i]) for i in segment.leaves), jnp.zeros((), jnp.float32))
-    ratio = jnp.sqrt(kept / jnp.where(seen > 0, seen, 1.0))
-    usable = ok & (seen > 0) & jnp.isfinite(ratio)
+                kept.append([sample(rows)])
+                seen.append([sample(gradient[i]) for i in segment.leaves])
+    of_memory, of_gradient = sum_of_squares(kept), sum_of_squares(seen)
+    ratio = jnp.sqrt(of_memory / jnp.where(of_gradient > 0, of_gradient, 1.0))
+    usable = ok & (of_gradient > 0) & jnp.isfinite(ratio)
     return dataclasses.replace(before, value=jnp.where(usable, ratio, before.value))
 
 
-def sum_of_squares(x: Array) -> Array:
-    """Estimates the sum of an array's squares from a grid of its entries: slices without a reshape, which could be a copy."""
-    if not x.size:
-        return jnp.zeros((), jnp.float32)
+Sample = tuple[Array, float]
+"""Some entries of a tensor, and how many entries each of them stands for."""
+
+
+def sample(x: Array) -> Sample:
+    """Returns a grid of an array's entries: slices without a reshape, which could be a copy."""
     # The leading dimension is thinned out first: whole lines are cheap to read.
     wanted, strides = MOST, []
     for n in reversed(x.shape):
@@ -211,4 +224,20 @@ def sum_of_squares(x: Array) -> Array:
         wanted //= max(1, -(-n // strides[-1]))
     where = [passes.places(x.shape, stride, axis) for axis, stride in enumerate(reversed(strides))]
     grid = passes.taken(x, where).astype(jnp.float32)
-    return jnp.sum(grid * grid) * (x.size / math.prod(grid.shape))
+    return grid, x.size / math.prod(grid.shape)
+
+
+def sum_of_squares(samples: Sequence[Sequence[Sample]]) -> Array:
+    """Estimates the sum of the squares of all tensors, from samples of each segment's."""
+    if not samples:
+        return jnp.zeros((), jnp.float32)
+    return passes.side_by_side(functools.partial(_summed_together, samples), functools.partial(_summed, samples))
+
+
+def _summed(samples: Sequence[Sequence[Sample]]) -> Array:
+    zero = jnp.zeros((), jnp.float32)
+    return sum((sum((jnp.sum(x * x) * each for x, each in of), zero) for of in samples), zero)
+
+
+def _summed_together(samples: Sequence[Sequence[Sample]]) -> Array:
+    return jnp.sum(passes.joined([(x * x * each).reshape(-1) for of in samples for x, each in of]))

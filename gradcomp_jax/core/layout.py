@@ -1,6 +1,7 @@
 """Which leaves go together through which compressor, and how they become rows."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -36,6 +37,8 @@ class Segment:
         memory_rows: how many rows its memory has.
         padded: whether its rows hold more than its entries.
         deal: how the vector, or each shard of it, is dealt out over the rows; ``None`` where it is not.
+        runs: the runs of rows that it has among those of the group, in a layout in which some segments have parts.
+        parts: small segments whose rows it has, one part after the other; see :mod:`gradcomp_jax.core.beside`.
     """
 
     leaves: tuple[int, ...]
@@ -49,6 +52,8 @@ class Segment:
     memory_rows: int = 0
     padded: bool = False
     deal: kernels.Deal | None = None
+    runs: tuple[tuple[int, int], ...] = ()
+    parts: tuple["Segment", ...] = ()
 
     @property
     def owners(self) -> int:
@@ -149,6 +154,8 @@ class Group:
 
     def counts(self, segment: Segment) -> Array:
         """Returns how many entries of each encoded row are not padding: int32 ``[rows]``."""
+        if segment.parts:
+            return jnp.concatenate([self.counts(part) for part in segment.parts])
         if not segment.deal:
             return self.memory_counts(segment)
         rows = segment.deal.rows
@@ -177,6 +184,8 @@ class Group:
 
     def join(self, segment: Segment, leaves: Mapping[int, Array]) -> Array:
         """Returns the float32 rows of a segment's leaves, given by their number in the tree, as the memory lies."""
+        if segment.parts:
+            return self.beside(segment, [self.join(part, leaves) for part in segment.parts])
         block, first = self.compressor.block, leaves[segment.leaves[0]]
         if segment.shards:
             # Each owner's shard is made into rows by itself, and its last row is filled up.
@@ -191,6 +200,9 @@ class Group:
 
     def split(self, segment: Segment, rows: Array, like: Sequence[jax.ShapeDtypeStruct]) -> dict[int, Array]:
         """Inverts :meth:`join`: maps a leaf's number to an array of the leaf's dtype and shape, or of an owner's shard."""
+        if segment.parts:
+            apart = zip(segment.parts, self.apart(segment, rows), strict=True)
+            return {i: leaf for part, of in apart for i, leaf in self.split(part, of, like).items()}
         first = segment.leaves[0]
         leaf = like[first]
         if segment.shards:
@@ -207,6 +219,25 @@ class Group:
             result[i] = kernels.narrowed(part.reshape(like[i].shape), like[i].dtype)
             start += like[i].size
         return result
+
+    def beside(self, segment: Segment, rows: Sequence[Array]) -> Array:
+        """Returns the rows of a segment's parts side by side: dealt ones in the lines of one vector."""
+        if not segment.deal:
+            return jnp.concatenate(rows)
+        deals = [part.deal for part in segment.parts if part.deal]
+        lines = [deal.lines(of.reshape(-1)) for deal, of in zip(deals, rows, strict=True)]
+        return jnp.concatenate(lines, axis=1).reshape(-1, self.compressor.block)
+
+    def apart(self, segment: Segment, rows: Array) -> list[Array]:
+        """Inverts :meth:`beside`."""
+        ends = list(itertools.accumulate(part.rows for part in segment.parts))[:-1]
+        if not segment.deal:
+            # As stretches of a vector, parts are cut together: as rows of one array each would be a kernel.
+            block = self.compressor.block
+            return [of.reshape(-1, block) for of in jnp.split(rows.reshape(-1), [end * block for end in ends])]
+        lines = jnp.split(rows.reshape(segment.deal.block, -1), ends, axis=1)
+        deals = [part.deal for part in segment.parts if part.deal]
+        return [of.reshape(-1)[: d.size].reshape(-1, d.block) for d, of in zip(deals, lines, strict=True)]
 
     def opened(self, kept: Any) -> Any:
         """Returns the float32 rows of a memory, or of what owners hold, as it is kept between two steps."""
@@ -242,10 +273,21 @@ class Group:
 
     def joined(self, segments: Sequence[Segment], arrays: Sequence[Array]) -> Array:
         """Returns one array of all segments' rows ``[rows, ...]``: segment after segment, or owner after owner."""
+        if segments[0].runs:
+            return _in_place(segments, arrays)
         if len(arrays) == 1 or not isinstance(self.collective, ReduceScatter):
             return jnp.concatenate(arrays) if len(arrays) > 1 else arrays[0]
         by_owner = [a.reshape(s.owners, -1, *a.shape[1:]) for s, a in zip(segments, arrays, strict=True)]
         return jnp.concatenate(by_owner, axis=1).reshape(-1, *arrays[0].shape[1:])
+
+
+def _in_place(segments: Sequence[Segment], arrays: Sequence[Array]) -> Array:
+    """Returns one array of all segments' rows, each at its place in the group."""
+    placed = []
+    for segment, array in zip(segments, arrays, strict=True):
+        ends = itertools.accumulate(end - start for start, end in segment.runs)
+        placed += [(start, array[at - (end - start) : at]) for (start, end), at in zip(segment.runs, ends, strict=True)]
+    return jnp.concatenate([array for _, array in sorted(placed, key=lambda one: one[0])])
 
 
 class Layout(NamedTuple):
@@ -255,11 +297,13 @@ class Layout(NamedTuple):
         groups: every group, with its segments.
         averaged: leaves that are the workers' mean already.
         crossings: how each group crosses.
+        beside: a layout in which small segments of a group are parts of one; ``None`` where no group has many.
     """
 
     groups: list[tuple[Group, list[Segment]]]
     averaged: list[int]
     crossings: list[Crossing]
+    beside: "Layout | None" = None
 
     def buckets(self, leaves: Sequence[Sequence[int]] | None) -> list[list[list[int]]]:
         """Returns for each bucket of leaves (``None``: one bucket) and group the numbers of its segments.

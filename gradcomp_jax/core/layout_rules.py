@@ -12,6 +12,7 @@ from gradcomp_jax import memory as mem
 from gradcomp_jax._specs import path_name
 from gradcomp_jax._typing import AxisName, PyTree
 from gradcomp_jax.compressors import Compressor, dense
+from gradcomp_jax.core.beside import with_parts
 from gradcomp_jax.core.layout import Group, Layout, Segment, View
 from gradcomp_jax.core.masks import Mask, by_leaf, gains
 from gradcomp_jax.core.overwritten import refuse_overwritten
@@ -106,7 +107,8 @@ class LayoutRules:
             (self.dense, dense),
         ]
         divided = [(group, group.placed(segments)) for pair in groups for group, segments in self._by_owner(*pair)]
-        return Layout(divided, averaged, [group.crossing(segments, workers) for group, segments in divided])
+        crossings = [group.crossing(segments, workers) for group, segments in divided]
+        return with_parts(Layout(divided, averaged, crossings))
 
     def _shards(self, tree: PyTree, axis_name: AxisName | None, workers: int) -> list[Shards | None]:
         """Returns how every leaf is divided among owners; ``None`` for a leaf that every worker wants whole."""

@@ -108,7 +108,13 @@ class OutboundMessage:
 
     def finite(self, largest: float) -> list[Array]:
         """Returns for each piece whether what was encoded is finite and at most ``largest``."""
+        if self.pieces[0].segment.runs:
+            return [self._all_finite(largest)]
         return [self.compressor.finite(p.payload, p.info.statistic, largest) for p in self.pieces]
+
+    def _all_finite(self, largest: float) -> Array:
+        statistic = jax.tree.map(lambda *a: jnp.concatenate(a), *[p.info.statistic for p in self.pieces])
+        return self.compressor.finite(self.payload, statistic, largest)
 
     def steps(self, workers: co.Workers) -> co.Steps:
         """Takes the message across the axis."""
@@ -142,9 +148,9 @@ def encoded(
     groups = [(n, step.layout.groups[n][0], _pieces(step, n, bucket[n])) for n in crossings]
 
     def target(group: Group, piece: Piece) -> tuple[Array, kernels.Parts | None]:
-        gradient, old = _sources(group, piece.segment, step.leaves, piece.memory)
-        rows = group.memory.compensate(gradient, group.opened(old))[0]
-        return turn.in_turn(rows), turn.parts(group, gradient, old)
+        gradient, memory, _ = _sources(group, piece.segment, step.leaves, piece.memory)
+        rows = group.memory.compensate(gradient, group.opened(memory))[0]
+        return turn.in_turn(rows), turn.parts(group.memory, gradient, memory)
 
     for n, group, pieces in groups:
         for i, piece in enumerate(pieces) if crossings[n].measures else ():
@@ -156,7 +162,8 @@ def encoded(
     messages = {}
     for n, group, pieces in groups:
         own = keys.of_leaves(keys.own, [p.segment.leaves[0] for p in pieces])
-        for i, piece in enumerate(pieces):
+        together = group.dealt and bool(pieces[0].segment.runs)
+        for i, piece in enumerate([] if together else pieces):
             side = group.compressor.side_of(piece.agreed, step.workers.index)
             info = piece.info._replace(key=own[i], side=side)
             with passes.after(piece.info.statistic, piece.agreed):
@@ -164,9 +171,19 @@ def encoded(
             payload, next_code = group.encode(piece.segment, rows, piece.code, info._replace(parts=parts))
             refuse_other_rows(group, piece.segment.rows, payload)
             pieces[i] = dataclasses.replace(piece, info=info, payload=payload, next_code=next_code)
+        if together:
+            pieces[:] = _together(group, pieces, [target(group, piece)[0] for piece in pieces])
         key = keys.of_downlink(number * len(step.layout.groups) + n)
         messages[n] = _joined(step, n, pieces, crossings[n], key)
     return messages
+
+
+def _together(group: Group, pieces: Sequence[Piece], targets: Sequence[Array]) -> list[Piece]:
+    """Returns pieces that are encoded together: the entries of all are found in as few steps as those of one."""
+    ends, deals = itertools.accumulate(p.segment.rows for p in pieces), [p.segment.deal for p in pieces]
+    payload = group.compressor.encode_all_dealt([t.reshape(-1) for t in targets], [deal for deal in deals if deal])
+    each = [co.rows_of(payload, [(end - p.segment.rows, end)]) for p, end in zip(pieces, ends, strict=True)]
+    return [dataclasses.replace(p, payload=of, next_code=p.code) for p, of in zip(pieces, each, strict=True)]
 
 
 def _pieces(step: Step, n: int, members: Sequence[int]) -> list[Piece]:
@@ -182,15 +199,16 @@ def compensated(group: Group, segment: Segment, leaves: Sequence[Array], kept: A
     Every call computes the target again: it is one fused multiply-add of gradient and memory. If several passes shared it,
     it would be held as a dense copy, written and read again, which costs more than reading its sources.
     """
-    gradient, old = _sources(group, segment, leaves, kept)
-    return *group.memory.compensate(gradient, group.opened(old)), old
+    gradient, memory, old = _sources(group, segment, leaves, kept)
+    return *group.memory.compensate(gradient, group.opened(memory)), old
 
 
-def _sources(group: Group, segment: Segment, leaves: Sequence[Array], kept: Any) -> tuple[Array, Any]:
-    """Returns the float32 rows of a segment's gradient, and its memory as it was, for the pass that reads them now."""
+def _sources(group: Group, segment: Segment, leaves: Sequence[Array], kept: Any) -> tuple[Array, Any, Any]:
+    """Returns the rows of a segment's gradient, of its memory, and that as it was kept, for the pass that reads them now."""
     values = jax.tree.map(lambda p: p.value, kept, is_leaf=is_per_device)
     sources, old = passes.held(group, (group.sources(segment, leaves), values))
-    return group.join(segment, sources), old
+    memory = jax.tree.map(lambda *a: group.beside(segment, a), *old) if segment.parts else old
+    return group.join(segment, sources), memory, old
 
 
 def _joined(step: Step, n: int, pieces: Sequence[Piece], crossing: Crossing, key: Array) -> OutboundMessage:

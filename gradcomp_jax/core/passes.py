@@ -18,8 +18,8 @@ import contextlib
 import contextvars
 import functools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from gradcomp_jax import _compat, kernels
 from gradcomp_jax import collectives as co
 from gradcomp_jax._typing import Array
 from gradcomp_jax.core.layout import Group
+from gradcomp_jax.memory import Memory
 
 WINDOW = 3 * 2**22
 """Largest stride, in bytes, for which lines are taken by one slice. XLA:TPU (libtpu 0.0.42) holds all that a stride spans in
@@ -37,8 +38,13 @@ RUNS = 8
 """Number of runs in which lines are taken where a stride would be longer."""
 NARROW = 1024
 """Entries that a shorter line, or an entry of a vector, counts as: on TPU they lie across, and fail at shorter strides."""
+MOST_JOINED = 64
+"""Arrays that are joined in one expression."""
 SIDE_BY_SIDE = 8
 """Most lines of the earlier axes that lie in one tile with a line; a stride spans them too."""
+
+
+T = TypeVar("T")
 
 
 class _Pass:
@@ -130,17 +136,12 @@ class Bucket:
         """Takes the payloads of the bucket before, none for the first."""
         self._there = co.are_there(jax.tree.leaves(payloads_before)) if payloads_before else None
 
-    def parts(self, group: Group, gradient: Array, old: Any) -> kernels.Parts | None:
+    def parts(self, memory: Memory, gradient: Array, kept: Any) -> kernels.Parts | None:
         """Returns what a target is made of, for a kernel that makes it; ``None`` where that takes more than its entries."""
-        kept, tree = jax.tree.flatten(old)
-
-        def make(gradient: Array, *kept: Array) -> Array:
-            return group.memory.compensate(gradient, jax.tree.unflatten(tree, kept))[0]
-
-        plain = all(a.dtype == jnp.float32 and a.shape == gradient.shape for a in kept)
-        if self._there is not None or not plain or not group.memory.is_static:
+        arrays, tree = jax.tree.flatten((gradient, kept))
+        if self._there is not None or not memory.is_static or {a.dtype.name for a in arrays} != {"float32"}:
             return None
-        return kernels.Parts((gradient, *kept), make)
+        return kernels.Parts(tuple(arrays), lambda *a: memory.compensate(*jax.tree.unflatten(tree, a))[0])
 
     def in_turn(self, target: Array) -> Array:
         """Returns the target, complete only once the payloads before are there."""
@@ -211,3 +212,19 @@ def taken(x: Array, where: Sequence[Sequence[slice]]) -> Array:
             before = (slice(None),) * axis
             x = jnp.concatenate([x[(*before, run)] for run in runs], axis)
     return x[tuple(runs[0] if len(runs) == 1 else slice(None) for runs in where)]
+
+
+def side_by_side(together: Callable[[], T], apart: Callable[[], T]) -> T:
+    """Returns ``together()`` on GPU, where a small array costs what launching its kernels does, and ``apart()`` elsewhere."""
+    return lax.platform_dependent(cuda=together, rocm=together, default=apart)
+
+
+def in_memory(tree: T) -> T:
+    """Returns arrays that are held, before they are cut into parts: each part would compute its own."""
+    return lax.optimization_barrier(tree)
+
+
+def joined(vectors: Sequence[Array]) -> Array:
+    """Returns one vector of many, in memory: XLA would reduce each by itself, and its kernels take up to 96 arrays."""
+    some = [jnp.concatenate(vectors[i : i + MOST_JOINED]) for i in range(0, len(vectors), MOST_JOINED)]
+    return jnp.concatenate(lax.optimization_barrier(some)) if len(some) > 1 else lax.optimization_barrier(some[0])

@@ -20,7 +20,10 @@ from gradcomp_jax.kernels.dealing import periods_of as periods_of
 from gradcomp_jax.kernels.dealt_on_tpu import Parts as Parts
 from gradcomp_jax.kernels.dealt_selection import place_dealt as place_dealt
 from gradcomp_jax.kernels.dealt_selection import place_packed as place_packed
+from gradcomp_jax.kernels.dealt_selection import reduces_lines as reduces_lines
+from gradcomp_jax.kernels.dealt_selection import take_all_dealt as take_all_dealt
 from gradcomp_jax.kernels.dealt_selection import take_dealt as take_dealt
+from gradcomp_jax.kernels.dealt_selection import top_of_all_dealt as top_of_all_dealt
 from gradcomp_jax.kernels.dealt_selection import top_of_dealt as top_of_dealt
 from gradcomp_jax.kernels.elias_fano import elias_fano_bytes as elias_fano_bytes
 from gradcomp_jax.kernels.elias_fano import from_elias_fano as from_elias_fano

@@ -38,7 +38,11 @@ class Deal:
 
     def blocks(self, flat: Array) -> Array:
         """Returns the blocks of a vector ``[size]``: ``[rows, block]``."""
-        return jnp.pad(flat, (0, self.block * self.rows - self.size)).reshape(self.block, self.rows).T
+        return self.lines(flat).T
+
+    def lines(self, flat: Array) -> Array:
+        """Returns a vector as lines of ``rows`` neighbours, one of every block: ``[block, rows]``."""
+        return jnp.pad(flat, (0, self.block * self.rows - self.size)).reshape(self.block, self.rows)
 
     def flat(self, blocks: Array) -> Array:
         """Returns the vector that has these blocks: the inverse of :meth:`blocks`."""

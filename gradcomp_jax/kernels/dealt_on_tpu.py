@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -45,25 +46,26 @@ class Parts:
 
 
 def takes(deal: Deal, width: int, tables: int = 1) -> bool:
-    """Returns whether these kernels are used, and support a matrix ``[size / width, width]``.
+    """Returns whether these kernels are used for a matrix ``[size / width, width]``, with so many words for each block."""
+    lines = width % _LANES == 0 and max(width, _FEWEST) <= deal.rows and deal.size % width == 0
+    fits = deal.rows <= _TABLE and tables * deal.rows <= _TABLES
+    return lines and fits and width <= _UNROLLED and deal.size <= 2**31 - 64 * _TILE and _are_used()
 
-    Args:
-        deal: how its entries are dealt.
-        width: of the matrix.
-        tables: words that lie in vector memory for each block.
+
+def _are_used() -> bool:
+    """Returns what the environment asks for, or what a check says.
 
     Raises:
         ValueError: if the environment variable is neither 0, 1 nor auto.
     """
-    from gradcomp_jax.kernels import self_check
-
     asked = os.environ.get(SWITCH, "auto")
     if asked not in ("0", "1", "auto"):
         raise ValueError(f"{SWITCH} must be 0, 1 or auto, got {asked!r}")
-    lines = width % _LANES == 0 and max(width, _FEWEST) <= deal.rows and deal.size % width == 0
-    fits = deal.rows <= _TABLE and tables * deal.rows <= _TABLES
-    fits &= width <= _UNROLLED and deal.size <= 2**31 - 64 * _TILE
-    return lines and fits and asked != "0" and (asked == "1" or self_check.passed())
+    if asked != "auto" or jax.default_backend() != "tpu":
+        return asked == "1"
+    from gradcomp_jax.kernels import self_check
+
+    return self_check.passed()
 
 
 def best_of_dealt(
@@ -89,13 +91,9 @@ def best_of_dealt(
 
     height, width = parts.arrays[0].shape
     around = apart * deal.rows
-    tile, length, across = _tile(height, width), _length(around, width), width // _LANES
-    stretches, tiles = 1, pl.cdiv(height, tile)
-    if lines is not None:
-        wanted = max(_SUBLANES, lines * around // width)
-        tiles = max(1, round(wanted / tile))
-        tile = max(_SUBLANES, wanted // tiles // _SUBLANES * _SUBLANES)
-        stretches = pl.cdiv(height, tile * tiles)
+    length, across = _length(around, width), width // _LANES
+    tile, tiles = _tiles(height, width, None if lines is None else lines * around)
+    stretches = pl.cdiv(height, tile * tiles)
 
     def kernel(*refs: Any) -> None:
         *sources, best_ref = refs
@@ -244,6 +242,16 @@ def placed_in_matrix(
 def _tile(height: int, width: int) -> int:
     """Returns the rows of the matrix in one step of the grid: whole tiles of bfloat16."""
     return max(16, min(_TILE // width, height) // 16 * 16)
+
+
+def _tiles(height: int, width: int, entries: int | None) -> tuple[int, int]:
+    """Returns the rows of a tile, and how many tiles a stretch of about so many entries has; ``None`` for all of them."""
+    tile = _tile(height, width)
+    if entries is None:
+        return tile, -(-height // tile)
+    wanted = max(_SUBLANES, entries // width)
+    tiles = max(1, round(wanted / tile))
+    return max(_SUBLANES, wanted // tiles // _SUBLANES * _SUBLANES), tiles
 
 
 def _length(entries: int, width: int) -> int:

@@ -1,7 +1,8 @@
 """The largest entries of blocks that are dealt out over a vector, and their places in it."""
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -37,30 +38,20 @@ _Placing = Callable[[Array, Array], Array]
 def top_of_dealt(flat: Array, deal: Deal, k: int, parts: dealt_on_tpu.Parts | None = None) -> tuple[Array, Array]:
     """Returns :func:`~gradcomp_jax.kernels.selection.top_entries` of every dealt block, without transposing the vector.
 
-    A vector is seen as lines of ``deal.rows`` neighbours. Each line has one entry of every block; maxima are over lines.
-
-    Args:
-        flat: float32 ``[size]``.
-        deal: how its entries are dealt.
-        k: at most the block.
-        parts: what the vector is made of, as a matrix ``[size / block, block]``, for a kernel.
-
-    Returns:
-        ``(index, value)``: int32 and float32 ``[rows, k]``.
+    A vector, float32 ``[size]``, is seen as lines of ``deal.rows`` neighbours. Each line has one entry of every block; maxima are
+    over lines. ``parts`` is what the vector is made of, as a matrix ``[size / block, block]``, for a kernel. The result is
+    ``(index, value)``, int32 and float32 ``[rows, k]``.
     """
     low_bits = _low_bits(deal.block)
     lines = _run(deal.block, k)
-    if low_bits > 20 or lines == 1 or parts_of(deal.block // lines, k, 2 * ROUNDS) is None:
-        # There is nothing to reduce, or the rows are sorted: they are taken as rows.
+    if not reduces_lines(deal.block, k):
         return top_entries(deal.blocks(flat), k)
 
     def in_lines(flat: Array) -> Array:
         return _best_of_lines(flat, deal, k, lines, low_bits)
 
     def at_once(flat: Array) -> Array:
-        # All lines are in one reduction, which also fills up the vector: each part of it would be a separate pass.
-        padded = jnp.pad(flat, (0, deal.block * deal.rows - deal.size))
-        return _best_of_lines(padded, deal, k, deal.block if k == 1 else lines, low_bits)
+        return _best_of_all([_at_once(flat, deal, k)], k)
 
     def in_one_layout(flat: Array) -> Array:
         # TPU's tiles of lines are not those of the vector: only one array should change between them, the vector itself.
@@ -76,20 +67,39 @@ def top_of_dealt(flat: Array, deal: Deal, k: int, parts: dealt_on_tpu.Parts | No
         return approximate_best(_keys(deal.blocks(flat), low_bits), k=k, low_bits=low_bits)
 
     def by_kernel(flat: Array) -> Array:
-        made_of = parts or dealt_on_tpu.Parts((flat.reshape(-1, deal.block),))
-        if k == 1:
-            return dealt_on_tpu.best_of_dealt(made_of, deal, low_bits).reshape(-1)[: deal.rows, None]
-        run, apart = _run_on_tpu(deal, k)
-        found = dealt_on_tpu.best_of_dealt(made_of, deal, low_bits, run, apart)
-        found = found.reshape(found.shape[0], -1)[:, : apart * deal.rows]
-        return _found_below(found.reshape(-1, deal.rows), k).T
+        return _by_kernel(parts or dealt_on_tpu.Parts((flat.reshape(-1, deal.block),)), deal, k)
 
-    if k <= COMPARED and dealt_on_tpu.takes(deal, deal.block):
-        tpu: Callable[[Array], Array] = by_kernel
-    else:
-        tpu = in_one_layout if k == 1 else approximate
+    by_xla = in_one_layout if k == 1 else approximate
+    tpu = by_kernel if k <= COMPARED and dealt_on_tpu.takes(deal, deal.block) else by_xla
     keys = lax.platform_dependent(flat, cpu=in_lines, tpu=tpu, default=at_once)
     return entries_of(keys, low_bits, lambda index: take_dealt(flat, deal, index))
+
+
+def top_of_all_dealt(flats: Sequence[Array], deals: Sequence[Deal], k: int) -> tuple[Array, Array]:
+    """Returns :func:`top_of_dealt` of several vectors with blocks of one length, found together: those of the rows of all.
+
+    For accelerators, where the rounds of each vector would be as many kernels. :func:`reduces_lines` of the block is true.
+    """
+    block, found = deals[0].block, [_at_once(*one, k) for one in zip(flats, deals, strict=True)]
+    keys = _best_of_all([jnp.concatenate(found, axis=1)], k)
+    return entries_of(keys, _low_bits(block), lambda index: take_all_dealt(flats, deals, index))
+
+
+def reduces_lines(block: int, k: int) -> bool:
+    """Returns whether lines are reduced; otherwise there is nothing to reduce, or rows are sorted: they are taken as rows."""
+    lines = _run(block, k)
+    return _low_bits(block) <= 20 and lines > 1 and parts_of(block // lines, k, 2 * ROUNDS) is not None
+
+
+def _at_once(flat: Array, deal: Deal, k: int) -> Array:
+    """Returns the best key of every block in each run of lines: int32 ``[runs, rows]``.
+
+    All lines are in one reduction, which also fills up the vector: each part of it would be a separate pass.
+    """
+    run = deal.block if k == 1 else _run(deal.block, k)
+    return _best_of_runs(
+        deal.lines(flat).reshape(-1), 0, deal.rows, run, _apart(deal.block, k, run), _low_bits(deal.block)
+    )
 
 
 def _run(block: int, k: int) -> int:
@@ -100,6 +110,17 @@ def _run(block: int, k: int) -> int:
     return run
 
 
+def _by_kernel(parts: dealt_on_tpu.Parts, deal: Deal, k: int) -> Array:
+    """Returns the ``k`` best keys of every block, int32 ``[rows, k]``, of candidates that a kernel finds in one pass."""
+    low_bits = _low_bits(deal.block)
+    if k == 1:
+        return dealt_on_tpu.best_of_dealt(parts, deal, low_bits).reshape(-1)[: deal.rows, None]
+    run, apart = _run_on_tpu(deal, k)
+    found = dealt_on_tpu.best_of_dealt(parts, deal, low_bits, run, apart)
+    found = found.reshape(found.shape[0], -1)[:, : apart * deal.rows]
+    return _in_turn(found.reshape(-1, deal.rows), k=k, each=k)
+
+
 def _run_on_tpu(deal: Deal, k: int) -> tuple[int, int]:
     """Returns how many lines are reduced to one entry of a block, and how far they are apart: see :func:`_apart`.
 
@@ -108,14 +129,6 @@ def _run_on_tpu(deal: Deal, k: int) -> tuple[int, int]:
     run = max(n for n in (1, 2, 4, 8, 16) if n == 1 or deal.block >= 8 * k * n)
     fits = [n for n in (1, 3, 7, 15, 31) if n * run <= deal.block and n * deal.rows <= dealt_on_tpu.MOST_AROUND]
     return run, max(fits)
-
-
-def _found_below(found: Array, k: int) -> Array:
-    """Returns the ``k`` best of keys ``[n, ...]`` along the first axis, on which they are distinct: ``[k, ...]``."""
-    best = [jnp.max(found, axis=0)]
-    for _ in range(k - 1):
-        best.append(jnp.max(jnp.where(found < best[-1][None], found, -1), axis=0))
-    return jnp.stack(best)
 
 
 def _best_of_lines(flat: Array, deal: Deal, k: int, run: int, low_bits: int) -> Array:
@@ -130,15 +143,35 @@ def _best_of_lines(flat: Array, deal: Deal, k: int, run: int, low_bits: int) -> 
         rest = flat[whole * length :]
         rest = jnp.pad(rest, (0, block * rows - flat.size))
         found.append(_best_of_runs(rest, whole, rows, run, apart, low_bits))
-    parts = parts_of(block // run, k, 2 * ROUNDS) or 1
+    return _best_of_all(found, k)
+
+
+def _best_of_all(found: list[Array], k: int) -> Array:
+    """Returns the ``k`` best of some runs' best keys, int32 ``[runs, rows]`` each: int32 ``[rows, k]``."""
+    rows = found[0].shape[1]
+    parts = parts_of(sum(len(f) for f in found), k, 2 * ROUNDS) or 1
     if parts > 1:
         found = [jnp.concatenate(found).reshape(parts, -1, rows).swapaxes(0, 1)]
+    if k // parts <= ROUNDS:
+        return _in_turn(*found, k=k, each=k // parts)
+    on_gpu, in_turn = (functools.partial(of, k=k, each=k // parts) for of in (_sorted_once, _in_turn))
+    return lax.platform_dependent(*found, cuda=on_gpu, default=in_turn)
+
+
+def _in_turn(*found: Array, k: int, each: int) -> Array:
     best = [functools.reduce(jnp.maximum, [jnp.max(f, axis=0) for f in found])]
-    for _ in range(k // parts - 1):
+    for _ in range(each - 1):
         # Keys of one block are distinct, so those below the last one exclude it.
         below = [jnp.max(jnp.where(f < best[-1][None], f, -1), axis=0) for f in found]
         best.append(functools.reduce(jnp.maximum, below))
-    return jnp.stack(best).reshape(k, rows).T
+    return jnp.stack(best).reshape(k, -1).T
+
+
+def _sorted_once(*found: Array, k: int, each: int) -> Array:
+    # So many rounds would be a kernel each. Negative keys rise as magnitudes fall.
+    keys = jnp.concatenate(found)
+    keys = -keys.reshape(len(keys), -1).T
+    return -lax.sort(keys, dimension=1, is_stable=False)[:, :each].T.reshape(k, -1).T
 
 
 def _apart(block: int, k: int, run: int) -> int:
@@ -170,6 +203,13 @@ def take_dealt(flat: Array, deal: Deal, index: Array) -> Array:
         return take_from_rows(deal.blocks(flat), index)
     place = _places(index, deal)
     return jnp.where(place < deal.size, flat[jnp.minimum(place, deal.size - 1)], 0.0)
+
+
+def take_all_dealt(flats: Sequence[Array], deals: Sequence[Deal], index: Array) -> Array:
+    """Returns :func:`take_dealt` of several vectors, whose rows ``index`` has one after the other."""
+    ends = list(itertools.accumulate(deal.rows for deal in deals))[:-1]
+    each = zip(flats, deals, jnp.split(index, ends), strict=True)
+    return jnp.concatenate([take_dealt(*one) for one in each])
 
 
 def place_dealt(index: Array, value: Array, deal: Deal, width: int) -> Array:

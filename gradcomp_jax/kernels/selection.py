@@ -105,7 +105,7 @@ def _best_of_part(keys: Array, k: int, rounds: int) -> Array:
         place = lax.top_k(lax.bitcast_convert_type(keys, jnp.float32), k)[1]
         return jnp.take_along_axis(keys, place, axis=1)
     in_turn = functools.partial(_found_in_turn, k=k)
-    if k <= 2 * ROUNDS:
+    if k <= ROUNDS:
         return in_turn(keys)
     # On GPU so many rounds, a kernel each, cost more than a sort of the reduced row.
     return lax.platform_dependent(keys, cuda=functools.partial(_sorted_once, k=k), default=in_turn)
@@ -121,9 +121,9 @@ def _found_in_turn(keys: Array, *, k: int) -> Array:
 
 def _sorted_once(keys: Array, *, k: int) -> Array:
     # Negative keys rise as magnitudes fall. An entry occurs at most twice, as the best of its lane and of its run.
-    best = lax.slice_in_dim(lax.sort(-keys, dimension=1), 0, min(2 * k, keys.shape[1]), axis=1)
+    best = lax.slice_in_dim(lax.sort(-keys, dimension=1, is_stable=False), 0, min(2 * k, keys.shape[1]), axis=1)
     again = jnp.pad(best[:, 1:] == best[:, :-1], ((0, 0), (1, 0)))
-    return -lax.slice_in_dim(lax.sort(jnp.where(again, 1, best), dimension=1), 0, k, axis=1)
+    return -lax.slice_in_dim(lax.sort(jnp.where(again, 1, best), dimension=1, is_stable=False), 0, k, axis=1)
 
 
 def top_of_rows(rows: Array, k: int) -> Array:

@@ -32,8 +32,7 @@ class Memory(abc.ABC):
     @property
     def is_static(self) -> bool:
         """Returns whether all its options are plain numbers, of which none is traced."""
-        values = (getattr(self, field.name) for field in dataclasses.fields(self))
-        return all(isinstance(value, (bool, int, float, str)) for value in values)
+        return all(isinstance(value, (bool, int, float, str)) for value in vars(self).values())
 
     @property
     def counts_sent(self) -> bool:

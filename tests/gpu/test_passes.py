@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import gpu_programs as gpu
-from benchmarks.compiled import model, passes
+from benchmarks.compiled import launches, model, passes
 from gradcomp_jax.methods.registry import METHODS
 
 from .programs import needs_compiler
@@ -24,17 +24,17 @@ CEILINGS = {
     "terngrad": ((7, 38, 0.3), (7, 160, 0.2)),
     "qsgd": ((7, 38, 0.2), (7, 110, 0.2)),
     # Eight by hand, the sample, and the norms for clipping; odd shapes are filled up.
-    "dgc": ((13, 55, 0.7), (13, 200, 0.1)),
-    # The entries of a block are found in turn, a kernel each.
-    "topk_sgd": ((13, 110, 0.1), (12, 450, 0.1)),
-    # Two memories and the gradient are read, two and the update are written.
-    "ef21": ((14, 113, 0.1), (14, 460, 0.1)),
+    "dgc": ((13, 55, 0.7), (13, 155, 0.1)),
+    # The best of lines are sorted, for each leaf.
+    "topk_sgd": ((13, 110, 0.1), (10, 225, 0.1)),
+    # Two memories and the gradient are read, two and the update are written. What is left of the lines is sorted.
+    "ef21": ((14, 113, 0.1), (14, 230, 0.2)),
     # Positions are drawn, and looked up: some kernels for each leaf.
     "random_k": ((10, 45, 0.1), (10, 180, 0.1)),
     # All leaves are one vector: joined, and cut again.
     "gradient_dropping": ((13, 65, 0.2), (13, 90, 0.1)),
     # What the others found is scattered.
-    "sparcml": ((18, 91, 1.3), (20, 460, 1.0)),
+    "sparcml": ((18, 91, 1.3), (20, 250, 1.1)),
     # A transform there and one back, and a sort.
     "demo": ((29, 80, 1.2), (31, 440, 0.6)),
     # A code for each column: a transposition in each direction.
@@ -42,7 +42,7 @@ CEILINGS = {
     # The chosen of a block are put in order, and each leaf's high and low bits of positions are packed by themselves.
     "topk_two_bits": ((13, 190, 0.2), (13, 760, 0.2)),
     # The collectives of 8 bits count two passes; the scale of a block takes a pass before its codes.
-    "block_quantized": ((14, 42, 0.6), (16, 170, 0.4)),
+    "block_quantized": ((14, 42, 0.6), (16, 140, 0.5)),
     "fp8": ((15, 40, 0.3), (17, 150, 0.3)),
     "ef_sign_sgd": ((11, 38, 0.2), (11, 140, 0.2)),
     # Each of the two phases is a branch that copies the state.
@@ -69,3 +69,24 @@ def test_passes_kernels_and_temporaries(number: int, method: str) -> None:
     row = passes.measure(method, params, gpu.LARGE)
     most = CEILINGS[method][number] if method in CEILINGS else passes.goal(method, params)
     assert passes.within(row, most), (row, most)
+
+
+# Kernels of an exchange of ResNet-50's tree; the goals are 250 for dgc and 120 for the others.
+LAUNCHES = {
+    "dgc": 170,
+    "block_quantized": 115,
+    # The goal is missed: each of 18 large tensors takes three kernels, and each shape of small ones some cuts.
+    "topk_sgd": 145,
+    # The goal is missed: a tensor's scale takes five kernels, whose sums would change if tensors were joined.
+    "terngrad": 360,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", LAUNCHES)
+def test_launches_for_many_leaves(method: str) -> None:
+    row = launches.measure(method, gpu.LARGE)
+    print(method, row)
+    assert row.kernels <= LAUNCHES[method]
+    # Joined copies of the small tensors, a sixth of the tree.
+    assert row.moved < 16

@@ -1,5 +1,6 @@
 """The Pallas kernels of dealt blocks, interpreted, against the programs whose place they take."""
 
+import math
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from jax import lax
 import gradcomp_jax as gc
 from gradcomp_jax import kernels
 from gradcomp_jax.kernels import dealt_on_tpu
-from gradcomp_jax.kernels.dealt_selection import _found_below, _run_on_tpu
+from gradcomp_jax.kernels.dealt_selection import _in_turn, _run_on_tpu
 from gradcomp_jax.kernels.selection import _low_bits, entries_of
 from tests.conformance.environments import AXIS, WORKERS, environment
 
@@ -67,7 +68,7 @@ def test_several_entries_of_a_block(size: int, block: int, rows: int, width: int
         parts = kernels.Parts((x.reshape(-1, width), y.reshape(-1, width)), lambda x, y: 2 * x + y)
         keys = dealt_on_tpu.best_of_dealt(parts, deal, low_bits, lines, apart, interpret=True)
         keys = keys.reshape(keys.shape[0], -1)[:, : apart * rows]
-        found = _found_below(keys.reshape(-1, rows), k).T
+        found = _in_turn(keys.reshape(-1, rows), k=k, each=k)
         index, value = entries_of(found, low_bits, lambda index: index)
         sent = value.astype(jnp.bfloat16)
         wanted = kernels.place_dealt(index, sent.astype(jnp.float32), deal, width)
@@ -79,8 +80,8 @@ def test_several_entries_of_a_block(size: int, block: int, rows: int, width: int
 
     keys, index, value, wanted, placed = jax.device_get(both(x, y))
     # Each entry is in one stretch: whole rows of the matrix, one after the other. Its lines are in runs of some far apart.
-    long = -(-(size // width) // keys.shape[0])
-    long = next(n for n in range(long, size) if n % 8 == 0) * width
+    long = math.prod(dealt_on_tpu._tiles(size // width, width, lines * apart * rows)) * width
+    assert long % (8 * width) == 0 and keys.shape[0] == -(-size // long)
     place = np.arange(size)
     magnitude = np.zeros((keys.shape[0], apart, rows), np.float32)
     np.maximum.at(magnitude, (place // long, place // rows % apart, place % rows), np.abs(made))
