@@ -38,8 +38,8 @@ _Placing = Callable[[Array, Array], Array]
 def top_of_dealt(flat: Array, deal: Deal, k: int, parts: dealt_on_tpu.Parts | None = None) -> tuple[Array, Array]:
     """Returns :func:`~gradcomp_jax.kernels.selection.top_entries` of every dealt block, without transposing the vector.
 
-    A vector, float32 ``[size]``, is seen as lines of ``deal.rows`` neighbours. Each line has one entry of every block; maxima are
-    over lines. ``parts`` is what the vector is made of, as a matrix ``[size / block, block]``, for a kernel. The result is
+    A vector, float32 ``[size]``, is seen as lines of ``deal.rows`` neighbours. Each line has one entry of every block; maxima
+    are over lines. ``parts`` is what the vector is made of, as a matrix ``[size / block, block]``, for a kernel. The result is
     ``(index, value)``, int32 and float32 ``[rows, k]``.
     """
     low_bits = _low_bits(deal.block)
