@@ -20,15 +20,18 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import jax
 import numpy as np
-from other_compressors import load_peers
-from pages import write_between
-from subjects import SUBJECTS, Round, Subject
 
+from benchmarks.other_compressors import load_peers
+from benchmarks.pages import write_between
+from benchmarks.subjects import SUBJECTS, Round, Subject
 from gradcomp_jax import _markdown
 
 

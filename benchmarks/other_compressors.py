@@ -7,7 +7,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from subjects import Round, Start, Subject
+
+from benchmarks.subjects import Round, Start, Subject
 
 
 def load_peers(paths: list[str], *, torch: bool) -> dict[str, Subject]:

@@ -25,7 +25,7 @@ when a program is traced."""
 _SUBLANES, _LANES = 8, 128  # of a tile
 _TILE = 2**18  # entries of the matrix in one step of the grid
 _TABLE = 2**19  # blocks: a table and tiles of three arrays, each twice, fit 16 MiB of vector memory
-MOST_AROUND = 2**20  # words of a table that is written, which is there twice
+MOST_AROUND = 2**19  # words of a table that is written, which is there twice
 _TABLES = 2**21  # words of tables, which are there once, beside tiles
 _FEWEST = _SUBLANES * _LANES  # blocks: what goes around is taken back a tile at a time
 _UNROLLED = 2**15  # entries of a row, whose parts are unrolled
@@ -92,7 +92,7 @@ def best_of_dealt(
     height, width = parts.arrays[0].shape
     around = apart * deal.rows
     length, across = _length(around, width), width // _LANES
-    tile, tiles = _tiles(height, width, None if lines is None else lines * around)
+    tile, tiles = _tiles(height, width, len(parts.arrays), None if lines is None else lines * around)
     stretches = pl.cdiv(height, tile * tiles)
 
     def kernel(*refs: Any) -> None:
@@ -244,9 +244,12 @@ def _tile(height: int, width: int) -> int:
     return max(16, min(_TILE // width, height) // 16 * 16)
 
 
-def _tiles(height: int, width: int, entries: int | None) -> tuple[int, int]:
-    """Returns the rows of a tile, and how many tiles a stretch of about so many entries has; ``None`` for all of them."""
-    tile = _tile(height, width)
+def _tiles(height: int, width: int, arrays: int, entries: int | None) -> tuple[int, int]:
+    """Returns the rows of a tile of each of some float32 arrays, and how many tiles a stretch of about so many entries has.
+
+    ``None`` for one stretch.
+    """
+    tile = max(_SUBLANES, min(_TILE // arrays // width, height) // _SUBLANES * _SUBLANES)
     if entries is None:
         return tile, -(-height // tile)
     wanted = max(_SUBLANES, entries // width)

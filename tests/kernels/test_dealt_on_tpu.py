@@ -80,7 +80,7 @@ def test_several_entries_of_a_block(size: int, block: int, rows: int, width: int
 
     keys, index, value, wanted, placed = jax.device_get(both(x, y))
     # Each entry is in one stretch: whole rows of the matrix, one after the other. Its lines are in runs of some far apart.
-    long = math.prod(dealt_on_tpu._tiles(size // width, width, lines * apart * rows)) * width
+    long = math.prod(dealt_on_tpu._tiles(size // width, width, 2, lines * apart * rows)) * width
     assert long % (8 * width) == 0 and keys.shape[0] == -(-size // long)
     place = np.arange(size)
     magnitude = np.zeros((keys.shape[0], apart, rows), np.float32)

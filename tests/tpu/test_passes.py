@@ -9,8 +9,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import gradcomp_jax as gc
 from benchmarks import tpu_programs as tpu
 from benchmarks.compiled import model, passes
+from benchmarks.compiled.traffic import traffic
 from gradcomp_jax import kernels
 from gradcomp_jax.kernels import dealt_on_tpu
+from gradcomp_jax.kernels.dealt_selection import _run_on_tpu
 from gradcomp_jax.methods.registry import METHODS
 
 from .programs import needs_compiler
@@ -38,45 +40,26 @@ def compiled_for(place: NamedSharding, shape: tuple[int, ...]) -> jax.stages.Com
     return jax.jit(lambda g, s: tx.update(g, s)[1], donate_argnums=1).lower(gradient, state).compile()
 
 
-# Blocks are dealt out over a tensor, and XLA:TPU copies it between the layouts of rows and of lines for each pass.
-# Stretches took 10 gradients, and are a worse sample of a tensor (docs/results/energy.md).
-copies_between_layouts = pytest.mark.xfail(reason="dealt blocks are another layout on TPU: 16.3 gradients", strict=True)
-
-
-@copies_between_layouts
-def test_a_dgc_step_reads_and_writes_at_most_ten_gradients(one_device) -> None:
-    """Gradient, velocity and accumulator read twice, the last two written once: eight."""
-    compiled = compiled_for(one_device, SHAPE)
-    assert compiled.cost_analysis()["bytes accessed"] <= 10 * GRADIENT
-    memory = compiled.memory_analysis()
-    assert memory.temp_size_in_bytes <= GRADIENT
-    assert memory.alias_size_in_bytes >= 2 * GRADIENT
-
-
-@copies_between_layouts
-def test_a_gradient_in_another_layout_is_copied_once(one_device) -> None:
-    """A flat vector's tiles are not those of rows; the relayout costs a read and a write, whatever the passes."""
-    compiled = compiled_for(one_device, (SHAPE[0] * SHAPE[1],))
-    assert compiled.cost_analysis()["bytes accessed"] <= 10.1 * GRADIENT
-
-
 @pytest.fixture
 def pallas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes kernels as a process with a TPU does, whose check they passed."""
     monkeypatch.setenv(dealt_on_tpu.SWITCH, "1")
 
 
-# The target is written for its kernel, which reads it: two of these. What was selected comes back in bfloat16: one.
 @pytest.mark.parametrize(
-    ("shape", "most"), [(SHAPE, 11.1), pytest.param((SHAPE[0] * SHAPE[1],), 13.1, marks=pytest.mark.slow)]
+    ("shape", "most", "temporaries"),
+    [(SHAPE, 8.05, 0.1), pytest.param((SHAPE[0] * SHAPE[1],), 10.05, 1.05, marks=pytest.mark.slow)],
 )
-def test_a_dgc_step_by_kernels_of_pallas(
-    one_device: NamedSharding, pallas: None, shape: tuple[int, ...], most: float
+def test_a_dgc_step_reads_and_writes_what_it_must(
+    one_device: NamedSharding, pallas: None, shape: tuple[int, ...], most: float, temporaries: float
 ) -> None:
-    """Eight gradients and three of the kernels; a flat vector is copied once in addition."""
+    """Gradient, velocity and accumulator read twice, the last two written once: eight. A flat vector's tiles are not those of
+    rows, and it is copied once. By XLA's programs alone the compiler counts 16.3 and 20.0.
+    """
     compiled = compiled_for(one_device, shape)
-    assert passes.bytes_accessed(compiled) <= most * GRADIENT
+    assert traffic(compiled.as_text()).bytes <= most * GRADIENT
     memory = compiled.memory_analysis()
-    assert memory.temp_size_in_bytes <= (most - 10) * GRADIENT
+    assert memory.temp_size_in_bytes <= temporaries * GRADIENT
     assert memory.alias_size_in_bytes >= 2 * GRADIENT
 
 
@@ -92,14 +75,17 @@ def test_kernels_of_the_largest_tensors_fit_the_vector_memory(pallas: None, chip
         jax.ShapeDtypeStruct(shape, dtype, sharding=place)
         for shape, dtype in (
             ((entries // width, width), jnp.float32),
-            ((deal.rows,), jnp.int32),
-            ((deal.rows,), jnp.float32),
+            ((deal.rows, 2), jnp.int32),
+            ((deal.rows, 2), jnp.float32),
         )
     )
 
     def both(matrix: jax.Array, index: jax.Array, value: jax.Array) -> tuple[jax.Array, ...]:
         placed = (dealt_on_tpu.placed_in_matrix(index, v, deal, width) for v in (value, value.astype(jnp.bfloat16)))
-        return dealt_on_tpu.best_of_dealt(matrix, deal, 11), *placed
+        parts = kernels.Parts((matrix, matrix, matrix), lambda a, b, c: 0.9 * a + b + c)
+        run, apart = _run_on_tpu(deal, 2)
+        found = (dealt_on_tpu.best_of_dealt(parts, deal, 11, *runs) for runs in ((), (run, apart)))
+        return *found, *placed
 
     text = jax.jit(both).lower(matrix, index, value).compile().as_text()
     assert passes.bytes_of_pallas(text) >= 10 * entries
