@@ -31,6 +31,7 @@ class BlockQuantized(Compressor):
     norm: Norm
     generator: Generator
     format: Format = "int"
+    scales = True
 
     @property
     def unbiased(self) -> bool:

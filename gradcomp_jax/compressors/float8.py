@@ -29,6 +29,7 @@ class Float8(Compressor):
     format: Format
     scaled: bool
     measures_largest = True
+    scales = True
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[Float8Payload, PyTree]:
         """Casts to the nearest value of the format; beyond its range, to its largest number."""

@@ -31,6 +31,7 @@ class Sign(Compressor):
 
     scaling: Scaling
     pads_nonzero = True  # padding has a sign too
+    scales = True
 
     def statistic(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
         """Sums magnitudes; for ``means``, sums positive and negative entries, and counts the negative ones.

@@ -38,6 +38,7 @@ class Ternary(Compressor):
     generator: Generator
     most_workers = 127  # a sum of 128 ones wraps in int8
     unbiased = True  # what clipping takes is lost on purpose
+    scales = True
 
     @property
     def summable(self) -> bool:  # type: ignore[override]
@@ -102,6 +103,7 @@ class Levels(Compressor):
     """
 
     workers: int
+    scales = True
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[LevelsPayload, PyTree]:
         """Recovers the integers from the mean and packs them as digits."""

@@ -212,7 +212,8 @@ class Group:
             turned = kernels.from_rows(rows, (leaf.shape[-1], *leaf.shape[:-1]), leaf.dtype)
             return {first: jnp.moveaxis(turned, 0, -1)}
         if len(segment.leaves) == 1:
-            return {first: kernels.from_rows(rows, leaf.shape, leaf.dtype, held=self.compressor.block > 1)}
+            held = self.compressor.is_sparsifier or self.compressor.scales
+            return {first: kernels.from_rows(rows, leaf.shape, leaf.dtype, held=held)}
         flat, start, result = rows.reshape(-1), 0, {}
         for i in segment.leaves:
             part = jax.lax.slice(flat, (start,), (start + like[i].size,))
