@@ -8,6 +8,7 @@ which as many entries are chosen as the methods choose of theirs. Seeded; about 
 """
 
 import argparse
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 import gradcomp_jax as gc
 from gradcomp_jax import _markdown, kernels
 from gradcomp_jax.experiments.machine import machine, versions
+from gradcomp_jax.kernels import dealt_on_tpu, dealt_selection
 
 DENSITIES = (0.001, 0.01)
 BLOCKS = ((1024, 4), (1024, 10), (4096, 32), (4096, 64), (4096, 128))
@@ -90,6 +92,26 @@ def energy_in(x: np.ndarray, density: float, view: str | None) -> float:
     return float(np.square(sent).sum() / best.sum())
 
 
+def energy_by_kernels(x: np.ndarray, density: float) -> float | None:
+    """What the kernels for TPU find of ten entries of a block or so: the best of each run of lines are candidates.
+
+    ``None`` for a tensor that they do not serve. ``tests/kernels/test_dealt_on_tpu.py`` compares them with the same runs.
+    """
+    block, flat = 1024, np.abs(x.reshape(-1))
+    deal = kernels.Deal(x.size, block, kernels.dealt_rows(x.size, block, kernels.periods_of(x.shape)))
+    k = max(1, round(density * block))
+    if x.size % block or deal.rows < 1024:
+        return None
+    run, apart = dealt_selection._run_on_tpu(deal, k)
+    rows = math.prod(dealt_on_tpu._tiles(x.size // block, block, 2, run * apart * deal.rows))
+    place = np.arange(x.size)
+    found = np.zeros((-(-x.size // (rows * block)), apart, deal.rows))
+    np.maximum.at(found, (place // (rows * block), place // deal.rows % apart, place % deal.rows), flat)
+    sent = np.sort(found.reshape(-1, deal.rows), axis=0)[-k:]
+    best = np.sort(np.square(flat))[-max(1, round(density * x.size)) :]
+    return float(np.square(sent).sum() / best.sum())
+
+
 def energy_of_blocks(x: np.ndarray, k: int) -> float:
     """What a selection of a block finds."""
     index = np.asarray(kernels.top_of_rows(jnp.asarray(x, jnp.float32), k))
@@ -107,8 +129,10 @@ def page(command: str) -> str:
     rows: list[tuple[str, ...]] = []
     for name, x in tensors().items():
         parts = [energy_in(x, density, view) for density in DENSITIES for view in ("rows", None)]
-        rows.append((name, " x ".join(map(str, x.shape)), *(f"{s:.3f}" for s in parts)))
-    lines += _markdown.table(("tensor", "shape", *heads), rows, align="llr")
+        on_tpu = energy_by_kernels(x, 0.01)
+        last = "-" if on_tpu is None else f"{on_tpu:.3f}"
+        rows.append((name, " x ".join(map(str, x.shape)), *(f"{s:.3f}" for s in parts), last))
+    lines += _markdown.table(("tensor", "shape", *heads, "dealt, 0.01, by kernels of TPU"), rows, align="llr")
     lines += ["", "Within a block, k of its entries over its k largest:", ""]
     table = {block: blocks(block) for block, _ in BLOCKS}
     rows = [(name, *(f"{energy_of_blocks(table[b][name], k):.3f}" for b, k in BLOCKS)) for name in table[1024]]
