@@ -1,0 +1,1 @@
+"""Programs that train alone and exchange outer gradients over an object store."""
