@@ -15,15 +15,17 @@ def of_outer_average(step, centre, moves, weights):
     outer = optax.sgd(step.learning_rate, step.momentum or None, nesterov=step.nesterov)
     method = gc.weighted(gc.dense(axis_name="i"), axis_name="i")
     tx = gc.outer_average(method, outer, axis_name="i", every=1)
-    state = jax.vmap(lambda p: tx.init(p), in_axes=None, out_axes=0, axis_name="i", axis_size=len(weights))
-    found, states = [], state(centre)
-    params = jnp.broadcast_to(centre, (len(weights), centre.size))
-    update = jax.vmap(lambda u, s, p, w: tx.update(u, s, p, weight=w), axis_name="i")
-    for move in moves:
-        updates, states = update(jnp.asarray(-move), states, params, jnp.asarray(weights, jnp.float32))
-        params = optax.apply_updates(params, updates)
-        found.append(np.asarray(states.centre[0]))
-    return found
+
+    def run(centre, moves, weight):
+        state, params, found = tx.init(centre), centre, []
+        for move in moves:
+            updates, state = tx.update(-move, state, params, weight=weight)
+            params = optax.apply_updates(params, updates)
+            found.append(state.centre)
+        return found
+
+    run = jax.jit(jax.vmap(run, in_axes=(None, 1, 0), axis_name="i"))
+    return [np.asarray(c[0]) for c in run(centre, moves, np.float32(weights))]
 
 
 @pytest.mark.parametrize(
