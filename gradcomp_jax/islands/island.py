@@ -113,6 +113,7 @@ class Island:
         self._recorded = None if record is None else set(wrote)
         self._hurry = self.account.flight is None and bool(np.any(self.account.kept))
         self._accepted = self._late = self._written = self._away = 0
+        self._kept_norm = norm_of(self.account.kept)
 
     # What training calls, between two of its steps.
 
@@ -120,8 +121,13 @@ class Island:
     def status(self) -> Status:
         """Returns what it has done so far."""
         number = self._latest.round if self._latest else 0
-        kept = norm_of(self.account.kept)
-        return Status(number, self._accepted, self._late, self._written, self.log.read_bytes, kept, self._away)
+        read, kept = self.log.read_bytes, self._kept_norm
+        return Status(number, self._accepted, self._late, self._written, read, kept, self._away)
+
+    @property
+    def ready(self) -> bool:
+        """Returns whether it has found its place in the run, so that its record is worth more than the one before."""
+        return self._latest is not None
 
     @property
     def has_landing(self) -> bool:
@@ -146,6 +152,12 @@ class Island:
                 return None
             self._landed = latest.round
             return latest.state.centre
+
+    def put_aside(self, progress: Vector) -> None:
+        """Puts progress that did not depart into the record; what was handed over and not encoded is added to it."""
+        if self._asked is not None:
+            progress, self._asked = progress + self._asked[0], None
+        self.progress = progress
 
     def leave(self) -> None:
         """Asks the loop to send nothing more, and to end once nothing is under way."""
@@ -192,6 +204,10 @@ class Island:
 
     def _found(self, initial: Vector) -> Requests:
         """Writes the configuration where there is none, and the centre that it names before it."""
+        foreign = [key for key in (yield Names("")) if key.partition("/")[0] not in keys.OURS]
+        if foreign:
+            listed = ", ".join(sorted(foreign)[:3]) + (", ..." if len(foreign) > 3 else "")
+            raise IslandError(f"the place holds {listed} and no run: name a new or an empty folder, or another prefix")
         first = Centre.of(0, self.log.outer.init(initial))
         key = keys.centre_key(0, first.digest)
         self.keeping.wrote[key] = first.digest
@@ -226,6 +242,7 @@ class Island:
             self._accepted, self._missed = self._accepted + 1, 0
         else:
             self._late, self._missed, self._hurry = self._late + 1, self._missed + 1, True
+            self._kept_norm = norm_of(self.account.kept)
             yield from self.keeping.delete(keys.payload_key(self.name, flight.round, flight.digest))
 
     def _send(self) -> Requests:
@@ -238,7 +255,7 @@ class Island:
                 # A payload that waited long is large. What the others would refuse goes out in parts.
                 most = 0.5 * limit * float(np.median(self.log.norms)) * asked[1] if self.log.norms else None
                 flight = self.account.depart(asked[0], asked[1], head, self.code, most=most or None, decay=self._decay)
-                self._asked, self._delivered = None, False
+                self._asked, self._delivered, self._kept_norm = None, False, norm_of(self.account.kept)
                 self.progress = np.zeros(0, np.float32)
                 self.keeping.wrote[keys.payload_key(self.name, flight.round, flight.digest)] = flight.digest
         yield from self._keep()
@@ -249,19 +266,22 @@ class Island:
 
     def _keep(self) -> Requests:
         """Writes the record, if there is none yet, or an object is about to be written that it does not name."""
-        flight, names = self.account.flight, dict(self.keeping.wrote)
-        if self._recorded is not None and names.keys() <= self._recorded:
-            return
-        record = Record(
+        names = set(self.keeping.wrote)
+        if self._recorded is None or not names <= self._recorded:
+            yield Keep(self.record())
+            self._recorded = names
+
+    def record(self) -> bytes:
+        """Returns the record of what it has now, with which another process goes on."""
+        flight = self.account.flight
+        return Record(
             self.name,
             self._token,
             self.configuration.digest,
-            names,
+            dict(self.keeping.wrote),
             self._missed,
             self.account.kept,
             flight.round if flight else 0,
             flight.message if flight else b"",
             self.progress,
-        )
-        yield Keep(record.to_bytes())
-        self._recorded = set(names)
+        ).to_bytes()

@@ -54,10 +54,11 @@ class Log:
         read_bytes: bytes of payloads and snapshots that were read.
     """
 
-    def __init__(self, configuration: Configuration, code: Code) -> None:
-        """Takes what all islands have in common, and their code."""
-        self.configuration, self.code = configuration, code
-        self.outer = OuterStep(configuration.learning_rate, configuration.momentum, configuration.nesterov)
+    def __init__(self, configuration: Configuration | None, code: Code) -> None:
+        """Takes what all islands have in common, ``None`` to take what the run has, and their code."""
+        self.code = code
+        self._compares = configuration is not None
+        self._adopt(configuration or Configuration(code.size, code.digest))
         self.centre: Centre | None = None
         self.recent: dict[int, Decision] = {}
         self.norms: list[float] = []
@@ -66,6 +67,10 @@ class Log:
         self.read_bytes = 0
         self._start = ""
         self._other_bits = 0
+
+    def _adopt(self, configuration: Configuration) -> None:
+        self.configuration = configuration
+        self.outer = OuterStep(configuration.learning_rate, configuration.momentum, configuration.nesterov)
 
     def begin(self) -> Requests:
         """Compares configurations and takes the newest centre that can be checked; returns whether there is a run."""
@@ -81,14 +86,17 @@ class Log:
         try:
             value = from_json(data, "configuration of islands")
             self._start = str(value.pop("centre", ""))
-            theirs = Configuration.from_dict(value).to_dict()
+            configuration = Configuration.from_dict(value)
         except NotOursError as error:
             raise IslandError(
                 f"{error}: name another folder or bucket, or use the version that began the run"
             ) from error
-        own = self.configuration.to_dict()
+        own, theirs = self.configuration.to_dict(), configuration.to_dict()
+        if not self._compares:
+            own = {name: own[name] for name in ("size", "code")}
         if other := [f"{name} {theirs[name]}, not {own[name]}" for name in own if own[name] != theirs[name]]:
             raise IslandError(f"the run has {'; '.join(other)}: join with the same, or begin another run")
+        self._adopt(configuration)
 
     @property
     def now(self) -> Centre:

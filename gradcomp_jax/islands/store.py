@@ -3,6 +3,7 @@
 import abc
 import contextlib
 import dataclasses
+import datetime
 import pathlib
 import threading
 from typing import Any
@@ -202,7 +203,9 @@ def open_store(place: Any, **options: Any) -> Store:
         return ObjectStore(place)
     try:
         if "://" in str(place):
-            return ObjectStore(library.store.from_url(str(place), **options))
+            # An island trains on and asks again by itself; it must not hang in one request.
+            patience = {"max_retries": 2, "retry_timeout": datetime.timedelta(seconds=20)}
+            return ObjectStore(library.store.from_url(str(place), **{"retry_config": patience, **options}))
         if options:
             raise SettingError(f"{place} is a folder, which has no options, got {', '.join(options)}")
         return ObjectStore(library.store.LocalStore(pathlib.Path(place).absolute(), mkdir=True))

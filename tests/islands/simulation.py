@@ -127,7 +127,7 @@ class Timeline:
         found = []
         while (key := keys.round_key(len(found) + 1)) in self.past:
             found.append(Decision.from_bytes(self.past[key][0][1]))
-        assert len(found) == sum(key.startswith(keys.ROUNDS + "/") for key in self.past)
+        assert len(found) == sum(key.startswith(keys.ROUNDS + "/0") for key in self.past)
         return found
 
 

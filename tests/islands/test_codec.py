@@ -9,7 +9,7 @@ import pytest
 
 import gradcomp_jax as gc
 from gradcomp_jax import compressors
-from gradcomp_jax.islands.codec import HEADER_BYTES
+from gradcomp_jax.islands.host_codec import HEADER_BYTES
 from tests.compressors.test_every_code import ALL
 from tests.marks import slow_but
 

@@ -17,7 +17,7 @@ CONFIGURATION = Configuration(
     norm_limit=10.0,
     weights=(0.25, 4.0),
 )
-FOREIGN = {"island/a/notes.txt": b"mine", "centre/readme": b"mine", "photo": b"mine", "round.txt": b"mine"}
+FOREIGN = {"island/a/notes.txt": b"mine", "centre/readme": b"mine", "round/notes": b"mine"}
 
 
 def simulate(seed):
