@@ -10,3 +10,8 @@ from gradcomp_jax.islands.member import Member as Member
 from gradcomp_jax.islands.store import MemoryStore as MemoryStore
 from gradcomp_jax.islands.store import Store as Store
 from gradcomp_jax.islands.store import StoreError as StoreError
+from gradcomp_jax.islands.weights import Published as Published
+from gradcomp_jax.islands.weights import WeightReader as WeightReader
+from gradcomp_jax.islands.weights import WeightWriter as WeightWriter
+from gradcomp_jax.islands.weights import publish_weights as publish_weights
+from gradcomp_jax.islands.weights import read_weights as read_weights

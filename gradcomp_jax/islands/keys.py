@@ -9,8 +9,8 @@ import numpy as np
 from gradcomp_jax._errors import SettingError
 
 CONFIGURATION = "configuration"
-ROUNDS, CENTRES, ISLANDS = "round", "centre", "island"
-OURS = (CONFIGURATION, ROUNDS, CENTRES, ISLANDS)
+ROUNDS, CENTRES, ISLANDS, WEIGHTS = "round", "centre", "island", "weights"
+OURS = (CONFIGURATION, ROUNDS, CENTRES, ISLANDS, WEIGHTS)
 _DIGEST = "[0-9a-f]{32}"
 _PAYLOAD = re.compile(rf"island/([^/]+)/payload-([0-9]{{10}})-({_DIGEST})")
 _CENTRE = re.compile(rf"centre/([0-9]{{10}})-({_DIGEST})")

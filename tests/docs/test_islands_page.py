@@ -17,10 +17,11 @@ def test_the_page_runs(monkeypatch) -> None:
     pytest.importorskip("obstore")
     monkeypatch.delenv("PLACE", raising=False)
     monkeypatch.delenv("ISLAND", raising=False)
-    names, (trained, followed) = run("islands")
+    names, (trained, followed, weights) = run("islands")
     assert trained.startswith("london {'island/round': ")
     number = int(re.match(r"rounds: (\d+) shape: \(64, 16\)", followed)[1])
     assert number >= 3 and names["island"].diagnostics()["island/accepted"] >= 3
+    assert weights.count("delta: ") == 3 and weights.endswith("version 6 equal: True\n")
     assert names["loss"](names["centre"], names["truth"].T) < names["loss"](names["params"], names["truth"].T)
 
 
