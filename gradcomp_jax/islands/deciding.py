@@ -11,6 +11,7 @@ from gradcomp_jax.islands.log import Log, Requests, opened
 from gradcomp_jax.islands.objects import Decision, Entry
 from gradcomp_jax.islands.store import Create, Get
 
+_LARGEST_HEAD = 1 << 17
 MOST_WINDOWS = 8
 """A round waits at most so many grace windows for an island that missed the rounds before."""
 
@@ -87,6 +88,10 @@ class Deciding:
 
     def _judge(self, name: keys.Name, size: int) -> Requests:
         log = self.log
+        if size > 8 * log.configuration.size + _LARGEST_HEAD:
+            # No code makes so much of so few entries: nobody has to hold it in memory to refuse it.
+            self.refused[name.key] = f"it has {size} bytes"
+            return
         data = yield Get(name.key)
         if data is None:
             return

@@ -2,7 +2,6 @@
 
 import dataclasses
 import secrets
-import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -59,7 +58,7 @@ class Island:
     """Takes part in the rounds of a run.
 
     :meth:`run` is the exchange, and is run in a thread of its own; :meth:`depart` and :meth:`land` are what training calls.
-    They share what ``lock`` guards: a departure that was asked for, and the newest centre.
+    Each side only replaces whole objects that the other reads, so neither ever waits for the other.
     """
 
     def __init__(
@@ -87,7 +86,6 @@ class Island:
             poll: seconds between two looks at the store.
         """
         self.name, self.configuration, self.code = keys.check_island(name), configuration, code
-        self.lock = threading.Lock()
         self.error: Exception | None = None
         self._initial, self._decay, self._poll = initial, decay, poll
         self.progress = np.zeros(0, np.float32)
@@ -141,17 +139,16 @@ class Island:
 
     def depart(self, progress: Vector, weight: float) -> None:
         """Hands over base minus parameters; from now on the parameters are the base."""
-        with self.lock:
-            self._asked, self._hurry = (progress, float(np.float32(weight))), False
+        self._hurry = False
+        self._asked = (progress, float(np.float32(weight)))
 
     def land(self) -> Vector | None:
         """Returns the newest centre, if training has not taken it: ``x <- centre + (x - base)``, and the centre is the base."""
-        with self.lock:
-            latest = self._latest
-            if latest is None or latest.round <= self._landed:
-                return None
-            self._landed = latest.round
-            return latest.state.centre
+        latest = self._latest
+        if latest is None or latest.round <= self._landed:
+            return None
+        self._landed = latest.round
+        return latest.state.centre
 
     def put_aside(self, progress: Vector) -> None:
         """Puts progress that did not depart into the record; what was handed over and not encoded is added to it."""
@@ -225,8 +222,7 @@ class Island:
         living = yield from self.living.poll(names, self._missed)
         yield from self.deciding.poll(names, living)
         yield from self._settle()
-        with self.lock:
-            self._latest = self.log.centre
+        self._latest = self.log.centre
         yield from self.keeping.poll()
         return self._leaving and self._asked is None and self.account.flight is None
 
@@ -247,17 +243,18 @@ class Island:
 
     def _send(self) -> Requests:
         """Encodes what was handed over; writes it to the own disk, and then to the store."""
-        with self.lock:
-            asked = self._asked
-            if asked is not None and self.account.flight is None:
-                now, limit = self.log.now, self.configuration.norm_limit
-                head = Payload(self.configuration.digest, now.round + 1, self.name, asked[1], now.digest, b"")
-                # A payload that waited long is large. What the others would refuse goes out in parts.
-                most = 0.5 * limit * float(np.median(self.log.norms)) * asked[1] if self.log.norms else None
-                flight = self.account.depart(asked[0], asked[1], head, self.code, most=most or None, decay=self._decay)
-                self._asked, self._delivered, self._kept_norm = None, False, norm_of(self.account.kept)
-                self.progress = np.zeros(0, np.float32)
-                self.keeping.wrote[keys.payload_key(self.name, flight.round, flight.digest)] = flight.digest
+        asked = self._asked
+        if asked is not None and self.account.flight is None:
+            # Without the lock: training goes on meanwhile, and hands over nothing more until this is done.
+            now, limit = self.log.now, self.configuration.norm_limit
+            head = Payload(self.configuration.digest, now.round + 1, self.name, asked[1], now.digest, b"")
+            # A payload that waited long is large. What the others would refuse goes out in parts.
+            most = 0.5 * limit * float(np.median(self.log.norms)) * asked[1] if self.log.norms else None
+            flight = self.account.depart(asked[0], asked[1], head, self.code, most=most or None, decay=self._decay)
+            self.keeping.wrote[keys.payload_key(self.name, flight.round, flight.digest)] = flight.digest
+            self.progress = np.zeros(0, np.float32)
+            self._delivered, self._kept_norm = False, norm_of(self.account.kept)
+            self._asked = None
         yield from self._keep()
         flying = self.account.flight
         if flying is not None and not self._delivered:

@@ -1,5 +1,6 @@
 """What a user has of an island: the steps of a training go through it, and the exchange is in a thread beside them."""
 
+import contextlib
 import os
 import pathlib
 import threading
@@ -12,15 +13,17 @@ import numpy as np
 
 from gradcomp_jax import _checks
 from gradcomp_jax._errors import SettingError
-from gradcomp_jax._files import lock_file, read_file, write_whole
+from gradcomp_jax._files import is_draft, lock_file, read_file, write_whole
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.islands.host_codec import Codec
 from gradcomp_jax.islands.island import Island, Keep, Wait
+from gradcomp_jax.islands.keys import alive_key
 from gradcomp_jax.islands.outer import Vector
 from gradcomp_jax.islands.store import Store, StoreError
 
 _RECORD, _LOCK = "island.record", "island.lock"
 _LARGEST_NAMES = 1 << 24
+_TELLS_AFTER = 30.0
 
 
 class Member:
@@ -44,6 +47,7 @@ class Member:
         self._wake, self._stop = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._serve, name="island", daemon=True)
         self._lock: int | None = None
+        self._away = "nobody has answered yet"
 
     def __enter__(self) -> "Member":
         """Starts the exchange, in a thread of its own."""
@@ -55,6 +59,10 @@ class Member:
         except BlockingIOError as error:
             raise SettingError(f"another process is the island of {self._folder}: wait for its end") from error
         try:
+            for entry in list(os.scandir(self._folder)):
+                # A process was killed while it wrote.
+                if is_draft(entry.name, _RECORD) and entry.is_file(follow_symlinks=False):
+                    os.unlink(entry)
             # Nobody else writes the record from here on. It holds two vectors, a payload and names.
             limit = 8 * self._code.size + self._code.payload_bytes + _LARGEST_NAMES
             self._island = self._make(read_file(self._folder / _RECORD, limit=limit))
@@ -80,11 +88,16 @@ class Member:
             TimeoutError: if the store was away for so long.
             IslandError: if the run is another one.
         """
-        end = None if timeout is None else time.monotonic() + timeout
+        self._raise()
+        start, told = time.monotonic(), False
         while (centre := self._island.land()) is None:
             self._raise()
-            if end is not None and time.monotonic() > end:
-                raise TimeoutError(f"there was no centre within {timeout} s: is the store away?")
+            waited = time.monotonic() - start
+            if timeout is not None and waited > timeout:
+                raise TimeoutError(f"there was no centre within {timeout} s: {self._away}")
+            if waited > _TELLS_AFTER and not told:
+                _checks.warn(f"an island has waited for the run's centre for {_TELLS_AFTER} s: {self._away}")
+                told = True
             time.sleep(0.01)
         self._base = centre
         progress = self._island.progress
@@ -157,7 +170,11 @@ class Member:
         self._thread.join()
         if island.ready and self._base is not None:
             island.put_aside(left)
-            write_whole(self._folder / _RECORD, island.record(), follow=False)
+            self._keep(island.record())
+        if island.ready and island.status.away == 0:
+            # The others need not wait for it.
+            with contextlib.suppress(StoreError):
+                self._store.delete(alive_key(island.name))
         os.close(self._lock)
         self._lock = None
         return all_sent
@@ -196,7 +213,18 @@ class Member:
 
         return jax.tree.map(place, self._code.tree(vector), params)
 
+    def _keep(self, record: bytes) -> None:
+        """Writes the record, so that it is there even after a loss of power, before anything that follows."""
+        write_whole(self._folder / _RECORD, record, follow=False)
+        number = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
     def _raise(self) -> None:
+        if self._lock is None:
+            raise RuntimeError("an island takes part within `with gradcomp_jax.islands.join(...) as island:`")
         if self._island.error is not None:
             raise self._island.error
 
@@ -215,13 +243,13 @@ class Member:
                     continue
                 try:
                     if isinstance(request, Keep):
-                        write_whole(self._folder / _RECORD, request.data, follow=False)
+                        self._keep(request.data)
                     else:
                         answer = self._store.perform(request)
-                except StoreError as error:
-                    answer = error
                 except OSError as error:
-                    answer = StoreError(f"cannot write {self._folder / _RECORD}: {error.strerror}")
+                    # What cannot be written or read now is asked for again.
+                    answer = error if isinstance(error, StoreError) else StoreError(str(error))
+                    self._away = str(answer)
                 self._busy += time.monotonic() - started
         except StopIteration:
             pass

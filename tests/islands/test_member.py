@@ -10,6 +10,7 @@ import pytest
 
 import gradcomp_jax as gc
 from gradcomp_jax._errors import SettingError
+from gradcomp_jax.islands import member
 from gradcomp_jax.islands.account import Record
 from gradcomp_jax.islands.objects import Decision
 
@@ -143,6 +144,35 @@ def test_parameters_that_are_not_finite_are_given_up(tmp_path):
         train(island, bad, 1)
 
 
+def test_a_draft_of_a_killed_process_goes_and_files_of_others_stay(tmp_path):
+    draft, other = tmp_path / f"island.record.{'0' * 16}.new", tmp_path / "island.record.mine"
+    draft.write_bytes(b"half")
+    other.write_bytes(b"mine")
+    with gc.islands.join(gc.islands.MemoryStore(), PARAMS, name="a", folder=tmp_path, **OPTIONS) as island:
+        island.begin(PARAMS)
+    assert not draft.exists() and other.read_bytes() == b"mine"
+
+
+def test_a_disk_that_is_full_sends_nothing(tmp_path, monkeypatch):
+    """What is not on its own disk is in no payload."""
+    store = gc.islands.MemoryStore()
+    with gc.islands.join(store, PARAMS, name="a", folder=tmp_path, **OPTIONS) as island:
+        params = train(island, island.begin(PARAMS), 2)
+
+        def full(*args, **options):
+            raise OSError(28, "No space left on device")
+
+        until(lambda: island._island.account.flight is None and island._island._asked is None)
+        monkeypatch.setattr(member, "write_whole", full)
+        written = len([key for key in store.names("island") if "payload" in key])
+        for _ in range(5):
+            params = island.step(towards(params))
+        until(lambda: island.diagnostics()["island/away"] > 1)
+        assert len([key for key in store.names("island") if "payload" in key]) <= written
+        monkeypatch.undo()
+        train(island, params, 1)
+
+
 def test_dtypes_and_shardings_stay(tmp_path, mesh8):
     sharding = jax.sharding.NamedSharding(mesh8, jax.P("data"))
     params = {"w": jax.device_put(jnp.ones((16, 16), jnp.bfloat16), sharding), "b": jnp.zeros(5)}
@@ -159,10 +189,14 @@ def test_dtypes_and_shardings_stay(tmp_path, mesh8):
 def test_mistakes_are_said(tmp_path):
     store = gc.islands.MemoryStore()
     join = {"name": "a", "folder": tmp_path / "a", **OPTIONS}
+    with pytest.raises(RuntimeError, match="within `with"):
+        gc.islands.join(store, PARAMS, **join).begin(PARAMS)
     with gc.islands.join(store, PARAMS, **join) as island:
         with pytest.raises(RuntimeError, match=r"call begin\(params\)"):
             island.step(PARAMS)
         island.begin(PARAMS)
+        with pytest.raises(RuntimeError, match="joined once"):
+            island.__enter__()
         with pytest.raises(SettingError, match="another process is the island of"):
             gc.islands.join(store, PARAMS, **join).__enter__()
     other = join | {"name": "b", "folder": tmp_path / "b", "momentum": 0.5}

@@ -3,9 +3,12 @@
 import dataclasses
 import json
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import gradcomp_jax as gc
 from gradcomp_jax.islands import keys
 from gradcomp_jax.islands.account import Account, Record
 from gradcomp_jax.islands.deciding import Candidate, within_norms
@@ -22,15 +25,15 @@ CONFIGURATION = Configuration(size=SIZE, code="half", grace=0.0, quorum=1, snaps
 class Process:
     """An island, a step at a time, without faults."""
 
-    def __init__(self, store, name="a", configuration=CONFIGURATION, record=None):
+    def __init__(self, store, name="a", configuration=CONFIGURATION, record=None, code=None, initial=None):
         self.store, self.disk, self.time = store, record, 0.0
         self.island = Island(
             name,
             configuration,
-            HalfCode(),
+            code or HalfCode(),
             clock=lambda: self.time,
             record=record,
-            initial=np.zeros(SIZE, np.float32),
+            initial=np.zeros(SIZE, np.float32) if initial is None else initial,
             poll=1.0,
         )
         self.loop = self.island.run()
@@ -95,6 +98,55 @@ def test_two_islands_take_the_same_steps():
     assert a.island.status.accepted == 7
 
 
+class WholeCode(HalfCode):
+    """Sends everything."""
+
+    digest = "whole"
+
+    def encode(self, vector, seed):
+        return vector.tobytes()
+
+
+def test_islands_that_wait_for_each_round_are_diloco():
+    """Nobody late, nothing lost by a code, no step while a payload is under way: then it is ``gc.diloco`` with ``dense``."""
+    every, rounds, n = 5, 8, 3
+    goals = np.random.default_rng(0).normal(size=(n, SIZE)).astype(np.float32)
+    start = np.random.default_rng(1).normal(size=SIZE).astype(np.float32)
+
+    def local(x, goal):
+        return -0.1 * (x - goal)
+
+    tx = gc.diloco(gc.dense(axis_name="i"), axis_name="i", every=every, learning_rate=0.7, momentum=0.9)
+
+    def replica(goal):
+        state, x, centres = tx.init(start), jnp.asarray(start), []
+        for _ in range(rounds * every):
+            updates, state = tx.update(local(x, goal), state, x)
+            x = x + updates
+            centres.append(state.centre)
+        return jnp.stack(centres[every - 1 :: every])
+
+    expected = np.asarray(jax.jit(jax.vmap(replica, axis_name="i"))(goals))[0]
+    store = MemoryStore()
+    config = dataclasses.replace(CONFIGURATION, code="whole", quorum=n, grace=100.0, learning_rate=0.7, momentum=0.9)
+    islands = [Process(store, name, config, code=WholeCode(), initial=start) for name in "abc"]
+    for process in islands * 3:
+        process.turn()
+    x = [process.island.land() for process in islands]
+    for number in range(rounds):
+        base = list(x)
+        for i, process in enumerate(islands):
+            for _ in range(every):
+                x[i] = x[i] + np.float32(local(x[i], goals[i]))
+            process.island.depart(base[i] - x[i], 1.0)
+        for process in islands * 2:
+            process.turn()
+        for i, process in enumerate(islands):
+            centre = process.island.land()
+            np.testing.assert_allclose(centre, expected[number], rtol=2e-5, atol=2e-6)
+            x[i] = centre
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -133,6 +185,16 @@ def test_refusals_say_why(two):
             answer = a.store.perform(loop.send(answer))
     assert sorted(text.split()[-1] for text in a.refused) == ["1024.0", "payload", "says"]
     assert not decisions(a.store)
+
+
+def test_a_huge_payload_is_refused_unread(two):
+    a, _ = two
+    key = keys.payload_key("z", 1, "0" * 32)
+    a.store.create(key, bytes(1 << 20))
+    reads, get = [], a.store.get
+    a.store.get = lambda key: reads.append(key) or get(key)
+    a.turn()
+    assert key not in reads and a.refused == [f"it has {1 << 20} bytes"]
 
 
 def test_a_norm_beyond_the_others_median_is_not_named():
