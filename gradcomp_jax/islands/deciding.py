@@ -84,6 +84,7 @@ class Deciding:
         decision = Decision(self._round, now.digest, entries, tuple(members), self.island)
         # Whether this one or another was first: the round's decision is the object that is there now.
         yield Create(keys.round_key(self._round), decision.to_bytes())
+        yield from log.present()
         yield from log.follow()
 
     def _judge(self, name: keys.Name, size: int) -> Requests:

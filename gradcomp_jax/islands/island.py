@@ -214,11 +214,15 @@ class Island:
 
     def _turn(self) -> Requests:
         """Does all that there is to do now; returns whether the island has left."""
+        yield from self.log.present()
         yield from self.living.beat(self._missed)
         yield from self.log.follow()
         yield from self._settle()
         yield from self._send()
         names = yield Names(keys.ISLANDS)
+        flight = self.account.flight
+        # What is not there is written again: it may have gone to another place, see Log.present.
+        self._delivered = flight is not None and keys.payload_key(self.name, flight.round, flight.digest) in names
         living = yield from self.living.poll(names, self._missed)
         yield from self.deciding.poll(names, living)
         yield from self._settle()
@@ -254,12 +258,13 @@ class Island:
             self.keeping.wrote[keys.payload_key(self.name, flight.round, flight.digest)] = flight.digest
             self.progress = np.zeros(0, np.float32)
             self._delivered, self._kept_norm = False, norm_of(self.account.kept)
+            self._written += len(flight.message)
             self._asked = None
         yield from self._keep()
         flying = self.account.flight
         if flying is not None and not self._delivered:
             yield Create(keys.payload_key(self.name, flying.round, flying.digest), flying.message)
-            self._delivered, self._written = True, self._written + len(flying.message)
+            self._delivered = True
 
     def _keep(self) -> Requests:
         """Writes the record, if there is none yet, or an object is about to be written that it does not name."""

@@ -65,7 +65,7 @@ class Log:
         self.cache: dict[str, bytes] = {}
         self.due: tuple[Centre, Decision] | None = None
         self.read_bytes = 0
-        self._start = ""
+        self._start, self._configured = "", b""
         self._other_bits = 0
 
     def _adopt(self, configuration: Configuration) -> None:
@@ -78,9 +78,15 @@ class Log:
         if data is None:
             return False
         self._check(data)
+        self._configured = data
         if self.centre is None:
             yield from self.jump()
         return self.centre is not None
+
+    def present(self) -> Requests:
+        """Makes sure that the store is still the run's: a disk may not be mounted, and its folder be empty, but writable."""
+        if (yield Get(keys.CONFIGURATION)) != self._configured:
+            raise StoreError("the run is not where it was")
 
     def _check(self, data: bytes) -> None:
         try:

@@ -25,7 +25,15 @@ PARAMS = {
 TRUE = jax.random.normal(jax.random.key(3), (16, 8))
 CODE = gc.compressors.block_quantized(bits=4, block=64)
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
-OPTIONS = {"compressor": CODE, "every": 8, "grace": 0.5, "patience": 2.0, "poll": 0.05, "snapshot_every": 1000}
+OPTIONS = {
+    "compressor": CODE,
+    "momentum": 0.3,
+    "every": 8,
+    "grace": 0.5,
+    "patience": 2.0,
+    "poll": 0.05,
+    "snapshot_every": 1000,
+}
 
 
 def loss(params, batch):

@@ -129,6 +129,27 @@ def test_the_store_away_is_trained_through(tmp_path):
         assert island.diagnostics()["island/away"] == 0
 
 
+def test_an_empty_store_in_the_place_of_the_runs_counts_for_nothing(tmp_path):
+    """A disk that is not mounted leaves an empty folder, which can be written to."""
+    store = gc.islands.MemoryStore()
+    with gc.islands.join(store, PARAMS, name="a", folder=tmp_path, **OPTIONS) as island:
+        params = train(island, island.begin(PARAMS), 2)
+        objects, store.objects = store.objects, {}
+        until(lambda: island.diagnostics()["island/away"] > 1)
+        number = island.diagnostics()["island/round"]
+        for _ in range(10):
+            params = island.step(towards(params))
+            time.sleep(0.005)
+        # One that was under way may have come to the wrong place: it counts for nothing.
+        assert island.diagnostics()["island/round"] == number and len(store.names("round")) <= 1
+        store.objects = objects
+        train(island, params, 2)
+        centre = island._island.log.now
+    follower = gc.islands.follow(store, PARAMS, compressor=CODE)
+    assert follower.update()[0] == centre.round == len(store.names("round"))
+    assert follower._log.now.digest == centre.digest
+
+
 def test_parameters_that_are_not_finite_are_given_up(tmp_path):
     with gc.islands.join(gc.islands.MemoryStore(), PARAMS, name="a", folder=tmp_path, **OPTIONS) as island:
         params = train(island, island.begin(PARAMS), 1)

@@ -126,6 +126,18 @@ def check(place, islands, options=None):
 TEST = np.random.default_rng(9).normal(size=(256, 16)).astype(np.float32)
 
 
+def lose_the_folder(place):
+    """As a disk that is not mounted for a while: an empty folder may come to its place, and be written to."""
+    away, stub = place.with_name("away"), place.with_name("stub")
+    place.rename(away)
+    time.sleep(2.0)
+    if place.exists():
+        place.rename(stub)
+    away.rename(place)
+    # A request that was under way may have gone there: it counts for nothing, as the check at the end shows.
+    assert len(list(stub.rglob("round/*"))) <= 1
+
+
 def run_three(place, folder, options=None):
     store = open_store(place, **(options or {}))
 
@@ -144,6 +156,12 @@ def run_three(place, folder, options=None):
         wait_for(lambda: rounds() >= 10, [a, c])
         again = Island(place, "b", folder, options)
         wait_for(lambda: c.said("begun") and again.said("begun"), [a, c, again])
+        if not options:
+            lose_the_folder(Path(place))
+        c.process.send_signal(signal.SIGSTOP)
+        begun = rounds()
+        wait_for(lambda: rounds() >= begun + 4, [a, again])
+        c.process.send_signal(signal.SIGCONT)
         begun = rounds()
         wait_for(lambda: rounds() >= begun + 8, [a, c, again])
         (folder / "stop").touch()
