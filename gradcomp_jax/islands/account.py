@@ -119,6 +119,7 @@ class Record:
         configuration: digest of the run's.
         wrote: keys of the objects in the store that it wrote and has not deleted, with their digests.
         missed: rounds in a row that did not accept its payload.
+        start: digest of the run's first centre; empty before it has joined.
         kept: what it has not sent.
         round: the round of the payload under way.
         message: the payload under way; empty for none.
@@ -130,6 +131,7 @@ class Record:
     configuration: str
     wrote: dict[str, str]
     missed: int
+    start: str
     kept: Vector
     round: int = 0
     message: bytes = b""

@@ -91,7 +91,7 @@ class Island:
         self.progress = np.zeros(0, np.float32)
         if record is None:
             self.account = Account(np.zeros(configuration.size, np.float32))
-            self._token, wrote, self._missed = secrets.token_hex(16), dict[str, str](), 0
+            self._token, wrote, self._missed, self._start = secrets.token_hex(16), dict[str, str](), 0, ""
         else:
             old = Record.from_bytes(record)
             if (old.island, old.configuration) != (name, configuration.digest):
@@ -99,8 +99,8 @@ class Island:
                     f"the record is of island {old.island} in another run: name another folder for records"
                 )
             self.account, self.progress = old.account(code), old.progress
-            self._token, wrote, self._missed = old.token, old.wrote, old.missed
-        self.log = Log(configuration, code)
+            self._token, wrote, self._missed, self._start = old.token, old.wrote, old.missed, old.start
+        self.log = Log(configuration, code, name)
         self.living = Living(name, configuration.patience, clock)
         self.deciding = Deciding(self.log, name, clock)
         self.keeping = Keeping(self.log, name, wrote, self._keep)
@@ -184,11 +184,18 @@ class Island:
         """Shows the configuration and the name to be the run's and this island's, and takes the centre."""
         yield from self._keep()
         if not (yield from self.log.begin()):
-            if self._initial is None:
-                raise StoreError("there is no run yet")
+            if self._initial is None or self._start:
+                raise StoreError("there is no run here" + " any more" * bool(self._start))
             yield from self._found(self._initial)
             if not (yield from self.log.begin()):
                 raise StoreError("the run is not visible yet")
+        if self._start and self._start != self.log.start:
+            raise IslandError(
+                "the record of this island is of a run that began otherwise: name another folder for records"
+            )
+        if not self._start:
+            self._start, self._recorded = self.log.start, None
+            yield from self._keep()
         token = self._token.encode()
         yield Create(keys.owner_key(self.name), token)
         owner = yield Get(keys.owner_key(self.name))
@@ -282,6 +289,7 @@ class Island:
             self.configuration.digest,
             dict(self.keeping.wrote),
             self._missed,
+            self._start,
             self.account.kept,
             flight.round if flight else 0,
             flight.message if flight else b"",

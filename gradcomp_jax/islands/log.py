@@ -51,12 +51,13 @@ class Log:
         recent: the last decisions.
         norms: norm over weight of the payloads of the last round.
         due: the last centre that is to be a snapshot, with its round's decision, until somebody takes it.
+        start: digest of the first centre, which tells one run from another.
         read_bytes: bytes of payloads and snapshots that were read.
     """
 
-    def __init__(self, configuration: Configuration | None, code: Code) -> None:
-        """Takes what all islands have in common, ``None`` to take what the run has, and their code."""
-        self.code = code
+    def __init__(self, configuration: Configuration | None, code: Code, island: str = "") -> None:
+        """Takes what all islands have in common, ``None`` to take what the run has, their code, and whose log it is."""
+        self.code, self.island = code, island
         self._compares = configuration is not None
         self._adopt(configuration or Configuration(code.size, code.digest))
         self.centre: Centre | None = None
@@ -65,7 +66,7 @@ class Log:
         self.cache: dict[str, bytes] = {}
         self.due: tuple[Centre, Decision] | None = None
         self.read_bytes = 0
-        self._start, self._configured = "", b""
+        self.start, self._configured = "", b""
         self._other_bits = 0
 
     def _adopt(self, configuration: Configuration) -> None:
@@ -91,7 +92,7 @@ class Log:
     def _check(self, data: bytes) -> None:
         try:
             value = from_json(data, "configuration of islands")
-            self._start = str(value.pop("centre", ""))
+            self.start = str(value.pop("centre", ""))
             configuration = Configuration.from_dict(value)
         except NotOursError as error:
             raise IslandError(
@@ -151,8 +152,11 @@ class Log:
                 return
 
     def payload(self, number: int, entry: Entry) -> Requests:
-        """Returns the object that an entry names, as it was when the round was decided; ``None`` if it is not there."""
-        if entry.digest not in self.cache:
+        """Returns the object that an entry names, as it was when the round was decided; ``None`` if it is not there.
+
+        An island's own payload is read from the store, even if it was before: until it is there, the island writes it again.
+        """
+        if entry.digest not in self.cache or entry.island == self.island:
             data = yield Get(keys.payload_key(entry.island, number, entry.digest))
             if data is None or digest(data) != entry.digest:
                 return None
@@ -203,7 +207,7 @@ class Log:
             if at_most is not None and name.round > at_most:
                 continue
             if name.round == 0:
-                confirmed = name.digest == self._start
+                confirmed = name.digest == self.start
             else:
                 decision = yield from self.decision(name.round + 1)
                 confirmed = decision is not None and decision.before == name.digest

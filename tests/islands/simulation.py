@@ -17,7 +17,7 @@ from gradcomp_jax.islands.island import Island, Keep, Wait
 from gradcomp_jax.islands.keys import digest
 from gradcomp_jax.islands.log import Log
 from gradcomp_jax.islands.objects import Decision, Payload
-from gradcomp_jax.islands.store import Create, Delete, Get, Names, Put, StoreError
+from gradcomp_jax.islands.store import Create, Delete, Get, MemoryStore, Names, Put, StoreError
 
 SIZE = 6
 
@@ -140,7 +140,7 @@ class Actor:
         self.disk, self.disk_seen = None, np.zeros(SIZE)
         self.crashes = 0
         self.island = None
-        self.gone, self.watched = False, None
+        self.gone, self.watched, self.joined = False, None, False
 
     # A process.
 
@@ -204,6 +204,7 @@ class Actor:
     def watch(self, log):
         if log.centre is not None and log.centre is not self.watched:
             self.watched = log.centre
+            self.joined = self.island is not None and self.island._latest is not None
             known = self.world.centres.setdefault(log.centre.round, log.centre.digest)
             assert known == log.centre.digest, f"{self.name} has another centre after round {log.centre.round}"
             assert digest(log.centre.state.to_bytes()) == known
@@ -304,6 +305,8 @@ class World:
         self.rng, self.configuration, self.faults = Rng(seed), configuration, faults
         self.store, self.time, self.actors, self.centres = Timeline(), 0.0, [], {}
         self.cut = {}  # actor -> [(begin, end)] without the store
+        self.unmounted = {}  # actor -> (begin, end) with an empty store in its place
+        self.elsewhere = {}
         self.later = []  # (time, request, writer)
         self._sums = (0, {})
 
@@ -317,6 +320,9 @@ class World:
         if isinstance(request, (Create, Put, Delete)) and rng.random() < faults.done_later:
             self.later.append((self.time + rng.exponential(3.0), request, actor.name))
             return StoreError("no answer in time")
+        begin, end = self.unmounted.get(actor.name, (0.0, 0.0))
+        if begin <= self.time < end and actor.joined:
+            return self.elsewhere.setdefault(actor.name, MemoryStore()).perform(request)
         time = self.time
         if isinstance(request, (Get, Names)) and rng.random() < faults.stale:
             time -= rng.exponential(3.0)
@@ -351,13 +357,18 @@ class World:
         while (key := keys.round_key(count + 1)) in self.store.past:
             count += 1
             for entry in Decision.from_bytes(self.store.past[key][0][1]).entries:
-                sent = HalfCode().decode(self.object_of(entry, count).body)
+                sent = HalfCode().decode(self.object_of(entry, count, anywhere=True).body)
                 sums[entry.island] = sums.get(entry.island, np.zeros(SIZE)) + sent
         self._sums = count, sums
         return sums.get(name, np.zeros(SIZE))
 
-    def object_of(self, entry, number):
-        data = self.store.past[keys.payload_key(entry.island, number, entry.digest)][0][1]
+    def object_of(self, entry, number, *, anywhere=False):
+        """The payload that a decision names. It may have been judged in an empty store, and comes to the right one later."""
+        key = keys.payload_key(entry.island, number, entry.digest)
+        if anywhere and key not in self.store.past:
+            data = next(store.objects[key] for store in self.elsewhere.values() if key in store.objects)
+        else:
+            data = self.store.past[key][0][1]
         assert digest(data) == entry.digest and len(data) == entry.size
         return Payload.from_bytes(data)
 

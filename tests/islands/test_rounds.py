@@ -313,6 +313,13 @@ def test_a_name_is_one_islands(two):
     again = Process(two[0].store, "a", record=two[0].disk)
     again.turn()
     assert again.island.status.round == 0
+    elsewhere = Process(MemoryStore(), "a", record=again.disk or two[0].disk)
+    elsewhere.turn()
+    assert not elsewhere.store.objects, "it does not found a run where its own is not"
+    other = MemoryStore()
+    Process(other, "b", initial=np.ones(SIZE, np.float32)).turn()
+    with pytest.raises(IslandError, match="of a run that began otherwise"):
+        Process(other, "a", record=two[0].disk).turn()
     with pytest.raises(IslandError, match="the record is of island a"):
         Process(two[0].store, "b", record=two[0].disk)
     for bad in ("", "a/b", "..", "-x", "x" * 64, 3):
@@ -371,7 +378,9 @@ def test_a_record_is_whole_or_refused():
     code = HalfCode()
     account = Account(np.arange(SIZE, dtype=np.float32))
     flight = account.depart(np.ones(SIZE, np.float32), 2.0, Payload("c", 4, "a", 2.0, "s", b""), code)
-    record = Record("a", "token", "c", {"key": "digest"}, 2, account.kept, 4, flight.message, np.ones(SIZE, np.float32))
+    record = Record(
+        "a", "token", "c", {"key": "digest"}, 2, "s", account.kept, 4, flight.message, np.ones(SIZE, np.float32)
+    )
     data = record.to_bytes()
     again = Record.from_bytes(data)
     assert again.wrote == {"key": "digest"} and (again.island, again.token, again.missed) == ("a", "token", 2)

@@ -50,10 +50,13 @@ def simulate(seed):
         if rng.random() < 0.4:
             begin = rng.exponential(15.0)
             world.cut[name] = [(begin, begin + rng.exponential(15.0))]
+        elif rng.random() < 0.3:
+            begin = rng.exponential(20.0)
+            world.unmounted[name] = (begin, begin + rng.exponential(8.0))
     world.actors.append(Follower(world, "reader", born=rng.exponential(20.0)))
     world.run(40.0)
     decided = len(world.store.decisions())
-    world.faults, world.cut = Faults(), {}
+    world.faults, world.cut, world.unmounted = Faults(), {}, {}
     # From here on every island comes back, and all go on.
     for actor in world.actors:
         actor.wake = min(actor.wake, world.time + 1.0) if not actor.gone else actor.wake
