@@ -150,11 +150,16 @@ class Island:
         self._landed = latest.round
         return latest.state.centre
 
-    def put_aside(self, progress: Vector) -> None:
-        """Puts progress that did not depart into the record; what was handed over and not encoded is added to it."""
+    def put_aside(self, progress: Vector | None) -> None:
+        """Puts progress since the last departure into the record, ``None`` if it is not known.
+
+        What was handed over and not encoded is added to it. What the record had before stays if there is neither.
+        """
         if self._asked is not None:
-            progress, self._asked = progress + self._asked[0], None
-        self.progress = progress
+            asked, self._asked = self._asked[0], None
+            progress = asked if progress is None else asked + progress
+        if progress is not None:
+            self.progress = progress
 
     def leave(self) -> None:
         """Asks the loop to send nothing more, and to end once nothing is under way."""
@@ -256,7 +261,7 @@ class Island:
         """Encodes what was handed over; writes it to the own disk, and then to the store."""
         asked = self._asked
         if asked is not None and self.account.flight is None:
-            # Without the lock: training goes on meanwhile, and hands over nothing more until this is done.
+            # Training goes on meanwhile, and hands over nothing more until this is done.
             now, limit = self.log.now, self.configuration.norm_limit
             head = Payload(self.configuration.digest, now.round + 1, self.name, asked[1], now.digest, b"")
             # A payload that waited long is large. What the others would refuse goes out in parts.

@@ -40,7 +40,7 @@ class Centre:
     @classmethod
     def of(cls, number: int, state: OuterState) -> "Centre":
         """Returns the centre with its digest."""
-        return cls(number, state, digest(state.to_bytes()))
+        return cls(number, state, digest(*state.parts()))
 
 
 class Log:
@@ -131,6 +131,9 @@ class Log:
 
     def follow(self) -> Requests:
         """Applies all decisions that are there."""
+        if self.centre is None:
+            # It was given up, see _other.
+            yield from self.jump()
         while True:
             now = self.now
             decision = yield from self.decision(now.round + 1)

@@ -143,11 +143,12 @@ class Member:
             timeout: the most seconds to wait.
 
         Returns:
-            Whether everything was accepted.
+            Whether the last payload was accepted.
         """
         if self._lock is None:
             return False
-        island, all_sent, left = self._island, False, np.zeros(self._code.size, np.float32)
+        island, all_sent = self._island, False
+        left: Vector | None = None
         if params is not None and self._base is not None:
             x, _ = self._vector(params, self._base)
             end = time.monotonic() + timeout

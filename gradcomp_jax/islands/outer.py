@@ -27,9 +27,13 @@ class OuterState:
     centre: Vector
     momentum: Vector
 
+    def parts(self) -> tuple[NDArray, NDArray]:
+        """Returns the numbers in little endian; a copy on machines that have them otherwise."""
+        return self.centre.astype("<f4", copy=False), self.momentum.astype("<f4", copy=False)
+
     def to_bytes(self) -> bytes:
-        """Returns the numbers, in little endian."""
-        return self.centre.astype("<f4").tobytes() + self.momentum.astype("<f4").tobytes()
+        """Returns the object of a snapshot."""
+        return b"".join(part.tobytes() for part in self.parts())
 
     @classmethod
     def from_bytes(cls, data: bytes, size: int) -> "OuterState":

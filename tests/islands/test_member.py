@@ -12,7 +12,7 @@ import gradcomp_jax as gc
 from gradcomp_jax._errors import SettingError
 from gradcomp_jax.islands import member
 from gradcomp_jax.islands.account import Record
-from gradcomp_jax.islands.objects import Decision
+from gradcomp_jax.islands.objects import Decision, Payload
 
 PARAMS = {"w": jnp.ones((16, 16)), "b": jnp.zeros(5)}
 CODE = gc.islands.codec(gc.compressors.block_quantized(bits=8, block=64), PARAMS)
@@ -101,6 +101,25 @@ def test_nothing_is_lost_by_leaving_and_coming_back(tmp_path):
         record = Record.from_bytes((tmp_path / "island.record").read_bytes())
         assert record.message == b""
         kept = record.kept
+
+
+def test_what_was_put_aside_stays_until_it_has_departed(tmp_path):
+    """An island that could not send its last steps, came back twice without a step, and was killed once."""
+    store = Away()
+    with gc.islands.join(store, PARAMS, name="a", folder=tmp_path, **OPTIONS) as island:
+        params = train(island, island.begin(PARAMS), 2)
+        until(lambda: island._island.account.flight is None)
+        store.away = True
+        params = island.step(towards(params))
+        island.close(params, timeout=0.1)
+    store.away = False
+    kept = Record.from_bytes((tmp_path / "island.record").read_bytes())
+    held = kept.kept + (CODE.decode(Payload.from_bytes(kept.message).body) if kept.message else np.float32(0))
+    assert np.abs(kept.progress).max() > 0
+    for _ in range(2):
+        with gc.islands.join(store, PARAMS, name="a", folder=tmp_path, **OPTIONS) as island:
+            begun = island.begin(PARAMS)
+        np.testing.assert_allclose(CODE.flat(begun) - held, CODE.flat(params), atol=1e-5)
 
 
 class Away(gc.islands.MemoryStore):

@@ -16,7 +16,7 @@ from gradcomp_jax.islands.island import Island, Keep, Wait
 from gradcomp_jax.islands.keys import digest
 from gradcomp_jax.islands.log import IslandError
 from gradcomp_jax.islands.objects import Configuration, Decision, Entry, NotOursError, Payload, to_json
-from gradcomp_jax.islands.store import MemoryStore
+from gradcomp_jax.islands.store import MemoryStore, StoreError
 from tests.islands.simulation import SIZE, HalfCode
 
 CONFIGURATION = Configuration(size=SIZE, code="half", grace=0.0, quorum=1, snapshot_every=2, patience=8.0)
@@ -41,12 +41,18 @@ class Process:
     def turn(self):
         """Runs until the loop waits."""
         answer = None
-        while not isinstance(request := self.loop.send(answer), Wait):
+        while not isinstance(request := self.answered(answer), Wait):
             if isinstance(request, Keep):
                 self.disk, answer = request.data, None
             else:
-                answer = self.store.perform(request)
+                try:
+                    answer = self.store.perform(request)
+                except StoreError as error:
+                    answer = error
         self.time += request.seconds
+
+    def answered(self, answer):
+        return self.loop.throw(answer) if isinstance(answer, Exception) else self.loop.send(answer)
 
     def depart(self, progress, weight=1.0):
         self.island.land()
@@ -288,6 +294,29 @@ def test_a_damaged_centre_is_replaced(two):
     a.turn(), a.turn()
     b.turn()
     assert b.island.log.now.digest == a.island.log.now.digest
+
+
+def test_a_damaged_centre_is_replaced_though_the_store_goes_away(two):
+    a, b = two
+    for _ in range(3):
+        a.depart(1.0)
+        a.turn(), a.turn()
+        b.turn()
+    log = b.island.log
+    log.centre = dataclasses.replace(log.now, digest="0" * 32)
+    a.depart(1.0)
+    a.turn(), a.turn()
+    names = a.store.names
+
+    def fails(folder):
+        raise StoreError("away")
+
+    a.store.names = fails
+    b.turn()
+    assert log.centre is None
+    a.store.names = names
+    b.turn(), b.turn()
+    assert log.now.digest == a.island.log.now.digest
 
 
 def test_an_object_that_is_no_decision_ends_the_exchange(two):
