@@ -95,7 +95,10 @@ def main(place, name, folder, stop, options):
         say("end", **island.diagnostics())
     record = Record.from_bytes((folder / "island.record").read_bytes())
     flying = record.account(codec).flight
-    since = weight * ((island._base - codec.flat(state.params)).astype(np.float64) + record.progress)
+    since = weight * (island._base - codec.flat(state.params)).astype(np.float64)
+    if record.progress.size:
+        # It was handed over, and not encoded yet.
+        since = since + weight * record.progress
     sent = flying.sent if flying else np.zeros(codec.size)
     say(
         "law",
