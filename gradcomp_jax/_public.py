@@ -3,6 +3,7 @@
 from gradcomp_jax import collectives as collectives
 from gradcomp_jax import compressors as compressors
 from gradcomp_jax import distributed as distributed
+from gradcomp_jax import islands as islands
 from gradcomp_jax import kernels as kernels
 from gradcomp_jax import memory as memory
 from gradcomp_jax import methods as methods

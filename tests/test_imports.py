@@ -48,6 +48,7 @@ LAYERS = {
     "training": 7,
     "planning": 7,
     "distributed": 7,
+    "islands": 7,
     "experiments": 8,
     "cli": 9,
 }
