@@ -21,8 +21,8 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 # The host's own devices are not used, and looking for a TPU would take the compiler's lock.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# As in a process with a TPU, where the check of the kernels passes.
-os.environ.setdefault("GRADCOMP_PALLAS", "1")
+# Without kernels of Pallas: the compiler says of none of them what it takes, and nobody has timed one on a TPU.
+os.environ["GRADCOMP_PALLAS"] = "0"
 
 import jax
 import jax.numpy as jnp
