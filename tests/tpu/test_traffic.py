@@ -78,7 +78,7 @@ LEAST = {
 LEAF, WIDE, TREE = exchanges.TREES
 # What is above its goal, and why.
 MISSED = {
-    # The tensor becomes one vector, and the update a matrix again: two passes each.
+    # The tensor becomes one vector, and the update a matrix again: two passes each. docs/tpu.md lists what else is missed.
     ("terngrad", "v5p 2x2x1", LEAF): 9.6,
     # A gradient whose rows are not blocks lies in other tiles than they do, and is copied once.
     ("topk_sgd", "v5p 2x2x1", WIDE): 14.3,
