@@ -104,7 +104,8 @@ def test_several_entries_of_a_block_come_from_the_approximate_top_k(one_device) 
 
 # Passes, kernels and temporaries in gradients where the goal is not reached, and why. A method that comes below its line gets a
 # tighter one, or none. In all of them what is rows or lines lies in other tiles than the leaf, and each change is a read and a
-# write; arrays as small as these are moved through the vector memory in addition, which counts.
+# write; arrays as small as these are moved through the vector memory in addition, which counts. Decoded rows that are held, for
+# fewer bytes of main memory (test_traffic.py), are one or two of the temporaries.
 CEILINGS = {
     # A sum is copied into the vector memory and out of it.
     "dense": (12, 38, 0.1),
@@ -112,11 +113,11 @@ CEILINGS = {
     "dense_bf16": (23, 70, 1.1),
     "stochastic_rounding": (29, 500, 0.7),
     # Each leaf has kernels that draw, encode and decode.
-    "terngrad": (25, 350, 0.9),
+    "terngrad": (27, 360, 0.9),
     "qsgd": (30, 550, 1.4),
     # Bits are packed by shifts, a kernel for each.
-    "sign_sgd": (24, 610, 0.6),
-    "ef_sign_sgd": (42, 320, 1.3),
+    "sign_sgd": (24, 610, 0.7),
+    "ef_sign_sgd": (34, 300, 2.7),
     # What is selected is laid out as lines, and copied to the leaf; kernels of Pallas have no such copy.
     "dgc": (52, 260, 2.0),
     # The same, and ten columns for ten entries.
@@ -130,8 +131,8 @@ CEILINGS = {
     # A code for each column: a transposition in each direction.
     "one_bit_sgd": (37, 500, 1.3),
     # Codes of 8 bits lie in other tiles than words, and a scale for each row is written out dense.
-    "fp8": (51, 190, 2.3),
-    "block_quantized": (48, 190, 1.8),
+    "fp8": (52, 200, 2.9),
+    "block_quantized": (50, 190, 2.8),
     # Each of the two phases is a branch that copies the state.
     "one_bit_adam": (51, 460, 3.0),
     # The chosen of a block are put in order by a sort, and bits of positions are packed in layouts that are copied.
@@ -163,4 +164,4 @@ def test_few_entries_are_placed_once_before_they_are_laid_out_as_a_leaf_of_anoth
 @pytest.mark.slow
 def test_fewer_passes_with_kernels_of_pallas(pallas: None) -> None:
     row = passes.measure("dgc", model.few_leaves(), tpu.LARGE)
-    assert passes.within(row, (30, 240, 0.4)), row
+    assert passes.within(row, (25, 230, 0.6)), row
