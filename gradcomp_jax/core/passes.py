@@ -139,7 +139,7 @@ class Bucket:
     def parts(self, memory: Memory, gradient: Array, kept: Any) -> kernels.Parts | None:
         """Returns what a target is made of, for a kernel that makes it; ``None`` where that takes more than its entries."""
         arrays, tree = jax.tree.flatten((gradient, kept))
-        if self._there is not None or not memory.is_static or {a.dtype.name for a in arrays} != {"float32"}:
+        if self._there is not None or not memory.in_a_kernel or {a.dtype.name for a in arrays} != {"float32"}:
             return None
         return kernels.Parts(tuple(arrays), lambda *a: memory.compensate(*jax.tree.unflatten(tree, a))[0])
 

@@ -28,7 +28,8 @@ def passed() -> bool:
     if found != [""]:
         warnings.warn(
             f"kernels of Pallas are not used on this TPU ({jax.devices()[0].device_kind}): {(found or ['no result'])[0]}."
-            f" XLA's own programs return the same, slower. Please report it. {dealt_on_tpu.SWITCH}=0 silences this.",
+            f" XLA's own programs are used, which are slower. Please report it. {dealt_on_tpu.SWITCH}=0 silences this;"
+            " set it in all processes of a run, which must have one program.",
             RuntimeWarning,
             stacklevel=2,
         )

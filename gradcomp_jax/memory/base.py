@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from gradcomp_jax import _arguments
 from gradcomp_jax._typing import Array
@@ -20,8 +20,10 @@ class Memory(abc.ABC):
 
     Attributes:
         dtype: the dtype of its rows, and those of owners: ``float32``, ``bfloat16``, ``int8`` or ``float8_e4m3fn``.
+        by_entry: :meth:`compensate` makes an entry of the target from those at its place alone, whatever the shape.
     """
 
+    by_entry: ClassVar[bool] = False
     dtype: str = dataclasses.field(default="float32", kw_only=True)
 
     @property
@@ -30,9 +32,9 @@ class Memory(abc.ABC):
         return True
 
     @property
-    def is_static(self) -> bool:
-        """Returns whether all its options are plain numbers, of which none is traced."""
-        return all(isinstance(value, (bool, int, float, str)) for value in vars(self).values())
+    def in_a_kernel(self) -> bool:
+        """Returns whether a kernel may compensate a tile by itself: :attr:`by_entry`, and no option is traced."""
+        return self.by_entry and all(isinstance(value, (bool, int, float, str)) for value in vars(self).values())
 
     @property
     def counts_sent(self) -> bool:
@@ -70,6 +72,8 @@ class Memory(abc.ABC):
 @dataclasses.dataclass(frozen=True)
 class NoMemory(Memory):
     """Implements :func:`none`."""
+
+    by_entry = True
 
     @property
     def keeps(self) -> bool:

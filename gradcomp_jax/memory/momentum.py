@@ -25,6 +25,7 @@ class MomentumCorrection(Memory):
     momentum: Any
     nesterov: bool
     masking: bool
+    by_entry = True
 
     def on_dense(self, *, lossless: bool) -> "MomentumCorrection":
         """Keeps no mask: where all entries are sent, a velocity is ordinary momentum and must continue."""

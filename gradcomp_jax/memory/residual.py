@@ -14,6 +14,7 @@ class Residual(Memory):
     """Implements :func:`residual`."""
 
     decay: Any
+    by_entry = True
 
     def on_dense(self, *, lossless: bool) -> Memory:
         """Returns a memory that keeps nothing of leaves that are sent without loss."""
@@ -64,6 +65,8 @@ def residual(*, decay: Any = 1.0, dtype: Any = "float32") -> Residual:
 @dataclasses.dataclass(frozen=True)
 class Estimate(Memory):
     """Implements :func:`estimate`."""
+
+    by_entry = True
 
     @property
     def counts_sent(self) -> bool:

@@ -5,11 +5,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import gradcomp_jax as gc
 from gradcomp_jax import kernels
+from gradcomp_jax.core import passes
 from gradcomp_jax.kernels import dealt_on_tpu, self_check
+from gradcomp_jax.memory.residual import Residual
 
 DEAL = kernels.Deal(1023 * 1024, 1024, 1024)
 
@@ -60,6 +64,22 @@ def test_kernels_that_do_not_compile_are_not_used(on_tpu: None, monkeypatch: pyt
     monkeypatch.setattr(dealt_on_tpu, "best_of_dealt", fails)
     with pytest.warns(RuntimeWarning, match="NotImplementedError: no such instruction. XLA"):
         assert not dealt_on_tpu.takes(DEAL, 1024)
+
+
+def test_a_kernel_makes_only_targets_that_are_made_entry_by_entry() -> None:
+    class ByRow(Residual):
+        by_entry = False
+
+        def compensate(self, gradient: Any, memory: Any) -> Any:
+            return (gradient + memory) / abs(gradient).max(axis=1, keepdims=True), memory
+
+    rows = np.ones((2, 4), np.float32)
+    turn = passes.Bucket([])
+    assert turn.parts(gc.memory.residual(), rows, rows) is not None
+    assert turn.parts(ByRow(1.0), rows, rows) is None
+    assert turn.parts(gc.memory.residual(), rows, rows.astype(np.float16)) is None
+    traced = jax.jit(lambda m: jnp.float32(turn.parts(gc.memory.residual(decay=m), rows, rows) is None))
+    assert traced(0.5) == 1
 
 
 def test_nothing_is_checked_without_a_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
