@@ -80,7 +80,7 @@ LEAF, WIDE, TREE = exchanges.TREES
 MISSED = {
     # The tensor becomes one vector, and the update a matrix again: two passes each.
     ("terngrad", "v5p 2x2x1", LEAF): 9.6,
-    # A gradient whose rows are not blocks lies in other tiles than they do, and is copied once; so is an update without a kernel.
+    # A gradient whose rows are not blocks lies in other tiles, and is copied once; so is an update that no kernel makes.
     ("topk_sgd", "v5p 2x2x1", WIDE): 14.3,
     ("dense_bf16", "v5p 2x2x1", WIDE): 9.8,
     ("dense_bf16", "v5e 2x2", WIDE): 8.2,
