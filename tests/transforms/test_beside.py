@@ -29,8 +29,8 @@ SHAPES = [
 SHAPES += [(40, 200), (5,), (256, 64)]
 
 CASES: dict[str, Callable[[], Any]] = {
-    "dgc": lambda: gc.dgc(axis_name="data"),
-    "dgc_nesterov": lambda: gc.dgc(axis_name="data", nesterov=True, density=1 / 256),
+    "dgc": lambda: gc.dgc(axis_name="data", momentum=0.5),
+    "dgc_nesterov": lambda: gc.dgc(axis_name="data", momentum=0.5, nesterov=True, density=1 / 256),
     "topk_sgd": lambda: gc.topk_sgd(axis_name="data"),
     "gathered": lambda: gc.exchange(gc.compressors.topk(0.02), axis_name="data", collective="all_gather"),
     "put_back": lambda: gc.exchange(
@@ -45,14 +45,19 @@ QUICK = [("dgc", jnp.float32), ("block_quantized", jnp.float32)]
 
 
 def run(tx: Any, dtype: Any) -> list[Any]:
-    """Updates and states of some steps of simulated workers; the third has a gradient that is not finite."""
+    """Updates and states of some steps of simulated workers; the third has a gradient that is not finite.
+
+    Gradients are multiples of 1/256 and momenta a half: sums are exact, whether or not a compiler contracts them.
+    """
     params = [jnp.zeros(shape, dtype) for shape in SHAPES]
     state = jax.vmap(lambda _: tx.init(params), axis_name="data", axis_size=WORKERS)(jnp.zeros(WORKERS))
     update = jax.jit(jax.vmap(lambda g, s: tx.update(g, s, params), axis_name="data"))
     random, found = np.random.default_rng(0), []
     for step in range(STEPS):
         scale = 6e4 if dtype == jnp.float16 and step == 1 else 1.0
-        each = [jnp.asarray(random.standard_normal((WORKERS, *shape)) * scale, dtype) for shape in SHAPES]
+        each = [
+            jnp.asarray(np.round(random.standard_normal((WORKERS, *shape)) * 256) / 256 * scale, dtype) for shape in SHAPES
+        ]
         if step == 2:
             each[1] = each[1].at[1, 3, 4].set(jnp.nan)
         updates, state = update(each, state)
@@ -85,4 +90,6 @@ def test_side_by_side_has_the_same_bits(case: str, dtype: Any, monkeypatch: pyte
         name = jax.tree_util.keystr(path)
         # An estimate, whose sums are in another order.
         tolerance = 1e-5 if "memory_ratio" in name else 0
-        np.testing.assert_allclose(a, b, rtol=tolerance, atol=0, err_msg=name)
+        # An entry less its digit times a scale: a compiler may contract it in one program and not in the other.
+        contracted = 1e-6 if case == "block_quantized" and "memory" in name else 0
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=contracted, err_msg=name)
