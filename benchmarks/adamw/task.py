@@ -14,6 +14,7 @@ from benchmarks.tasks import datasets
 from gradcomp_jax.experiments.language_models import SMALL, Decoder
 
 WORKERS = 8
+TEXT = "enwik8"
 JUDGED = 1 << 17
 """Characters of the validation and of the test part, from their start, that a model is judged by."""
 
@@ -32,6 +33,8 @@ class Task:
       lengths: of its runs in steps, the longest first.
       tuned_at: steps of the runs that a learning rate is chosen by, on the validation part, with the first seed.
       first: of a row's rates, the place of the one that is tried first.
+      workers: how many there are.
+      text: the data set's name.
     """
 
     model: str
@@ -39,6 +42,8 @@ class Task:
     lengths: tuple[int, ...] = (16_000, 4_000, 1_000)
     tuned_at: int = 4_000
     first: int = 2
+    workers: int = WORKERS
+    text: str = TEXT
 
     @property
     def name(self) -> str:
@@ -52,15 +57,15 @@ LARGE = Task("859k", 8, lengths=(2_100,), tuned_at=2_100, first=1)
 TASKS = {task.name: task for task in (Task("65k", 1), Task("65k", 4), LARGE)}
 
 
-def vocabulary() -> int:
-    """Returns how many characters there are."""
-    return len(_text()[0])
+def vocabulary(name: str = TEXT) -> int:
+    """Returns how many characters a text has."""
+    return len(_text(name)[0])
 
 
 @functools.cache
-def parts() -> dict[str, np.ndarray]:
-    """Returns the text as numbers below :func:`vocabulary`, uint8, in its usual parts."""
-    known, text = _text()
+def parts(name: str = TEXT) -> dict[str, np.ndarray]:
+    """Returns a text as numbers below :func:`vocabulary`, uint8, in its usual parts."""
+    known, text = _text(name)
     numbers = np.zeros(256, np.uint8)
     numbers[known] = np.arange(len(known))
     return {part: numbers[getattr(text, part)] for part in ("train", "validation", "test")}
@@ -69,7 +74,7 @@ def parts() -> dict[str, np.ndarray]:
 def batch_of(task: Task, text: jax.Array, key: jax.Array, step: jax.Array) -> jax.Array:
     """Returns the int32 ``[workers, sequences, length + 1]`` of a step, the same for every method."""
     length = MODELS[task.model].length + 1
-    shape = (WORKERS, task.sequences)
+    shape = (task.workers, task.sequences)
     starts = jax.random.randint(jax.random.fold_in(key, step), shape, 0, text.shape[0] - length)
     return text[starts[..., None] + jnp.arange(length)].astype(jnp.int32)
 
@@ -85,13 +90,13 @@ def judge(task: Task) -> Callable[[Any, str], float]:
         return jnp.mean(jax.lax.map(lambda tokens: model.loss(params, tokens), sequences))
 
     def bits(params: Any, part: str) -> float:
-        sequences = parts()[part][windows].astype(np.int32).reshape(-1, 64, model.length + 1)
+        sequences = parts(task.text)[part][windows].astype(np.int32).reshape(-1, 64, model.length + 1)
         return float(mean(params, sequences)) / math.log(2)
 
     return bits
 
 
 @functools.cache
-def _text() -> tuple[np.ndarray, Any]:
-    text = datasets.load("enwik8")
+def _text(name: str) -> tuple[np.ndarray, Any]:
+    text = datasets.load(name)
     return np.unique(text.train), text

@@ -15,7 +15,7 @@ import optax
 
 import gradcomp_jax as gc
 from benchmarks.adamw.rows import AXIS, Row
-from benchmarks.adamw.task import MODELS, WORKERS, Task, batch_of, judge, parts, vocabulary
+from benchmarks.adamw.task import MODELS, Task, batch_of, judge, parts, vocabulary
 from gradcomp_jax.experiments.machine import machine
 from gradcomp_jax.experiments.settings import WARM_UP
 
@@ -66,14 +66,14 @@ def train(
     """
     tx = row.make(schedule(run.rate, run.steps), run.steps)
     model = MODELS[task.model]
-    params = model.init(jax.random.key(run.seed), vocabulary())
-    state = _started(params, tx, replicas=row.replicas)
+    params = model.init(jax.random.key(run.seed), vocabulary(task.text))
+    state = _started(params, tx, task.workers, replicas=row.replicas)
     losses = np.zeros(run.steps // CHUNK, np.float32)
     at = {"step": np.int32(0), "seconds": np.float64(0), "losses": losses, "state": state}
     if saved.exists():
         at = gc.restore_checkpoint(saved, at)
     chunk = _chunk(task, row, run.steps)
-    text, rate, key = jnp.asarray(parts()["train"]), jnp.float32(run.rate), jax.random.key(1000 + run.seed)
+    text, rate, key = jnp.asarray(parts(task.text)["train"]), jnp.float32(run.rate), jax.random.key(1000 + run.seed)
     began = last = time.time()
     before = float(at["seconds"])
     while at["step"] < run.steps:
@@ -106,14 +106,15 @@ def train(
     }
 
 
-def _started(params: Any, tx: Any, *, replicas: bool) -> Any:
+def _started(params: Any, tx: Any, workers: int, *, replicas: bool) -> Any:
     """Parameters and optimizer state of all workers on one device."""
     if replicas:
-        params = jax.tree.map(lambda p: jnp.broadcast_to(p, (WORKERS, *p.shape)), params)
+        params = jax.tree.map(lambda p: jnp.broadcast_to(p, (workers, *p.shape)), params)
         state = jax.jit(jax.vmap(tx.init, axis_name=AXIS))(params)
         return params, state
     axes = gc.state_axes(jax.eval_shape(tx.init, params))
-    return params, jax.jit(jax.vmap(tx.init, in_axes=None, out_axes=axes, axis_name=AXIS, axis_size=WORKERS))(params)
+    init = jax.vmap(tx.init, in_axes=None, out_axes=axes, axis_name=AXIS, axis_size=workers)
+    return params, jax.jit(init)(params)
 
 
 def _chunk(task: Task, row: Row, steps: int) -> Callable[..., tuple[Any, jax.Array]]:

@@ -110,7 +110,8 @@ class Network:
         if delay_s:
             if self._switch is None:
                 self._switch = self._start_switch()
-            self._switch.shape(rate, delay_s)
+            for worker in range(self.workers):
+                self._switch.shape(worker, rate, delay_s)
         else:
             for worker in range(self.workers):
                 _limit(self._name(worker), _WIRE, rate)
@@ -118,6 +119,19 @@ class Network:
         self._links = (rate, delay_s)
         for worker in range(self.workers):
             self._route(worker)
+
+    def shape_worker(self, worker: int, rate: float | None, delay_s: float) -> None:
+        """Changes one worker's link where links have a delay. A message is in flight for half of each end's delay.
+
+        Args:
+            worker: its number.
+            rate: bits per second, or ``None``.
+            delay_s: seconds. Where the other end has none, half of it passes one way, and all of it there and back.
+        """
+        if self._switch is None:
+            raise ValueError("links have no delay yet: give the network one")
+        self._name(worker)
+        self._switch.shape(worker, rate, delay_s)
 
     def cut(self, worker: int) -> None:
         """Packets to and from a worker vanish, as when a cable is pulled: no end is told."""

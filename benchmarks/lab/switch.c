@@ -3,8 +3,9 @@
        switch DEVICE NAMESPACE_PATH...
 
    Worker i has the IPv4 address whose last byte is i + 1. A packet waits for its turn on the sender's link (rate), then for
-   the delay, then for its turn on the receiver's link (rate). Commands on standard input: "shape BITS_PER_SECOND
-   DELAY_NANOSECONDS" (rate 0: unlimited) and "link WORKER 0|1". Each is answered by "ok"; end of input ends the switch. */
+   the delay, half of each link's, then for its turn on the receiver's link (rate). Commands on standard input: "shape WORKER
+   BITS_PER_SECOND DELAY_NANOSECONDS" (rate 0: unlimited) and "link WORKER 0|1". Each is answered by "ok"; end of input ends the
+   switch. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -39,9 +40,9 @@ typedef struct {
 } queue;
 
 static int count, fds[MOST], up[MOST];
-static queue out[MOST], in[MOST];
+static queue out[MOST][MOST], in[MOST]; /* by the receiver too: packets to the near do not wait for those to the far */
 static int64_t out_free[MOST], in_free[MOST]; /* when the link will have sent what it has accepted */
-static int64_t rate, delay_ns;
+static int64_t rate[MOST], delay_ns[MOST];
 
 static int64_t now(void) {
     struct timespec t;
@@ -67,11 +68,13 @@ static packet *pop(queue *q) {
 /* A receiver's link holds 100 ms of the rate, as tbf is given, and two round trips; what comes beyond that is lost. A sender's
    holds everything: a kernel holds its own programs back before its own interface loses their packets, which a tun device
    does not. */
-static int full(queue *q, packet *p) {
-    return rate && q->head && q->queued + p->bits > rate / 10 + (int64_t)(4e-9 * delay_ns * rate);
+static int full(packet *p) {
+    queue *q = &in[p->to];
+    int64_t r = rate[p->to];
+    return r && q->head && q->queued + p->bits > r / 10 + (int64_t)(4e-9 * delay_ns[p->to] * r);
 }
 
-static int64_t serialised(packet *p) { return rate ? (int64_t)(p->bits * 1e9 / rate) : 0; }
+static int64_t serialised(packet *p, int link) { return rate[link] ? (int64_t)(p->bits * 1e9 / rate[link]) : 0; }
 
 static int64_t later(int64_t a, int64_t b) { return a > b ? a : b; }
 
@@ -98,9 +101,9 @@ static void take(int from) {
         if (!p) abort();
         memcpy(p->data, buffer, length);
         p->to = to, p->length = length, p->bits = ethernet_bits(buffer, length);
-        out_free[from] = later(now(), out_free[from]) + serialised(p);
-        p->due = out_free[from] + delay_ns;
-        push(&out[from], p);
+        out_free[from] = later(now(), out_free[from]) + serialised(p, from);
+        p->due = out_free[from] + (delay_ns[from] + delay_ns[to]) / 2;
+        push(&out[from][to], p);
     }
 }
 
@@ -108,15 +111,17 @@ static void take(int from) {
    time on the sender's link, and a router that cuts through does not add it again. */
 static int64_t forward(void) {
     int64_t next = INT64_MAX, t = now();
-    for (int i = 0; i < count; i++) {
-        while (out[i].head && out[i].head->due <= t) {
-            packet *p = pop(&out[i]);
-            if (!up[i] || !up[p->to] || full(&in[p->to], p)) { free(p); continue; }
-            in_free[p->to] = later(p->due, in_free[p->to] + serialised(p));
-            p->due = in_free[p->to];
-            push(&in[p->to], p);
+    for (int i = 0; i < count * count; i++) {
+        int from = i / count, to = i % count;
+        queue *q = &out[from][to];
+        while (q->head && q->head->due <= t) {
+            packet *p = pop(q);
+            if (!up[from] || !up[to] || full(p)) { free(p); continue; }
+            in_free[to] = later(p->due, in_free[to] + serialised(p, to));
+            p->due = in_free[to];
+            push(&in[to], p);
         }
-        if (out[i].head && out[i].head->due < next) next = out[i].head->due;
+        if (q->head && q->head->due < next) next = q->head->due;
     }
     for (int i = 0; i < count; i++) {
         while (in[i].head && in[i].head->due <= t) {
@@ -148,9 +153,9 @@ static int obey(void) {
     int worker, state;
     long long bits, ns;
     if (!fgets(line, sizeof line, stdin)) return 0;
-    if (sscanf(line, "shape %lld %lld", &bits, &ns) == 2) {
-        rate = bits, delay_ns = ns;
-        for (int i = 0; i < count; i++) out_free[i] = in_free[i] = 0;
+    if (sscanf(line, "shape %d %lld %lld", &worker, &bits, &ns) == 3 && worker >= 0 && worker < count) {
+        rate[worker] = bits, delay_ns[worker] = ns;
+        out_free[worker] = in_free[worker] = 0;
     } else if (sscanf(line, "link %d %d", &worker, &state) == 2 && worker >= 0 && worker < count)
         up[worker] = state;
     else
@@ -170,7 +175,8 @@ int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     for (int i = 0; i < count; i++) {
         fds[i] = open_in(argv[i + 2], argv[1]);
-        out[i].tail = &out[i].head, in[i].tail = &in[i].head, up[i] = 1;
+        for (int j = 0; j < count; j++) out[i][j].tail = &out[i][j].head;
+        in[i].tail = &in[i].head, up[i] = 1;
         polled[i] = (struct pollfd){.fd = fds[i], .events = POLLIN};
     }
     polled[count] = (struct pollfd){.fd = STDIN_FILENO, .events = POLLIN};

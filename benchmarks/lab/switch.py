@@ -29,8 +29,8 @@ class Switch:
             )
             self._answer("start")
 
-    def shape(self, rate: float | None, delay_s: float) -> None:
-        self._tell(f"shape {round(rate or 0)} {round(delay_s * 1e9)}")
+    def shape(self, worker: int, rate: float | None, delay_s: float) -> None:
+        self._tell(f"shape {worker} {round(rate or 0)} {round(delay_s * 1e9)}")
 
     def link(self, worker: int, *, up: bool) -> None:
         self._tell(f"link {worker} {int(up)}")
