@@ -5,6 +5,7 @@ A line on standard input names a folder, to which it copies what the bucket hold
 
 import pathlib
 import sys
+import threading
 import urllib.request
 from typing import Any
 
@@ -24,10 +25,13 @@ def options(endpoint: str) -> dict[str, Any]:
 
 def main(address: str, port: int) -> None:
     import boto3
-    from moto.server import ThreadedMotoServer
+    import waitress
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-    server = ThreadedMotoServer(address, port=port, verbose=False)
-    server.start()
+    # moto's own server ends the connection after each answer, and a new one costs a round trip. S3 keeps them.
+    application = DomainDispatcherApplication(create_backend_app)
+    server = waitress.create_server(application, host=address, port=port, threads=16)
+    threading.Thread(target=server.run, daemon=True).start()
     endpoint = f"http://{address}:{port}"
     urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")).read()
     print("ready", flush=True)
@@ -41,7 +45,7 @@ def main(address: str, port: int) -> None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 client.download_file(BUCKET, entry["Key"], str(path))
         print("copied", flush=True)
-    server.stop()
+    server.close()
 
 
 if __name__ == "__main__":

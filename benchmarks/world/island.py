@@ -134,7 +134,7 @@ def main(settings: Settings) -> None:
         if ledger:
             moved = moved + (before - codec.flat(params))
         if island:
-            base = island._base
+            base, since = island._base, island._steps + 1
             params = island.step(params)
             if island._base is not base:
                 # It departed or landed: a kill from now on loses no more than what follows.
@@ -144,7 +144,9 @@ def main(settings: Settings) -> None:
             if (landed := int(island._island._landed)) != last:
                 last, latest = landed, island._island._latest
                 of = latest.digest if latest.round == landed else None
-                say("landed", round=last, step=number, digest=of, loss=float(np.mean(losses[-settings.every :])))
+                mean = float(np.mean(losses[-settings.every :]))
+                kept = island.diagnostics()["island/kept_norm"]
+                say("landed", round=last, step=number, since=since, digest=of, loss=mean, kept=kept)
         if number % 20 == 0:
             say("step", step=number, loss=float(np.mean(losses[-20:])))
         due += settings.pace

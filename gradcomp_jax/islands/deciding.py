@@ -9,7 +9,7 @@ from gradcomp_jax.islands.account import norm_of
 from gradcomp_jax.islands.keys import digest
 from gradcomp_jax.islands.log import Log, Requests, opened
 from gradcomp_jax.islands.objects import Decision, Entry
-from gradcomp_jax.islands.store import Create, Get
+from gradcomp_jax.islands.store import Create, GetAll
 
 _LARGEST_HEAD = 1 << 17
 MOST_WINDOWS = 8
@@ -66,10 +66,7 @@ class Deciding:
         if self._round != now.round + 1:
             self._round, self._since = now.round + 1, self.clock()
             self.candidates, self.refused = {}, {}
-        for key, size in sorted(names.items()):
-            name = keys.read_payload_key(key)
-            if name and name.round == self._round and key not in self.refused and name.island not in self.candidates:
-                yield from self._judge(name, size)
+        yield from self._read(names)
         accepted = within_norms(self.candidates, log.configuration.norm_limit)
         if len(accepted) < log.configuration.quorum:
             self._since = self.clock()
@@ -85,17 +82,28 @@ class Deciding:
         # Whether this one or another was first: the round's decision is the object that is there now.
         yield Create(keys.round_key(self._round), decision.to_bytes())
         yield from log.present()
-        yield from log.follow()
+        yield from log.follow(most=1)
 
-    def _judge(self, name: keys.Name, size: int) -> Requests:
+    def _read(self, names: Mapping[str, int]) -> Requests:
+        """Reads what is new for the round, all at once, and judges it."""
+        new = list[keys.Name]()
+        for key, size in sorted(names.items()):
+            name = keys.read_payload_key(key)
+            if not name or name.round != self._round or key in self.refused or name.island in self.candidates:
+                continue
+            if size > 8 * self.log.configuration.size + _LARGEST_HEAD:
+                # No code makes so much of so few entries: nobody has to hold it in memory to refuse it.
+                self.refused[key] = f"it has {size} bytes"
+            else:
+                new.append(name)
+        if new:
+            found = yield GetAll(tuple(name.key for name in new))
+            for name, data in zip(new, found, strict=True):
+                if data is not None and name.island not in self.candidates:
+                    self._judge(name, names[name.key], data)
+
+    def _judge(self, name: keys.Name, size: int, data: bytes) -> None:
         log = self.log
-        if size > 8 * log.configuration.size + _LARGEST_HEAD:
-            # No code makes so much of so few entries: nobody has to hold it in memory to refuse it.
-            self.refused[name.key] = f"it has {size} bytes"
-            return
-        data = yield Get(name.key)
-        if data is None:
-            return
         log.read_bytes += len(data)
         try:
             if digest(data) != name.digest or len(data) != size:

@@ -226,9 +226,8 @@ class Island:
 
     def _turn(self) -> Requests:
         """Does all that there is to do now; returns whether the island has left."""
-        yield from self.log.present()
         yield from self.living.beat(self._missed)
-        yield from self.log.follow()
+        yield from self.log.look()
         yield from self._settle()
         yield from self._send()
         names = yield Names(keys.ISLANDS)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from gradcomp_jax.islands import keys
 from gradcomp_jax.islands.log import Requests
 from gradcomp_jax.islands.objects import NotOursError, from_json, to_json
-from gradcomp_jax.islands.store import Get, Put
+from gradcomp_jax.islands.store import GetAll, Put
 
 BEATS = 4
 """Heartbeats within the patience of the others."""
@@ -39,8 +39,9 @@ class Living:
         """
         found = {island for key in names if (island := keys.read_alive_key(key))}
         if self.clock() - self._read >= self.patience / BEATS:
-            for island in sorted(found - {self.island}):
-                data = yield Get(keys.alive_key(island))
+            others = sorted(found - {self.island})
+            beats = yield GetAll(tuple(map(keys.alive_key, others)))
+            for island, data in zip(others, beats, strict=True):
                 if data is not None and data != self._seen.get(island, (b"",))[0]:
                     self._seen[island] = (data, self.clock(), _missed_by(data))
             self._read = self.clock()

@@ -12,9 +12,9 @@ from gradcomp_jax._errors import ExperimentError
 from gradcomp_jax.islands import keys
 from gradcomp_jax.islands.account import Code, norm_of
 from gradcomp_jax.islands.keys import Name, digest
-from gradcomp_jax.islands.objects import Configuration, Decision, Entry, NotOursError, Payload, from_json
+from gradcomp_jax.islands.objects import Configuration, Decision, NotOursError, Payload, from_json
 from gradcomp_jax.islands.outer import OuterState, OuterStep, Vector
-from gradcomp_jax.islands.store import Get, Names, StoreError
+from gradcomp_jax.islands.store import Get, GetAll, Names, StoreError
 
 Requests = Generator[Any, Any, Any]
 
@@ -86,7 +86,22 @@ class Log:
 
     def present(self) -> Requests:
         """Makes sure that the store is still the run's: a disk may not be mounted, and its folder be empty, but writable."""
-        if (yield Get(keys.CONFIGURATION)) != self._configured:
+        self._is_there((yield Get(keys.CONFIGURATION)))
+
+    def look(self) -> Requests:
+        """Makes sure of that and applies all decisions that are there; one round trip if there is none."""
+        if self.centre is None:
+            yield from self.present()
+            yield from self.follow()
+            return
+        number = self.centre.round + 1
+        configuration, decision = yield GetAll((keys.CONFIGURATION, keys.round_key(number)))
+        self._is_there(configuration)
+        if decision is not None:
+            yield from self.follow(self._read(decision, number))
+
+    def _is_there(self, configuration: bytes | None) -> None:
+        if configuration != self._configured:
             raise StoreError("the run is not where it was")
 
     def _check(self, data: bytes) -> None:
@@ -117,8 +132,9 @@ class Log:
         if number in self.recent:
             return self.recent[number]
         data = yield Get(keys.round_key(number))
-        if data is None:
-            return None
+        return None if data is None else self._read(data, number)
+
+    def _read(self, data: bytes, number: int) -> Decision:
         try:
             decision = Decision.from_bytes(data)
             if decision.round != number:
@@ -129,43 +145,44 @@ class Log:
             ) from error
         return decision
 
-    def follow(self) -> Requests:
-        """Applies all decisions that are there."""
+    def follow(self, decision: Decision | None = None, *, most: int | None = None) -> Requests:
+        """Applies all decisions that are there, or the first ones of them.
+
+        Args:
+            decision: that of the next round, if it was read already.
+            most: how many.
+        """
         if self.centre is None:
             # It was given up, see _other.
             yield from self.jump()
-        while True:
+        applied = 0
+        while applied != most:
             now = self.now
-            decision = yield from self.decision(now.round + 1)
-            if decision is None:
+            if decision is None and (decision := (yield from self.decision(now.round + 1))) is None:
                 return
             if decision.before != now.digest:
                 yield from self._other(decision)
-                continue
-            payloads = []
-            for entry in decision.entries:
-                data = yield from self.payload(decision.round, entry)
-                if data is None:
-                    break
-                payloads.append(data)
-            if len(payloads) == len(decision.entries):
+            elif (payloads := (yield from self.payloads(decision))) is not None:
                 self.apply(decision, payloads)
+                applied += 1
             elif not (yield from self.jump()):
                 # It is not visible yet.
                 return
+            decision = None
 
-    def payload(self, number: int, entry: Entry) -> Requests:
-        """Returns the object that an entry names, as it was when the round was decided; ``None`` if it is not there.
+    def payloads(self, decision: Decision) -> Requests:
+        """Returns the objects that a decision names, as they were when it was made; ``None`` if one is not there.
 
         An island's own payload is read from the store, even if it was before: until it is there, the island writes it again.
         """
-        if entry.digest not in self.cache or entry.island == self.island:
-            data = yield Get(keys.payload_key(entry.island, number, entry.digest))
+        new = [e for e in decision.entries if e.digest not in self.cache or e.island == self.island]
+        found = yield GetAll(tuple(keys.payload_key(e.island, decision.round, e.digest) for e in new))
+        for entry, data in zip(new, found, strict=True):
             if data is None or digest(data) != entry.digest:
                 return None
             self.read_bytes += len(data)
             self.cache[entry.digest] = data
-        return self.cache[entry.digest]
+        return [self.cache[entry.digest] for entry in decision.entries]
 
     def apply(self, decision: Decision, payloads: list[bytes]) -> None:
         """Takes the outer step of a decision, in the order of its entries. Nothing is judged again."""

@@ -1,6 +1,7 @@
 """What islands need of an object store: five verbs, of which the first, put if absent, is atomic."""
 
 import abc
+import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
@@ -10,6 +11,8 @@ from typing import Any
 
 from gradcomp_jax._errors import SettingError
 
+_AT_ONCE = 8
+"""Objects that are read at the same time."""
 EXTRA = "pip install 'gradcomp_jax[islands]'"
 
 
@@ -38,6 +41,13 @@ class Get:
     """Asks for an object; the answer is its bytes, or ``None`` where there is none."""
 
     key: str
+
+
+@dataclasses.dataclass(frozen=True)
+class GetAll:
+    """Asks for several objects at once, which far from the store takes as long as one; the answer has one for each key."""
+
+    keys: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +90,10 @@ class Store(abc.ABC):
     def delete(self, key: str) -> None:
         """Deletes an object, if it is there."""
 
+    def get_all(self, keys: tuple[str, ...]) -> list[bytes | None]:
+        """Returns several objects, each as :meth:`get` does; a store that is far away asks for them at the same time."""
+        return [self.get(key) for key in keys]
+
     def perform(self, request: Any) -> Any:
         """Returns the answer to a request."""
         match request:
@@ -89,6 +103,8 @@ class Store(abc.ABC):
                 return self.put(key, data)
             case Get(key):
                 return self.get(key)
+            case GetAll(keys):
+                return self.get_all(keys)
             case Names(folder):
                 return self.names(folder)
             case Delete(key):
@@ -156,6 +172,11 @@ class ObjectStore(Store):
             return self._asked("get", key, then=lambda result: bytes(result.bytes()))
         except FileNotFoundError:
             return None
+
+    def get_all(self, keys: tuple[str, ...]) -> list[bytes | None]:
+        """Returns several objects, some at the same time."""
+        with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+            return list(pool.map(self.get, keys))
 
     def names(self, folder: str) -> dict[str, int]:
         """Returns the keys below a folder."""

@@ -17,7 +17,7 @@ from gradcomp_jax.islands.island import Island, Keep, Wait
 from gradcomp_jax.islands.keys import digest
 from gradcomp_jax.islands.log import Log
 from gradcomp_jax.islands.objects import Decision, Payload
-from gradcomp_jax.islands.store import Create, Delete, Get, MemoryStore, Names, Put, StoreError
+from gradcomp_jax.islands.store import Create, Delete, Get, GetAll, MemoryStore, Names, Put, StoreError
 
 SIZE = 6
 
@@ -278,7 +278,7 @@ class Follower(Actor):
         self.watch(self.log)
         self.wake = self.world.time + self.world.rng.exponential(0.2)
         if not isinstance(request, Wait):
-            assert isinstance(request, (Get, Names)), "a follower writes"
+            assert isinstance(request, (Get, GetAll, Names)), "a follower writes"
             self.answer = self.world.perform(request, self)
 
     def train(self):
@@ -312,6 +312,9 @@ class World:
 
     def perform(self, request, actor):
         rng, faults = self.rng, self.faults
+        if isinstance(request, GetAll):
+            answers = [self.perform(Get(key), actor) for key in request.keys]
+            return next((a for a in answers if isinstance(a, StoreError)), answers)
         if (
             any(begin <= self.time < end for begin, end in self.cut.get(actor.name, ()))
             or rng.random() < faults.refused
