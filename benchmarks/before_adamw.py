@@ -85,7 +85,8 @@ def main() -> None:
                 pages.write_between(page, "before-adamw", table.table(found, own, bfloat16) if own else "")
         longest, model = task.lengths[0], MODELS[task.model]
         what = f"{model.summary}, on {model.length} characters of enwik8, 8 workers"
-        if best := [name for name in plot.frontier(found, fewer, longest) if name != table.BASELINE]:
+        best = [name for name in plot.frontier(found, fewer, longest) if name != table.BASELINE]
+        if best and options.task == "65k-1":
             picture = options.write.with_suffix(".png")
             picture.write_bytes(plot.gap_by_bytes(found, fewer, (longest, task.tuned_at), what))
             picture.with_stem(f"{picture.stem}-steps").write_bytes(plot.gap_by_steps(found, best, what))
