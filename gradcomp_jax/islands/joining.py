@@ -6,18 +6,18 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-
 from gradcomp_jax import _arguments, _checks
 from gradcomp_jax._files import local_folder
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.compressors import Compressor
+from gradcomp_jax.islands.exchanging import Exchanging
 from gradcomp_jax.islands.host_codec import Codec, codec
 from gradcomp_jax.islands.island import Island
 from gradcomp_jax.islands.keys import check_island
 from gradcomp_jax.islands.log import Log, Requests
 from gradcomp_jax.islands.member import Member
 from gradcomp_jax.islands.objects import Configuration
+from gradcomp_jax.islands.processes import of_program
 from gradcomp_jax.islands.store import Store, StoreError, open_store
 
 
@@ -146,18 +146,26 @@ def join(
     least, most = configuration.weights
     if not least <= weight <= most:
         raise ValueError(f"weight must be within {least} and {most}, got {weight}")
-    make = functools.partial(
-        Island,
-        check_island(name),
-        configuration,
-        code,
-        clock=time.monotonic,
-        initial=code.flat(params) if found else None,
-        decay=float(decay),
-        poll=float(poll),
-    )
-    store = open_store(place, **(store_options or {}))
-    return Member(lambda record: make(record=record), code, store, local_folder(folder), every, float(weight))
+    check_island(name)
+    processes = of_program()
+    processes.check_equal({"name": name, "every": every, "weight": weight, "found": found} | configuration.to_dict())
+    initial = processes.gathered(code, params) if found else None
+
+    def beside() -> tuple[None, Exchanging]:
+        make = functools.partial(
+            Island,
+            name,
+            configuration,
+            code,
+            clock=time.monotonic,
+            initial=initial,
+            decay=float(decay),
+            poll=float(poll),
+        )
+        store = open_store(place, **(store_options or {}))
+        return None, Exchanging(lambda record: make(record=record), code, store, local_folder(folder), float(weight))
+
+    return Member(processes, processes.decide(beside)[1], code, every)
 
 
 @_arguments.checked
@@ -179,10 +187,4 @@ def follow(
 
 
 def _code(compressor: Compressor | Codec, params: PyTree) -> Codec:
-    for leaf in jax.tree.leaves(params):
-        if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
-            raise ValueError(
-                "a parameter has shards in other processes: an island whose program has several processes gathers them first"
-                " (jax.experimental.multihost_utils.process_allgather), and one of them joins"
-            )
     return compressor if isinstance(compressor, Codec) else codec(compressor, params)
