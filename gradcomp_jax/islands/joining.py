@@ -84,11 +84,15 @@ def join(
     A round accepts the payloads that are there once it has a quorum, and either all living islands or the grace window is over.
     All islands take the same outer step, bit for bit. What a round does not accept goes out with a later one.
 
+    All processes of a JAX program are one island: each of them joins, with the same arguments, after
+    ``jax.distributed.initialize``. Process 0 talks to the store, and has the folder.
+
     Args:
         place: a folder, a URL such as ``s3://bucket/run``, a store of obstore, or a :class:`~gradcomp_jax.islands.Store`.
-        params: the parameters; those of whoever founds the run are its first centre.
+        params: the parameters; those of whoever founds the run are its first centre. They may have parts in all processes.
         name: this island's name, which no other has.
-        folder: a folder on this machine's disk for what the island keeps; a process that goes on after a crash needs it.
+        folder: a folder on this machine's disk for what the island keeps; a process that goes on after a crash needs it. Of
+            several processes it is process 0's, and the others make none.
         compressor: encodes payloads: one of :mod:`gradcomp_jax.compressors`, or a :func:`codec` with a mask or a policy.
         every: steps from one payload to the next.
         weight: what this island counts for in a round, such as its batch size over that of the others, in 1/1024 to 1024.
@@ -110,7 +114,8 @@ def join(
         A :class:`Member`, for ``with``.
 
     Raises:
-        ValueError: for a number out of its range, and a code that decodes to other bits on other machines.
+        ValueError: for a number out of its range, a code that decodes to other bits on other machines, and processes that were
+            given different arguments.
         ImportError: without the extra ``islands``.
 
     References:

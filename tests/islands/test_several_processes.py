@@ -116,7 +116,9 @@ def run(name, timeout=None, **options):
     code = gc.compressors.block_quantized(bits=4)
     try:
         with gc.islands.join(place, params, compressor=code, **options) as island:
-            begun = island.begin(params, timeout=timeout)
+            # The mesh of a training may be set.
+            with jax.set_mesh(mesh):
+                begun = island.begin(params, timeout=timeout)
             for leaf in jax.tree.leaves(begun):
                 assert isinstance(leaf, jax.Array)
             for key in ("parts", "narrow", "empty", "one", "local"):
@@ -125,7 +127,9 @@ def run(name, timeout=None, **options):
             print(here, flush=True)
             if name == "trains":
                 while island.diagnostics()["island/accepted"] < 3:
-                    begun = island.step(jax.tree.map(lambda leaf: leaf * leaf.dtype.type(0.99), begun))
+                    begun = jax.tree.map(lambda leaf: leaf * leaf.dtype.type(0.99), begun)
+                    with jax.set_mesh(mesh):
+                        begun = island.step(begun)
                 print(island.close(begun, timeout=60.0), flush=True)
     except Exception as error:
         print(f"{type(error).__name__}: {error}", flush=True)
