@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 import warnings
 
 import jax
@@ -13,6 +14,7 @@ import gradcomp_jax as gc
 from gradcomp_jax._errors import SettingError
 from gradcomp_jax.islands import joining, processes
 from gradcomp_jax.islands.account import Record
+from gradcomp_jax.islands.objects import Payload
 from gradcomp_jax.islands.processes import MEETINGS, Processes, Several
 from tests.islands.test_member import CODE, OPTIONS, PARAMS, Away, towards, until
 
@@ -151,6 +153,27 @@ def test_nothing_is_lost_by_leaving_and_coming_back(monkeypatch, join):
         record = Record.from_bytes((join.folder / "process-0" / "island.record").read_bytes())
         assert record.message == b""
         kept = record.kept
+
+
+def test_a_store_that_is_away_holds_up_no_end(monkeypatch, join):
+    def run(index):
+        with join(index, poll=0.05) as island:
+            params = towards(island.begin(PARAMS))
+            if index == 0:
+                join.store.away = True
+            started = time.monotonic()
+            accepted = island.close(params, timeout=0.3)
+            return accepted, time.monotonic() - started
+
+    found, _ = together(monkeypatch, run)
+    assert [accepted for accepted, _ in found] == [False, False]
+    assert found[0][1] < 10.0 and found[1][1] < 10.0
+    # What was gained is in the folder.
+    record = Record.from_bytes((join.folder / "process-0" / "island.record").read_bytes())
+    held = (
+        record.progress if record.progress.size else CODE.decode(Payload.from_bytes(record.message).body) + record.kept
+    )
+    np.testing.assert_allclose(held, CODE.flat(PARAMS) - CODE.flat(towards(PARAMS)), atol=1e-6)
 
 
 def test_when_processes_meet():
