@@ -62,13 +62,20 @@ class Codec:
 
     def flat(self, tree: PyTree) -> Vector:
         """Returns the vector of a tree: its leaves in float32, end to end."""
-        leaves = jax.tree.leaves(tree)
-        if [leaf.shape for leaf in leaves] != [leaf.shape for leaf in self._leaves]:
-            raise ValueError("the leaves of this tree have other shapes than those that the codec was made for")
+        self.check(tree)
         vector = np.empty(self.size, np.float32)
-        for at, leaf in zip(self._places(), leaves, strict=True):
+        for at, leaf in zip(self._places(), jax.tree.leaves(tree), strict=True):
             vector[at] = np.asarray(leaf).reshape(-1)
         return vector
+
+    def check(self, tree: PyTree) -> None:
+        """Refuses a tree of other shapes.
+
+        Raises:
+            ValueError: if it is one.
+        """
+        if [leaf.shape for leaf in jax.tree.leaves(tree)] != [leaf.shape for leaf in self._leaves]:
+            raise ValueError("the leaves of this tree have other shapes than those that the codec was made for")
 
     def tree(self, vector: Vector) -> PyTree:
         """Inverts :meth:`flat`: float32 arrays of the host that share the vector's memory."""

@@ -6,18 +6,18 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-
 from gradcomp_jax import _arguments, _checks
 from gradcomp_jax._files import local_folder
 from gradcomp_jax._typing import PyTree
 from gradcomp_jax.compressors import Compressor
+from gradcomp_jax.islands.exchanging import Exchanging
 from gradcomp_jax.islands.host_codec import Codec, codec
 from gradcomp_jax.islands.island import Island
 from gradcomp_jax.islands.keys import check_island
 from gradcomp_jax.islands.log import Log, Requests
 from gradcomp_jax.islands.member import Member
 from gradcomp_jax.islands.objects import Configuration
+from gradcomp_jax.islands.processes import of_program
 from gradcomp_jax.islands.store import Store, StoreError, open_store
 
 
@@ -84,11 +84,15 @@ def join(
     A round accepts the payloads that are there once it has a quorum, and either all living islands or the grace window is over.
     All islands take the same outer step, bit for bit. What a round does not accept goes out with a later one.
 
+    All processes of a JAX program are one island: each of them joins, with the same arguments, after
+    ``jax.distributed.initialize``. Process 0 talks to the store, and has the folder.
+
     Args:
         place: a folder, a URL such as ``s3://bucket/run``, a store of obstore, or a :class:`~gradcomp_jax.islands.Store`.
-        params: the parameters; those of whoever founds the run are its first centre.
+        params: the parameters; those of whoever founds the run are its first centre. They may have parts in all processes.
         name: this island's name, which no other has.
-        folder: a folder on this machine's disk for what the island keeps; a process that goes on after a crash needs it.
+        folder: a folder on this machine's disk for what the island keeps; a process that goes on after a crash needs it. Of
+            several processes it is process 0's, and the others make none.
         compressor: encodes payloads: one of :mod:`gradcomp_jax.compressors`, or a :func:`codec` with a mask or a policy.
         every: steps from one payload to the next.
         weight: what this island counts for in a round, such as its batch size over that of the others, in 1/1024 to 1024.
@@ -110,7 +114,8 @@ def join(
         A :class:`Member`, for ``with``.
 
     Raises:
-        ValueError: for a number out of its range, and a code that decodes to other bits on other machines.
+        ValueError: for a number out of its range, a code that decodes to other bits on other machines, and processes that were
+            given different arguments.
         ImportError: without the extra ``islands``.
 
     References:
@@ -146,18 +151,26 @@ def join(
     least, most = configuration.weights
     if not least <= weight <= most:
         raise ValueError(f"weight must be within {least} and {most}, got {weight}")
-    make = functools.partial(
-        Island,
-        check_island(name),
-        configuration,
-        code,
-        clock=time.monotonic,
-        initial=code.flat(params) if found else None,
-        decay=float(decay),
-        poll=float(poll),
-    )
-    store = open_store(place, **(store_options or {}))
-    return Member(lambda record: make(record=record), code, store, local_folder(folder), every, float(weight))
+    check_island(name)
+    processes = of_program()
+    processes.check_equal({"name": name, "every": every, "weight": weight, "found": found} | configuration.to_dict())
+    initial = processes.gathered(code, params) if found else None
+
+    def beside() -> tuple[None, Exchanging]:
+        make = functools.partial(
+            Island,
+            name,
+            configuration,
+            code,
+            clock=time.monotonic,
+            initial=initial,
+            decay=float(decay),
+            poll=float(poll),
+        )
+        store = open_store(place, **(store_options or {}))
+        return None, Exchanging(lambda record: make(record=record), code, store, local_folder(folder), float(weight))
+
+    return Member(processes, processes.decide(beside)[1], code, every)
 
 
 @_arguments.checked
@@ -179,10 +192,4 @@ def follow(
 
 
 def _code(compressor: Compressor | Codec, params: PyTree) -> Codec:
-    for leaf in jax.tree.leaves(params):
-        if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
-            raise ValueError(
-                "a parameter has shards in other processes: an island whose program has several processes gathers them first"
-                " (jax.experimental.multihost_utils.process_allgather), and one of them joins"
-            )
     return compressor if isinstance(compressor, Codec) else codec(compressor, params)

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 import gradcomp_jax as gc
-from gradcomp_jax.islands import member as joining
+from gradcomp_jax.islands import exchanging
 from gradcomp_jax.islands.account import Account, Record
 from gradcomp_jax.islands.keys import digest
 
@@ -52,7 +52,7 @@ class Ledger:
         self.sums = json.loads(self.file.read_text()) if self.file.exists() else {}
         self.encoded = np.array(self.sums[digest(self.record.read_bytes())]) if self.sums else np.zeros(size)
         self.restored = bool(self.sums)
-        depart, write = Account.depart, joining.write_whole
+        depart, write = Account.depart, exchanging.write_whole
 
         def departing(account, progress, weight, *args, **options):
             self.encoded = self.encoded + weight * progress.astype(np.float64)
@@ -63,7 +63,7 @@ class Ledger:
             write(self.file, json.dumps(self.sums))
             write(path, content, **options)
 
-        Account.depart, joining.write_whole = departing, writing
+        Account.depart, exchanging.write_whole = departing, writing
 
 
 def main(place, name, folder, stop, options):
@@ -87,15 +87,15 @@ def main(place, name, folder, stop, options):
             state, metrics = step(state, rng.normal(size=(32, 16)).astype(np.float32))
             moved = moved + weight * (before - codec.flat(state.params))
             state = state._replace(params=island.step(state.params))
-            if island._island._landed != last:
-                last = island._island._landed
+            if island._exchanging.island._landed != last:
+                last = island._exchanging.island._landed
                 say("landed", round=last, loss=float(metrics["loss"]))
             time.sleep(0.01)
         island.close()
         say("end", **island.diagnostics())
     record = Record.from_bytes((folder / "island.record").read_bytes())
     flying = record.account(codec).flight
-    since = weight * (island._base - codec.flat(state.params)).astype(np.float64)
+    since = weight * (island._exchanging.base - codec.flat(state.params)).astype(np.float64)
     if record.progress.size:
         # It was handed over, and not encoded yet.
         since = since + weight * record.progress

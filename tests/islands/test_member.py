@@ -10,7 +10,7 @@ import pytest
 
 import gradcomp_jax as gc
 from gradcomp_jax._errors import SettingError
-from gradcomp_jax.islands import member
+from gradcomp_jax.islands import exchanging
 from gradcomp_jax.islands.account import Record
 from gradcomp_jax.islands.objects import Decision, Payload
 
@@ -110,7 +110,7 @@ def test_what_was_put_aside_stays_until_it_has_departed(tmp_path):
     store = Away()
     with gc.islands.join(store, PARAMS, name="a", folder=tmp_path, **OPTIONS) as island:
         params = train(island, island.begin(PARAMS), 2)
-        until(lambda: island._island.account.flight is None)
+        until(lambda: island._exchanging.island.account.flight is None)
         store.away = True
         params = island.step(towards(params))
         island.close(params, timeout=0.1)
@@ -165,7 +165,7 @@ def test_an_empty_store_in_the_place_of_the_runs_counts_for_nothing(tmp_path):
         assert island.diagnostics()["island/round"] == number and len(store.names("round")) <= 1
         store.objects = objects
         train(island, params, 2)
-        centre = island._island.log.now
+        centre = island._exchanging.island.log.now
     follower = gc.islands.follow(store, PARAMS, compressor=CODE)
     assert follower.update()[0] == centre.round == len(store.names("round"))
     assert follower._log.now.digest == centre.digest
@@ -174,7 +174,7 @@ def test_an_empty_store_in_the_place_of_the_runs_counts_for_nothing(tmp_path):
 def test_parameters_that_are_not_finite_are_given_up(tmp_path):
     with gc.islands.join(gc.islands.MemoryStore(), PARAMS, name="a", folder=tmp_path, **OPTIONS) as island:
         params = train(island, island.begin(PARAMS), 1)
-        until(lambda: island._island.account.flight is None and island._island._asked is None)
+        until(lambda: island._exchanging.island.account.flight is None and island._exchanging.island._asked is None)
         bad = jax.tree.map(lambda p: p * jnp.nan, params)
         with pytest.warns(UserWarning, match="not finite: this island goes on from where it departed"):
             for _ in range(4):
@@ -204,8 +204,8 @@ def test_a_disk_that_is_full_sends_nothing(tmp_path, monkeypatch):
         def full(*args, **options):
             raise OSError(28, "No space left on device")
 
-        until(lambda: island._island.account.flight is None and island._island._asked is None)
-        monkeypatch.setattr(member, "write_whole", full)
+        until(lambda: island._exchanging.island.account.flight is None and island._exchanging.island._asked is None)
+        monkeypatch.setattr(exchanging, "write_whole", full)
         written = len([key for key in store.names("island") if "payload" in key])
         for _ in range(5):
             params = island.step(towards(params))
