@@ -134,15 +134,15 @@ def main(settings: Settings) -> None:
         if ledger:
             moved = moved + (before - codec.flat(params))
         if island:
-            base, since = island._base, island._steps + 1
+            base, since = island._exchanging.base, island._steps + 1
             params = island.step(params)
-            if island._base is not base:
+            if island._exchanging.base is not base:
                 # It departed or landed: a kill from now on loses no more than what follows.
                 draft = folder / "draft.npz"
                 np.savez(draft, *jax.tree.leaves(state), step=number)
                 draft.replace(saved)
-            if (landed := int(island._island._landed)) != last:
-                last, latest = landed, island._island._latest
+            if (landed := int(island._exchanging.island._landed)) != last:
+                last, latest = landed, island._exchanging.island._latest
                 of = latest.digest if latest.round == landed else None
                 mean = float(np.mean(losses[-settings.every :]))
                 kept = island.diagnostics()["island/kept_norm"]

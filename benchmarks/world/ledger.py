@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gradcomp_jax.islands import Codec, Store, keys
-from gradcomp_jax.islands import member as joining
+from gradcomp_jax.islands import exchanging
 from gradcomp_jax.islands.account import Account, Record
 from gradcomp_jax.islands.log import Log
 from gradcomp_jax.islands.objects import Decision, Payload
@@ -27,7 +27,7 @@ class Ledger:
 
     def __init__(self, folder: Path, size: int) -> None:
         """Takes the island's folder and the entries of a vector."""
-        self._folder, self._sums, self._write = folder, dict[str, Any](), joining.write_whole
+        self._folder, self._sums, self._write = folder, dict[str, Any](), exchanging.write_whole
         if (folder / _SUMS).exists():
             with np.load(folder / _SUMS) as found:
                 self._sums = dict(found)
@@ -41,7 +41,7 @@ class Ledger:
             return depart(account, progress, weight, *args, **options)
 
         Account.depart = departing  # type: ignore[method-assign]
-        joining.write_whole = self._writing
+        exchanging.write_whole = self._writing
 
     def _writing(self, path: Any, content: bytes, **options: Any) -> None:
         self._sums = dict(list(self._sums.items())[-2:]) | {keys.digest(content): self.encoded}
