@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gradcomp_jax.islands import Codec, Store, keys
-from gradcomp_jax.islands import exchanging
+from gradcomp_jax.islands import Codec, Store, exchanging, keys
 from gradcomp_jax.islands.account import Account, Record
 from gradcomp_jax.islands.log import Log
 from gradcomp_jax.islands.objects import Decision, Payload
