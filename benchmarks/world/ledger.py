@@ -49,13 +49,14 @@ class Ledger:
         self._write(self._folder / _SUMS, data.getvalue())
         self._write(path, content, **options)
 
-    def save(self, codec: Codec, moved: Any, since: Any = 0.0) -> None:
+    def save(self, codec: Codec, moved: Any, since: Any = 0.0, *, weight: float = 1.0) -> None:
         """Writes what an island that has ended saw and holds.
 
         Args:
             codec: the run's.
             moved: what its steps moved, weighted.
             since: the part of it that neither the run nor the island's record has, weighted.
+            weight: of the island.
         """
         record = Record.from_bytes((self._folder / "island.record").read_bytes())
         flying = record.account(codec).flight
@@ -64,7 +65,7 @@ class Ledger:
             encoded=self.encoded,
             moved=moved,
             # What was handed over and not encoded is in the record.
-            since=since + (record.progress if record.progress.size else 0),
+            since=since + weight * (record.progress if record.progress.size else 0),
             kept=record.kept,
             sent=flying.sent if flying else np.zeros(codec.size),
             flying=np.array([str(flying.round), flying.digest] if flying else []),

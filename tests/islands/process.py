@@ -1,7 +1,4 @@
-"""One island as a process of its own: a small model around ``make_train_step``. Prints a JSON line for each thing that happens.
-
-It also keeps what it encoded, in float64, for each record that it wrote: so the law can be checked through a kill.
-"""
+"""One island as a process of its own: a small model around ``make_train_step``. Prints a JSON line for what happens."""
 
 import json
 import pathlib
@@ -14,9 +11,7 @@ import numpy as np
 import optax
 
 import gradcomp_jax as gc
-from gradcomp_jax.islands import exchanging
-from gradcomp_jax.islands.account import Account, Record
-from gradcomp_jax.islands.keys import digest
+from benchmarks.world.ledger import Ledger
 
 PARAMS = {
     "w1": jax.random.normal(jax.random.key(1), (16, 64)) / 4,
@@ -42,28 +37,6 @@ def loss(params, batch):
 
 def say(kind, **facts):
     print(json.dumps({"kind": kind, **facts}), flush=True)
-
-
-class Ledger:
-    """What was encoded so far, with each record that was written: whichever is on the disk after a kill, its sum is too."""
-
-    def __init__(self, folder, size):
-        self.file, self.record = folder / "seen.json", folder / "island.record"
-        self.sums = json.loads(self.file.read_text()) if self.file.exists() else {}
-        self.encoded = np.array(self.sums[digest(self.record.read_bytes())]) if self.sums else np.zeros(size)
-        self.restored = bool(self.sums)
-        depart, write = Account.depart, exchanging.write_whole
-
-        def departing(account, progress, weight, *args, **options):
-            self.encoded = self.encoded + weight * progress.astype(np.float64)
-            return depart(account, progress, weight, *args, **options)
-
-        def writing(path, content, **options):
-            self.sums = dict(list(self.sums.items())[-2:]) | {digest(content): self.encoded.tolist()}
-            write(self.file, json.dumps(self.sums))
-            write(path, content, **options)
-
-        Account.depart, exchanging.write_whole = departing, writing
 
 
 def main(place, name, folder, stop, options):
@@ -93,22 +66,8 @@ def main(place, name, folder, stop, options):
             time.sleep(0.01)
         island.close()
         say("end", **island.diagnostics())
-    record = Record.from_bytes((folder / "island.record").read_bytes())
-    flying = record.account(codec).flight
     since = weight * (island._exchanging.base - codec.flat(state.params)).astype(np.float64)
-    if record.progress.size:
-        # It was handed over, and not encoded yet.
-        since = since + weight * record.progress
-    sent = flying.sent if flying else np.zeros(codec.size)
-    say(
-        "law",
-        moved=moved.tolist(),
-        encoded=ledger.encoded.tolist(),
-        since=since.tolist(),
-        kept=record.kept.tolist(),
-        sent=sent.tolist(),
-        flying=[flying.round, flying.digest] if flying else None,
-    )
+    ledger.save(codec, moved, since, weight=weight)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from jax.sharding import PartitionSpec as P
 
 import gradcomp_jax as gc
 from gradcomp_jax import _everyone
-from gradcomp_jax.islands.account import Record
 from gradcomp_jax.islands.keys import digest
 
 
@@ -22,7 +21,8 @@ def main(place, name, folder, stop, address, index, count):
     if int(count) > 1:
         jax.distributed.initialize(address, int(count), index)
     # It makes arrays, which must come after that.
-    from tests.islands.process import CODE, OPTIONS, PARAMS, WEIGHTS, Ledger, loss, say
+    from benchmarks.world.ledger import Ledger
+    from tests.islands.process import CODE, OPTIONS, PARAMS, WEIGHTS, loss, say
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     shardings = {"w1": NamedSharding(mesh, P("data")), "w2": NamedSharding(mesh, P())}
@@ -75,23 +75,10 @@ def main(place, name, folder, stop, address, index, count):
     there = flat(params)
     if index:
         return
-    record = Record.from_bytes((folder / "island.record").read_bytes())
-    exchanging, flying = island._exchanging, record.account(codec).flight
-    since = weight * (exchanging.base - there).astype(np.float64)
-    if record.progress.size:
-        # It was handed over, and not encoded yet.
-        since = since + weight * record.progress
+    exchanging = island._exchanging
     now = exchanging.island.log.now
     say("centre", round=now.round, digest=now.digest)
-    say(
-        "law",
-        moved=moved.tolist(),
-        encoded=ledger.encoded.tolist(),
-        since=since.tolist(),
-        kept=record.kept.tolist(),
-        sent=(flying.sent if flying else np.zeros(codec.size)).tolist(),
-        flying=[flying.round, flying.digest] if flying else None,
-    )
+    ledger.save(codec, moved, weight * (exchanging.base - there).astype(np.float64), weight=weight)
 
 
 if __name__ == "__main__":

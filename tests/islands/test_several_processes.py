@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 import gradcomp_jax as gc
+from benchmarks.world.ledger import decisions, replay
 from gradcomp_jax.islands.store import StoreError, open_store
 from tests.islands import program
 from tests.islands.process import CODE, PARAMS
-from tests.islands.test_processes import FEWEST, ROOT, centres, check, decisions, wait_for
+from tests.islands.test_processes import FEWEST, ROOT, check, wait_for
 from tests.network.processes import PATIENCE_S, environment, free_port, started, wait
 
 
@@ -88,7 +89,7 @@ def test_an_island_of_two_processes_and_one_of_one(tmp_path: Path, stack) -> Non
     assert len(again.said("landed")) == len(again.said("landed", 1))
     (one,), (other,) = again.said("end"), again.said("end", 1)
     assert one == other
-    after = centres(store, gc.islands.codec(CODE, PARAMS))
+    after = replay(store, gc.islands.codec(CODE, PARAMS))
     for island in (again, b):
         (centre,) = island.said("centre")
         assert centre["digest"] == after[centre["round"]]
