@@ -226,8 +226,8 @@ class _Shown:
         make: Callable[[], Follower],
     ) -> None:
         """Prints what came out."""
-        said = f"{int(counts['island/accepted'])} payloads accepted, {int(counts['island/late'])} late"
-        tell(self._console, f"{self._name}: {said}{_judged(problem, params, ', its parameters: ')}")
+        said = f"{int(counts['island/accepted'])} accepted, {int(counts['island/late'])} late"
+        tell(self._console, f"{self._name}: {said}{_judged(problem, params, '; its parameters: ')}")
         if not all_sent:
             tell(
                 self._console,

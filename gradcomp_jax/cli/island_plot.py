@@ -22,7 +22,7 @@ _SHADES = ("#9ECAE1", "#6BAED6", "#4292C6", "#2171B5", "#084594")
 """Of one hue, from light to dark: brightness alone tells them apart."""
 _FEWEST_SHADE, _ABSENT = "#4292C6", "#A6A6A6"
 _MOST_WEIGHTS = 5
-_MOST_MARKED = 40
+_MOST_MARKED = 60
 """Rounds up to which a line shows where its points are."""
 
 
@@ -54,15 +54,18 @@ def draw(decisions: Sequence[Decision], landed: Sequence[Landed], name: str) -> 
         own = {island: [line for line in landed if line.island == island] for island in islands}
         colours = dict(zip(islands, itertools.cycle(COLOURS), strict=False))
         own = {island: lines for island, lines in own.items() if lines}
+        marker = "o" if len(decisions) <= _MOST_MARKED else None
         for island, lines in own.items():
-            _draw_line(all_axes[1], lines, "loss", colours[island])
-            _draw_line(all_axes[2], lines, "kept_norm", colours[island])
+            style = {"color": colours[island], "linewidth": 1.6, "markersize": 3, "marker": marker}
+            _draw_line(all_axes[1], lines, "loss", style)
+            _draw_line(all_axes[2], lines, "kept_norm", style)
             handles.append(Line2D([], [], color=colours[island], linewidth=1.8, label=island))
         for axes, label in zip(all_axes[1:], ("training loss", "norm of the residual"), strict=True):
             axes.set(ylabel=label)
             values = [value for line in axes.lines for value in line.get_ydata() if not math.isnan(value)]
-            if values and min(values) > 0:
-                axes.set_yscale("log")
+            if values and max(values) > 0:
+                # An island that has just begun keeps nothing, and a logarithm has no place for that.
+                axes.set_yscale("log", nonpositive="mask")
                 # "2" and not "2 x 10^0" on an axis too short for powers of ten.
                 axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1.5, 0.6)))
             axes.grid(alpha=0.25)
@@ -82,7 +85,7 @@ def draw(decisions: Sequence[Decision], landed: Sequence[Landed], name: str) -> 
         x=0.01,
         ha="left",
     )
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 5), frameon=False, fontsize=9)
+    figure.legend(handles=handles, loc="outside lower center", ncols=6 if width > 10 else 4, frameon=False, fontsize=9)
     return figure
 
 
@@ -131,7 +134,7 @@ def _shades(weights: Sequence[float]) -> dict[float, str]:
     return {w: _SHADES[round(last * (math.log(w) - low) / (high - low))] for w in weights}
 
 
-def _draw_line(axes: Axes, lines: Sequence[Landed], field: str, colour: str) -> None:
+def _draw_line(axes: Axes, lines: Sequence[Landed], field: str, style: dict[str, Any]) -> None:
     """Draws a field by round, with a gap where another process of the island has begun."""
     x, y = [], []
     for before, line in zip([None, *lines], lines, strict=False):
@@ -141,5 +144,4 @@ def _draw_line(axes: Axes, lines: Sequence[Landed], field: str, colour: str) -> 
         value = getattr(line, field)
         x.append(line.round)
         y.append(math.nan if value is None else value)
-    marker = "o" if len(lines) <= _MOST_MARKED else None
-    axes.plot(x, y, color=colour, linewidth=1.6, marker=marker, markersize=3)
+    axes.plot(x, y, **style)

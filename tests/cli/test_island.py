@@ -63,7 +63,7 @@ def test_takes_part_goes_on_is_followed_and_drawn(island, tmp_path) -> None:
     assert header.split() == ["round", "payload", "loss", "written", "read", "hidden"]
     printed = lines_of(first.stdout)
     assert printed[-1][0] == 3 and ("accepted" in {what for _, what in printed})
-    assert re.fullmatch(r"london: \d payloads accepted, \d late, its parameters: evaluation loss [\d.e-]+", own)
+    assert re.fullmatch(r"london: \d accepted, \d late; its parameters: evaluation loss [\d.e-]+", own)
     done = history(tmp_path / "run")
     assert re.fullmatch(rf"centre after round {len(done)}: evaluation loss [\d.e-]+", centre)
     assert len(done) >= 3 and all([e.island for e in d.entries] == ["london"] for d in done)

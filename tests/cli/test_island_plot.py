@@ -79,7 +79,7 @@ def test_lines_are_those_of_the_metrics_with_a_gap_at_a_restart() -> None:
         and ohio.get_ydata()[4] == 0.2
     )
     assert math.isnan(london.get_ydata()[0]) and london.get_color() != ohio.get_color()
-    assert loss.get_yscale() == "log" and kept.get_yscale() == "linear"
+    assert loss.get_yscale() == "log" and kept.get_yscale() == "log"
     shown = figure.legends[0]
     colours = {
         text.get_text(): handle.get_color()
