@@ -26,6 +26,13 @@ _MOST_MARKED = 60
 """Rounds up to which a line shows where its points are."""
 
 
+class _Short(LogFormatter):
+    """Writes 0.2 and not 2e-01 on an axis too short for powers of ten."""
+
+    def _num_to_string(self, x: float, vmin: float, vmax: float) -> str:
+        return f"{x:g}"
+
+
 def picture_of(decisions: Sequence[Decision], landed: Sequence[Landed], name: str) -> bytes:
     """Returns the picture of a run as a PNG file."""
     file = io.BytesIO()
@@ -66,8 +73,8 @@ def draw(decisions: Sequence[Decision], landed: Sequence[Landed], name: str) -> 
             if values and max(values) > 0:
                 # An island that has just begun keeps nothing, and a logarithm has no place for that.
                 axes.set_yscale("log", nonpositive="mask")
-                # "2" and not "2 x 10^0" on an axis too short for powers of ten.
-                axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1.5, 0.6)))
+                axes.yaxis.set_major_formatter(_Short())
+                axes.yaxis.set_minor_formatter(_Short(minor_thresholds=(1.5, 0.6)))
             axes.grid(alpha=0.25)
         figure.align_ylabels(list(all_axes[1:]))
     last = all_axes[-1]
@@ -85,7 +92,7 @@ def draw(decisions: Sequence[Decision], landed: Sequence[Landed], name: str) -> 
         x=0.01,
         ha="left",
     )
-    figure.legend(handles=handles, loc="outside lower center", ncols=6 if width > 10 else 4, frameon=False, fontsize=9)
+    figure.legend(handles=handles, loc="outside lower center", ncols=6 if width > 9 else 3, frameon=False, fontsize=9)
     return figure
 
 
