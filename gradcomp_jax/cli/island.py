@@ -158,7 +158,7 @@ def island_command(
             poll=min(grace / _LOOKS, _LONGEST_POLL),
         )
         shown = _Shown(console, name, place, own)
-        with leaving(shown.stopped), contextlib.ExitStack() as stack:
+        with _stoppable(shown.stopped), contextlib.ExitStack() as stack:
             with _readable(own):
                 stack.enter_context(member)
             try:
@@ -169,7 +169,6 @@ def island_command(
             except Stopped:
                 # Steps since the last departure go into the record; nothing is waited for.
                 member.close(one.state.params, timeout=0.0)
-                print(shown.stopped(), file=sys.stderr, flush=True)
                 raise
         shown.end(all_sent, member.diagnostics(), one.problem, one.state.params, _reader(place, problem, code))
 
@@ -248,6 +247,17 @@ def _judged(problem: Problem, params: Any, joint: str = ": ") -> str:
 
 
 @contextlib.contextmanager
+def _stoppable(said: Callable[[], str]) -> Iterator[None]:
+    """Lets a signal end the block, with a sentence on stderr."""
+    with leaving(said):
+        try:
+            yield
+        except Stopped:
+            print(said(), file=sys.stderr, flush=True)
+            raise
+
+
+@contextlib.contextmanager
 def _remedies() -> Iterator[None]:
     """Makes one sentence of what islands and stores say, with the options that it is about."""
     try:
@@ -279,7 +289,7 @@ def _reader(place: str, problem: Problem, code: Any) -> Callable[[], Follower]:
 def _follow(console: Console, place: str, problem: Problem, code: Any, rounds: int) -> None:
     number, told, follower = -1, "", None
     make = _reader(place, problem, code)
-    with leaving(lambda: f"stopped after round {max(number, 0)}"):
+    with _stoppable(lambda: f"stopped after round {max(number, 0)}"):
         while number < rounds:
             try:
                 follower = follower or make()

@@ -165,31 +165,49 @@ def test_without_the_extra_the_remedy_is_named(island, monkeypatch) -> None:
     assert re.fullmatch(r"gradcomp: islands .*: pip install 'gradcomp_jax\[islands\]'\n", result.stderr)
 
 
-@on_linux
-@pytest.mark.slow
-def test_a_signal_ends_it_in_order_and_it_goes_on(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "own.py").write_text(TASK)
-    words = [*COMMAND, "island", *JOIN, "--every", "1000000", "--rounds", "1000"]
-    with (tmp_path / "err").open("w") as err:
+def test_a_task_without_a_metric_shows_none(island, tmp_path) -> None:
+    (tmp_path / "bare.py").write_text(TASK.replace(", [x]\n", "\n"))
+    words = ("run", "--from", "bare:make", "--grace", "0.1", "--name", "london", "--rounds", "1")
+    result = island(*words)
+    assert result.exit_code == 0, result.stderr
+    assert re.search(r"^london: \d accepted, \d late\ncentre after round \d$", result.stdout.rstrip(), re.MULTILINE)
+
+
+@contextlib.contextmanager
+def started(folder, *words):
+    (folder / "own.py").write_text(TASK)
+    with (folder / "err").open("w") as err:
         running = subprocess.Popen(
-            hearing(words),
-            cwd=tmp_path,
+            hearing([*COMMAND, "island", *words]),
+            cwd=folder,
             env=environment(),
             stdout=subprocess.DEVNULL,
             stderr=err,
             start_new_session=True,
         )
     try:
-        end = time.monotonic() + 120
-        while "joins run after round 0" not in (tmp_path / "err").read_text():
-            assert running.poll() is None and time.monotonic() < end, (tmp_path / "err").read_text()
-            time.sleep(0.05)
+        yield running
+    finally:
+        running.kill()
+        running.wait()
+
+
+def wait_for(folder, running, sentence):
+    end = time.monotonic() + 120
+    while sentence not in (said := (folder / "err").read_text()):
+        assert running.poll() is None and time.monotonic() < end, said
+        time.sleep(0.05)
+
+
+@on_linux
+@pytest.mark.slow
+def test_a_signal_ends_it_in_order_and_it_goes_on(tmp_path: pathlib.Path) -> None:
+    with started(tmp_path, *JOIN, "--every", "1000000", "--rounds", "1000") as running:
+        wait_for(tmp_path, running, "joins run after round 0")
         # It trains, and sends nothing.
         time.sleep(3.0)
         running.send_signal(signal.SIGINT)
         assert running.wait(20) == 130
-    finally:
-        running.kill()
     said = "stopped after round 0: the same command goes on with what is in gradcomp-islands/london"
     assert (tmp_path / "err").read_text().splitlines()[-1] == said
     record = tmp_path / "gradcomp-islands" / "london" / "island.record"
@@ -198,5 +216,16 @@ def test_a_signal_ends_it_in_order_and_it_goes_on(tmp_path: pathlib.Path) -> Non
     assert history(tmp_path / "run") == ()
     again = [*COMMAND, "island", *JOIN, "--rounds", "1"]
     after = subprocess.run(again, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=240)
-    assert after.returncode == 0 and "1 " in after.stdout, after.stderr
+    assert after.returncode == 0 and lines_of(after.stdout), after.stderr
     assert len(history(tmp_path / "run")) >= 1
+
+
+@on_linux
+@pytest.mark.slow
+def test_a_follower_waits_for_a_run_and_is_stopped(tmp_path: pathlib.Path) -> None:
+    with started(tmp_path, "run", *OWN, "--follow") as running:
+        wait_for(tmp_path, running, "waits: there is no folder run")
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(20) == 143
+    assert (tmp_path / "err").read_text().splitlines() == ["waits: there is no folder run", "stopped after round 0"]
+    assert not (tmp_path / "run").exists()
