@@ -20,8 +20,10 @@ from gradcomp_jax.islands import Decision
 
 _SHADES = ("#9ECAE1", "#6BAED6", "#4292C6", "#2171B5", "#084594")
 """Of one hue, from light to dark: brightness alone tells them apart."""
-_FEWEST_SHADE, _ABSENT = "#4292C6", "#A6A6A6"
+_ONE_SHADE, _ABSENT = "#4292C6", "#A6A6A6"
 _MOST_WEIGHTS = 5
+_FEWEST_COLUMNS = 10
+_DASHES = ("-", "--", "-.", ":")
 _MOST_MARKED = 60
 """Rounds up to which a line shows where its points are."""
 
@@ -59,14 +61,15 @@ def draw(decisions: Sequence[Decision], landed: Sequence[Landed], name: str) -> 
     handles = _draw_rounds(all_axes[0], decisions, islands)
     if landed:
         own = {island: [line for line in landed if line.island == island] for island in islands}
-        colours = dict(zip(islands, itertools.cycle(COLOURS), strict=False))
+        looks = dict(zip(islands, itertools.cycle(itertools.product(_DASHES, COLOURS)), strict=False))
         own = {island: lines for island, lines in own.items() if lines}
         marker = "o" if len(decisions) <= _MOST_MARKED else None
         for island, lines in own.items():
-            style = {"color": colours[island], "linewidth": 1.6, "markersize": 3, "marker": marker}
-            _draw_line(all_axes[1], lines, "loss", style)
-            _draw_line(all_axes[2], lines, "kept_norm", style)
-            handles.append(Line2D([], [], color=colours[island], linewidth=1.8, label=island))
+            dashes, colour = looks[island]
+            style: dict[str, Any] = {"color": colour, "linestyle": dashes, "linewidth": 1.6}
+            _draw_line(all_axes[1], lines, "loss", style | {"marker": marker, "markersize": 3})
+            _draw_line(all_axes[2], lines, "kept_norm", style | {"marker": marker, "markersize": 3})
+            handles.append(Line2D([], [], **style, label=island))
         for axes, label in zip(all_axes[1:], ("training loss", "norm of the residual"), strict=True):
             axes.set(ylabel=label)
             values = [value for line in axes.lines for value in line.get_ydata() if not math.isnan(value)]
@@ -79,7 +82,7 @@ def draw(decisions: Sequence[Decision], landed: Sequence[Landed], name: str) -> 
         figure.align_ylabels(list(all_axes[1:]))
     last = all_axes[-1]
     last.set(xlabel="round")
-    last.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    last.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
     for axes in all_axes:
         axes.spines[["top", "right"]].set_visible(False)
     if landed:
@@ -113,7 +116,7 @@ def _draw_rounds(axes: Axes, decisions: Sequence[Decision], islands: Sequence[st
             accepted[island] += filled
     width = 0.8 if len(decisions) <= 150 else 0.3
     axes.add_collection(PatchCollection(cells, facecolors=fills, edgecolors=edges, linewidths=width))
-    axes.set(xlim=(0.3, len(decisions) + 0.7), ylim=(len(islands) - 0.4, -0.6))
+    axes.set(xlim=(0.3, max(len(decisions), _FEWEST_COLUMNS) + 0.7), ylim=(len(islands) - 0.4, -0.6))
     axes.set_yticks(range(len(islands)), islands)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
@@ -133,7 +136,7 @@ def _draw_rounds(axes: Axes, decisions: Sequence[Decision], islands: Sequence[st
 def _shades(weights: Sequence[float]) -> dict[float, str]:
     """Gives darker shades to larger weights."""
     if len(weights) == 1:
-        return {weights[0]: _FEWEST_SHADE}
+        return {weights[0]: _ONE_SHADE}
     last = len(_SHADES) - 1
     if len(weights) <= len(_SHADES):
         return {w: _SHADES[round(i * last / (len(weights) - 1))] for i, w in enumerate(weights)}
