@@ -9,6 +9,9 @@ from gradcomp_jax.islands.log import read_decision
 from gradcomp_jax.islands.objects import Decision
 from gradcomp_jax.islands.store import StoreError, open_store
 
+_AT_ONCE = 16
+"""Decisions that are asked for side by side, because a store may be far."""
+
 
 @_arguments.checked
 def history(place: Any, *, store_options: Mapping[str, Any] | None = None) -> tuple[Decision, ...]:
@@ -41,7 +44,10 @@ def history(place: Any, *, store_options: Mapping[str, Any] | None = None) -> tu
     if store.get(keys.CONFIGURATION) is None:
         raise StoreError("there is no run yet")
     found: list[Decision] = []
-    # One after the other, as islands read them: a list of names may lack some that are there.
-    while (data := store.get(keys.round_key(len(found) + 1))) is not None:
-        found.append(read_decision(data, len(found) + 1))
-    return tuple(found)
+    while True:
+        # By their numbers: a list of names may lack some that are there.
+        numbers = range(len(found) + 1, len(found) + 1 + _AT_ONCE)
+        for number, data in zip(numbers, store.get_all(tuple(map(keys.round_key, numbers))), strict=True):
+            if data is None:
+                return tuple(found)
+            found.append(read_decision(data, number))

@@ -39,9 +39,10 @@ def run_of(rounds):
 
 
 def test_it_is_all_decisions_in_their_order():
-    store = run_of(12)
+    # More than are asked for at once, and a multiple of it.
+    store = run_of(32)
     found = gc.islands.history(ReadOnly(store.objects))
-    assert list(found) == decisions(store) and [d.round for d in found] == list(range(1, 13))
+    assert list(found) == decisions(store) and [d.round for d in found] == list(range(1, 33))
     assert all(d.entries[0].weight == 1.0 and d.members == ("a",) and d.by == "a" for d in found)
 
 
