@@ -32,18 +32,27 @@ _EXAMPLES = {
         "gradcomp plan --model resnet50 --step-time 180ms --workers 64 --link 10Gbit",
         "gradcomp plan --model llama-8b --optimizer adamw --cluster h100x8-100G",
     ),
+    "island": (
+        "gradcomp island run --name london",
+        "gradcomp island run --follow",
+        "gradcomp island run --picture run.png --metrics gradcomp-islands/london",
+    ),
 }
 
 
 def page(name: str, command: Any, commands: dict[str, Any] | None = None) -> str:
     """Returns the help of a command: what it does, an example, then its options."""
-    usage = " ".join(filter(None, ("gradcomp", name, "COMMAND" if commands else "", "[OPTIONS]")))
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    words = ["COMMAND"] if commands else [p.metavar for p in arguments]
+    usage = " ".join(filter(None, ("gradcomp", name, *words, "[OPTIONS]")))
     parts = [f"Usage: {usage}", *_paragraphs(command.help or "")]
     parts.append("\n".join(["For example:", *(f"  {line}" for line in _EXAMPLES[name])]))
     if commands:
         lines = [_entry(one, (made.help or "").strip().partition("\n")[0]) for one, made in commands.items()]
         parts.append("\n".join(["Commands:", *lines, "", "gradcomp COMMAND --help says more."]))
-    options = [_option(p) for p in command.params]
+    if arguments:
+        parts.append("\n".join(["Arguments:", *(_entry(p.metavar, p.help) for p in arguments)]))
+    options = [_option(p) for p in command.params if p.param_type_name == "option"]
     parts.append("\n".join(["Options:", *options, _entry("-h, --help", "Show this and exit.")]))
     return "\n\n".join(parts) + "\n"
 

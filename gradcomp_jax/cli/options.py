@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -104,10 +104,13 @@ class Training:
         return shared | {"--checkpoint": None if self.checkpoint is None else "FOLDER"}
 
 
-def with_training_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Makes a command of ``command(training, **own)`` that takes the fields of :class:`Training` after its own options."""
+def with_training_options(command: Callable[..., None], names: Sequence[str] | None = None) -> Callable[..., None]:
+    """Makes a command of ``command(training, **own)`` that takes the fields of :class:`Training` after its own options.
+
+    With ``names`` it takes these fields alone, and the others have their defaults.
+    """
     own = list(inspect.signature(command).parameters.values())[1:]
-    fields = dataclasses.fields(Training)
+    fields = [f for f in dataclasses.fields(Training) if names is None or f.name in names]
     kind = inspect.Parameter.KEYWORD_ONLY
     shared = [inspect.Parameter(f.name, kind, default=f.default, annotation=f.type) for f in fields]
     parameters = [*(p.replace(kind=kind) for p in own), *shared]

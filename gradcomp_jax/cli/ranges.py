@@ -44,6 +44,7 @@ def _parser(allowed: Range) -> Callable[[Any], Any]:
 
 def unparsed(error: Any) -> str:
     """Returns the sentence on words that are no value of their option."""
-    if error.param is None:
+    if error.param is None or not error.message:
+        # An argument that is missing says so by its class.
         return str(error.format_message())
     return f"{error.param.opts[0]}{' ' if error.message.startswith('must be') else ': '}{error.message}"

@@ -89,15 +89,18 @@ class Island:
         self.error: Exception | None = None
         self._initial, self._decay, self._poll = initial, decay, poll
         self.progress = np.zeros(0, np.float32)
-        if record is None:
-            self.account = Account(np.zeros(configuration.size, np.float32))
-            self._token, wrote, self._missed, self._start = secrets.token_hex(16), dict[str, str](), 0, ""
-        else:
-            old = Record.from_bytes(record)
-            if (old.island, old.configuration) != (name, configuration.digest):
+        old = None if record is None else Record.from_bytes(record)
+        if old is not None and (old.island, old.configuration) != (name, configuration.digest):
+            if old.start or old.wrote:
                 raise IslandError(
                     f"the record is of island {old.island} in another run: name another folder for records"
                 )
+            # It was refused by a run, for its settings perhaps, and holds nothing.
+            old = None
+        if old is None:
+            self.account = Account(np.zeros(configuration.size, np.float32))
+            self._token, wrote, self._missed, self._start = secrets.token_hex(16), dict[str, str](), 0, ""
+        else:
             self.account, self.progress = old.account(code), old.progress
             self._token, wrote, self._missed, self._start = old.token, old.wrote, old.missed, old.start
         self.log = Log(configuration, code, name)
@@ -108,7 +111,7 @@ class Island:
         self._asked: tuple[Vector, float] | None = None
         self._landed, self._delivered, self._leaving = -1, False, False
         # Names in the record on the disk; None without one.
-        self._recorded = None if record is None else set(wrote)
+        self._recorded = None if old is None else set(wrote)
         self._hurry = self.account.flight is None and bool(np.any(self.account.kept))
         self._accepted = self._late = self._written = self._away = 0
         self._kept_norm = norm_of(self.account.kept)

@@ -98,7 +98,7 @@ class Log:
         configuration, decision = yield GetAll((keys.CONFIGURATION, keys.round_key(number)))
         self._is_there(configuration)
         if decision is not None:
-            yield from self.follow(self._read(decision, number))
+            yield from self.follow(read_decision(decision, number))
 
     def _is_there(self, configuration: bytes | None) -> None:
         if configuration != self._configured:
@@ -132,18 +132,7 @@ class Log:
         if number in self.recent:
             return self.recent[number]
         data = yield Get(keys.round_key(number))
-        return None if data is None else self._read(data, number)
-
-    def _read(self, data: bytes, number: int) -> Decision:
-        try:
-            decision = Decision.from_bytes(data)
-            if decision.round != number:
-                raise NotOursError(f"it is of round {decision.round}")
-        except NotOursError as error:
-            raise IslandError(
-                f"{keys.round_key(number)} is no decision of this run ({error}): begin another run"
-            ) from error
-        return decision
+        return None if data is None else read_decision(data, number)
 
     def follow(self, decision: Decision | None = None, *, most: int | None = None) -> Requests:
         """Applies all decisions that are there, or the first ones of them.
@@ -248,6 +237,23 @@ class Log:
                 self._take(Centre(name.round, state, name.digest))
                 return True
         return False
+
+
+def read_decision(data: bytes, number: int) -> Decision:
+    """Returns the decision of a round that an object is.
+
+    Raises:
+        IslandError: if it is none, or of another round.
+    """
+    try:
+        decision = Decision.from_bytes(data)
+        if decision.round != number:
+            raise NotOursError(f"it is of round {decision.round}")
+    except NotOursError as error:
+        raise IslandError(
+            f"{keys.round_key(number)} is no decision of this run ({error}): begin another run"
+        ) from error
+    return decision
 
 
 def opened(configuration: Configuration, code: Code, number: int, island: str, data: bytes) -> tuple[Payload, Vector]:

@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
+import os
 import pathlib
 import threading
 from typing import Any
@@ -210,18 +211,25 @@ def _obstore() -> Any:
     return obstore
 
 
-def open_store(place: Any, **options: Any) -> Store:
+def open_store(place: Any, *, make: bool = True, **options: Any) -> Store:
     """Returns the store of a place.
 
     Args:
         place: a folder, a URL such as ``s3://bucket/run``, a store of obstore, or a :class:`Store`.
+        make: whether to make a folder that is not there.
         options: for a URL, what ``obstore.store.from_url`` takes, such as ``region=`` and ``client_options=``.
+
+    Raises:
+        StoreError: if a folder is not there, and is not to be made.
+        SettingError: if the place can be no store.
     """
     if isinstance(place, Store):
         return place
     library = _obstore()
     if not isinstance(place, (str, pathlib.Path)):
         return ObjectStore(place)
+    if not make and "://" not in str(place) and not os.path.exists(place):
+        raise StoreError(f"there is no folder {place}")
     try:
         if "://" in str(place):
             # An island trains on and asks again by itself; it must not hang in one request.

@@ -133,7 +133,7 @@ def test_words_that_do_not_parse_end_with_exit_code_2(gradcomp, words):
     assert gradcomp(*words).exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["compare", "train", "plan", "methods"])
+@pytest.mark.parametrize("command", ["compare", "train", "plan", "methods", "island"])
 def test_every_number_has_a_range_and_the_help_says_it(command):
     """A new option without one is refused here, and not by a user."""
     typer = pytest.importorskip("typer")
@@ -307,4 +307,4 @@ def test_a_command_that_is_close_to_one_is_suggested(gradcomp):
         (line,) = result.stderr.strip().splitlines()
         assert line.startswith(f"gradcomp: unknown command '{typed}'; did you mean '{meant}'?")
     (line,) = gradcomp("zzz").stderr.strip().splitlines()
-    assert line.endswith("(known: compare, train, methods, plan)") and "did you mean" not in line
+    assert line.endswith("(known: compare, train, methods, plan, island)") and "did you mean" not in line

@@ -56,7 +56,7 @@ def test_the_example_trains(gradcomp, line: str) -> None:
     assert "evaluation loss" in result.stdout and "bytes/step" in result.stdout
 
 
-@pytest.mark.parametrize("command", ["compare", "train", "methods", "plan"])
+@pytest.mark.parametrize("command", ["compare", "train", "methods", "plan", "island"])
 def test_every_option_is_there(command: str) -> None:
     from typer.main import get_command
 

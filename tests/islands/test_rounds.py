@@ -420,3 +420,16 @@ def test_a_record_is_whole_or_refused():
     for damaged in (b"", data[:-1], data[:40] + b"?" + data[41:]):
         with pytest.raises(NotOursError, match="damaged"):
             Record.from_bytes(damaged)
+
+
+def test_a_record_that_a_run_has_refused_holds_nothing_and_one_that_joined_stays_its_run_s():
+    store, other = MemoryStore(), dataclasses.replace(CONFIGURATION, quorum=2)
+    Process(store).turn()
+    refused = Process(store, "b", other)
+    with pytest.raises(IslandError, match="quorum 1, not 2"):
+        refused.turn()
+    joined = Process(store, "b", record=refused.disk)
+    joined.turn()
+    assert refused.disk and joined.island.ready
+    with pytest.raises(IslandError, match="the record is of island b in another run"):
+        Process(store, "b", other, record=joined.disk)
