@@ -103,12 +103,12 @@ class Island:
             raise SystemExit(f"{self.settings.name} failed:\n{self._log.read_text()[-3000:]}")
 
     def goodput(self, alone: float) -> tuple[float, float]:
-        """Returns kept steps, and those that training alone, at so many a second, makes in the time that it was there."""
+        """Returns kept steps, and those of training alone in the time that it was there: so many a pace."""
         begun, (end,) = self.said("begun"), self.said("trained")
         there = end["at"] - max(begun[0]["at"], self.settings.start)
         if self.killed_at is not None:
             there -= begun[-1]["at"] - self.killed_at
-        return end["step"] - self.settings.first, there * alone
+        return end["step"] - self.settings.first, there / self.settings.pace * alone
 
 
 @contextlib.contextmanager
@@ -246,7 +246,7 @@ def run(plan: Plan, options: argparse.Namespace, islands: int, on: str, alone: f
                 # The centre after every round is that which follows from the store alone, bit for bit.
                 assert line["digest"] in (None, digests[line["round"]]), (member.settings.name, line)
         number, centre = gc.islands.follow(store, params, compressor=compressor()).update()
-        kept, could = map(sum, zip(*(m.goodput(alone) for m in members), strict=True))
+        kept, could = map(sum, zip(*(m.goodput(alone * options.pace) for m in members), strict=True))
         ends = [m.said("end")[-1] for m in members]
         return {
             "rounds": number,

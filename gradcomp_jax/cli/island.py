@@ -27,7 +27,6 @@ from gradcomp_jax.experiments.island import IslandTraining, Landed, append_metri
 from gradcomp_jax.experiments.settings import RANGES
 from gradcomp_jax.islands import Follower, IslandError, StoreError, follow, history, join
 from gradcomp_jax.islands.objects import NotOursError
-from gradcomp_jax.islands.store import open_store
 
 _SHARED = ("task", "source", "batch", "learning_rate", "data_dir", "real_devices")
 _ROUNDS = Range(1, 1_000_000_000)
@@ -170,7 +169,13 @@ def island_command(
                 # Steps since the last departure go into the record; nothing is waited for.
                 member.close(one.state.params, timeout=0.0)
                 raise
-        shown.end(all_sent, member.diagnostics(), one.problem, one.state.params, _reader(place, problem, code))
+        shown.end(
+            all_sent,
+            member.diagnostics(),
+            one.problem,
+            one.state.params,
+            follow(place, one.problem.init(0), compressor=code),
+        )
 
 
 class _Shown:
@@ -222,7 +227,7 @@ class _Shown:
         counts: Mapping[str, float],
         problem: Problem,
         params: Any,
-        make: Callable[[], Follower],
+        follower: Follower,
     ) -> None:
         """Prints what came out."""
         said = f"{int(counts['island/accepted'])} accepted, {int(counts['island/late'])} late"
@@ -233,7 +238,7 @@ class _Shown:
                 f"its last steps were not accepted: {self._folder} has them, and they go out with more --rounds",
             )
         try:
-            number, centre = make().update()
+            number, centre = follower.update()
         except StoreError as error:
             tell(self._console, f"the centre cannot be read now: {error}")
         else:
@@ -281,18 +286,12 @@ def _readable(folder: pathlib.Path) -> Iterator[None]:
         raise SettingError(f"cannot write in {folder}: {error.strerror}: name another with --folder") from error
 
 
-def _reader(place: str, problem: Problem, code: Any) -> Callable[[], Follower]:
-    """Returns what makes a reader of the centre, which writes nothing, not even a folder."""
-    return lambda: follow(open_store(place, make=False), problem.init(0), compressor=code)
-
-
 def _follow(console: Console, place: str, problem: Problem, code: Any, rounds: int) -> None:
-    number, told, follower = -1, "", None
-    make = _reader(place, problem, code)
+    number, told = -1, ""
+    follower = follow(place, problem.init(0), compressor=code)
     with _stoppable(lambda: f"stopped after round {max(number, 0)}"):
         while number < rounds:
             try:
-                follower = follower or make()
                 found, centre = follower.update()
             except StoreError as error:
                 if str(error) != told:

@@ -1,9 +1,10 @@
 """Joining a run of islands, and following one."""
 
+import contextlib
 import functools
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gradcomp_jax import _arguments, _checks
@@ -24,9 +25,12 @@ from gradcomp_jax.islands.store import Store, StoreError, open_store
 class Follower:
     """Reads the centre of a run, for evaluation or serving, and writes nothing. Make one with :func:`follow`."""
 
-    def __init__(self, store: Store, code: Codec) -> None:
-        """Takes a store and the run's code."""
-        self._store, self._code, self._log = store, code, Log(None, code)
+    def __init__(self, open_place: Callable[[], Store], code: Codec) -> None:
+        """Takes what opens the store, if it is there yet, and the run's code."""
+        self._open, self._code, self._log = open_place, code, Log(None, code)
+        self._store: Store | None = None
+        with contextlib.suppress(StoreError):
+            self._store = open_place()
 
     def update(self) -> tuple[int, PyTree]:
         """Reads what is new, and returns the number of the last decided round and the centre after it, float32.
@@ -35,9 +39,10 @@ class Follower:
             StoreError: if the store is away, or there is no run yet; try again later.
             IslandError: if the run has another code.
         """
-        if self._log.centre is None and not _drive(self._store, self._log.begin()):
+        store = self._store = self._store or self._open()
+        if self._log.centre is None and not _drive(store, self._log.begin()):
             raise StoreError("there is no run yet")
-        _drive(self._store, self._log.follow())
+        _drive(store, self._log.follow())
         centre = self._log.now
         return centre.round, self._code.tree(centre.state.centre.copy())
 
@@ -180,7 +185,7 @@ def follow(
     """Follows a run of islands without taking part, for evaluation or serving: it reads, and writes nothing.
 
     Args:
-        place: as for :func:`join`.
+        place: as for :func:`join`; a folder that is not there is not made.
         params: a tree of arrays or shapes, such as the run's parameters.
         compressor: the run's.
         store_options: as for :func:`join`.
@@ -188,7 +193,9 @@ def follow(
     Returns:
         A :class:`Follower`.
     """
-    return Follower(open_store(place, **(store_options or {})), _code(compressor, params))
+    return Follower(
+        functools.partial(open_store, place, make=False, **(store_options or {})), _code(compressor, params)
+    )
 
 
 def _code(compressor: Compressor | Codec, params: PyTree) -> Codec:

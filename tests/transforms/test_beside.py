@@ -56,7 +56,8 @@ def run(tx: Any, dtype: Any) -> list[Any]:
     for step in range(STEPS):
         scale = 6e4 if dtype == jnp.float16 and step == 1 else 1.0
         each = [
-            jnp.asarray(np.round(random.standard_normal((WORKERS, *shape)) * 256) / 256 * scale, dtype) for shape in SHAPES
+            jnp.asarray(np.round(random.standard_normal((WORKERS, *shape)) * 256) / 256 * scale, dtype)
+            for shape in SHAPES
         ]
         if step == 2:
             each[1] = each[1].at[1, 3, 4].set(jnp.nan)
