@@ -184,6 +184,7 @@ class Island:
                     return
                 wait, self._away = self._poll, 0
             except StoreError:
+                self.living.lost()
                 self._away += 1
                 wait = min(2 * wait, max(self._poll, self.configuration.patience))
             yield Wait(wait)

@@ -15,7 +15,8 @@ BEATS = 4
 class Living:
     """Writes an island's heartbeat and reads the others'.
 
-    An island is alive for ``patience`` seconds, on the reader's own clock, after its counter was last seen to change.
+    An island is alive for ``patience`` seconds, on the reader's own clock, after its counter was last seen to change. Time in
+    which the store was away does not count: the first that is back waits for the others.
     """
 
     def __init__(self, island: str, patience: float, clock: Callable[[], float]) -> None:
@@ -23,6 +24,11 @@ class Living:
         self.island, self.patience, self.clock = island, patience, clock
         self._count, self._missed, self._beaten, self._read = 0, 0, -math.inf, -math.inf
         self._seen: dict[str, tuple[bytes, float, int]] = {}
+        self._lost: float | None = None
+
+    def lost(self) -> None:
+        """Says that the store did not answer: until it does, nobody's silence means anything."""
+        self._lost = self.clock() if self._lost is None else self._lost
 
     def beat(self, missed: int) -> Requests:
         """Counts on, if it is time or there is news: ``missed`` is how many rounds in a row this island has missed."""
@@ -38,6 +44,9 @@ class Living:
             missed: rounds in a row that this island has missed.
         """
         found = {island for key in names if (island := keys.read_alive_key(key))}
+        if self._lost is not None:
+            away, self._lost = self.clock() - self._lost, None
+            self._seen = {name: (data, at + away, lacking) for name, (data, at, lacking) in self._seen.items()}
         if self.clock() - self._read >= self.patience / BEATS:
             others = sorted(found - {self.island})
             beats = yield GetAll(tuple(map(keys.alive_key, others)))

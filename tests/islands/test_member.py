@@ -286,3 +286,15 @@ def test_a_follower_writes_nothing_and_waits_for_a_run(tmp_path):
     other = gc.islands.codec(gc.compressors.block_quantized(bits=4), PARAMS)
     with pytest.raises(gc.islands.IslandError, match="the run has code"):
         gc.islands.follow(store, PARAMS, compressor=other).update()
+
+
+def test_a_follower_makes_no_folder(tmp_path):
+    pytest.importorskip("obstore")
+    place = tmp_path / "run"
+    follower = gc.islands.follow(place, PARAMS, compressor=CODE)
+    with pytest.raises(gc.islands.StoreError, match="no folder"):
+        follower.update()
+    assert not place.exists()
+    place.mkdir()
+    with pytest.raises(gc.islands.StoreError, match="no run yet"):
+        follower.update()

@@ -104,6 +104,39 @@ def test_two_islands_take_the_same_steps():
     assert a.island.status.accepted == 7
 
 
+class Away(MemoryStore):
+    """Is away while it is told to be."""
+
+    away = False
+
+    def perform(self, request):
+        if self.away:
+            raise StoreError("no route to host")
+        return super().perform(request)
+
+
+@pytest.mark.parametrize("away", [True, False])
+def test_after_the_store_was_away_the_first_that_is_back_waits_for_the_others(away):
+    store, patient = Away(), dataclasses.replace(CONFIGURATION, grace=1000.0)
+    a, b = (Process(store, name, patient) for name in "ab")
+    for process in (a, b) * 3:
+        process.turn()
+    a.depart(0.5)
+    b.depart(-2.0)
+    store.away = away
+    until = a.time + 5 * CONFIGURATION.patience
+    while a.time < until:
+        a.turn()
+    b.time, store.away = a.time, False
+    a.turn()
+    # Where the store answered all the time, b has been silent for too long.
+    assert [[e.island for e in d.entries] for d in decisions(store)] == ([] if away else [["a"]])
+    if away:
+        for process in (b, a):
+            process.turn()
+        assert [[e.island for e in d.entries] for d in decisions(store)] == [["a", "b"]]
+
+
 class WholeCode(HalfCode):
     """Sends everything."""
 
