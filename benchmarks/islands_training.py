@@ -157,7 +157,7 @@ class Server:
         for line in self._process.stdout:
             if line.strip() == word:
                 return
-        raise SystemExit("the S3 server has ended: pip install 'moto[server,s3]'")
+        raise SystemExit("the S3 server has ended: pip install -e '.[bench]'")
 
 
 def run(plan: Plan, options: argparse.Namespace, islands: int, on: str, alone: float | None) -> dict[str, Any]:

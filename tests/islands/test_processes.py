@@ -147,7 +147,7 @@ def test_three_processes_over_a_folder(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_three_processes_over_a_bucket(tmp_path: Path) -> None:
     pytest.importorskip("obstore")
-    server = pytest.importorskip("moto.server", reason="no S3 server: pip install 'moto[server,s3]'")
+    server = pytest.importorskip("moto.server", reason="no S3 server: pip install -e '.[bench]'")
     running = server.ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     running.start()
     try:

@@ -15,7 +15,8 @@ NEEDS = lab.available()
 @pytest.mark.parametrize("islands", [3, 5])
 def test_faults_over_slow_links_lose_nothing(islands: int) -> None:
     pytest.importorskip("obstore")
-    pytest.importorskip("moto.server", reason="no S3 server: pip install 'moto[server,s3]'")
+    for name in ("moto.server", "waitress"):
+        pytest.importorskip(name, reason="no S3 server: pip install -e '.[bench]'")
     options = argparse.Namespace(
         steps=600, every=25, pace=0.05, grace=2.0, start=30.0, text="standard-library", islands=[islands]
     )
