@@ -251,6 +251,7 @@ def run(plan: Plan, options: argparse.Namespace, islands: int, on: str, alone: f
         return {
             "rounds": number,
             "payloads": sum(len(decision.entries) for decision in log),
+            "took_part": [sorted(entry.island for entry in decision.entries) for decision in log],
             "late": sum(end["island/late"] for end in ends),
             "delay": statistics.median(line["since"] for m in members for line in m.said("landed")),
             "kept": max(line["kept"] for m in members for line in m.said("landed")),

@@ -19,7 +19,8 @@ def options(endpoint: str) -> dict[str, Any]:
         "access_key_id": "key",
         "secret_access_key": "secret",
         "region": "us-east-1",
-        "client_options": {"allow_http": True},
+        # A request that hangs while the store is cut off is given up, and asked again over a new connection.
+        "client_options": {"allow_http": True, "timeout": "5s"},
     }
 
 

@@ -186,7 +186,8 @@ class Island:
             except StoreError:
                 self.living.lost()
                 self._away += 1
-                wait = min(2 * wait, max(self._poll, self.configuration.patience))
+                # Those whom the store was away from come back within one grace window, and so into one round.
+                wait = min(2 * wait, max(self._poll, self.configuration.grace / 2))
             yield Wait(wait)
 
     def _begin(self) -> Requests:
