@@ -174,7 +174,11 @@ class Log:
         return [self.cache[entry.digest] for entry in decision.entries]
 
     def apply(self, decision: Decision, payloads: list[bytes]) -> None:
-        """Takes the outer step of a decision, in the order of its entries. Nothing is judged again."""
+        """Takes the outer step of a decision, in the order of its entries. Nothing is judged again.
+
+        A living island that is not in the round counts as one that has not moved, with the mean weight of the others: islands
+        that are in different rounds move the centre as far as in one.
+        """
         now, weighted, norms = self.now, [], []
         for entry, data in zip(decision.entries, payloads, strict=True):
             try:
@@ -185,7 +189,9 @@ class Log:
             weighted.append((message.weight, outer_gradient))
             norms.append(norm_of(outer_gradient) / message.weight)
         self.norms = norms or self.norms
-        self._take(Centre.of(decision.round, self.outer(now.state, weighted)))
+        absent = len({*decision.members, *(entry.island for entry in decision.entries)}) - len(weighted)
+        mean = sum(weight for weight, _ in weighted) / max(1, len(weighted))
+        self._take(Centre.of(decision.round, self.outer(now.state, weighted, absent * mean)))
         self.recent[decision.round] = decision
         self.recent.pop(decision.round - 3, None)
         if decision.round % self.configuration.snapshot_every == 0:

@@ -46,9 +46,10 @@ class OuterState:
 class OuterStep:
     r"""Makes the step of ``optax.sgd(learning_rate, momentum, nesterov=nesterov)`` along a weighted mean.
 
-    With the islands' :math:`w_i \Delta_i` and weights :math:`w_i`, in the order of the islands' names:
+    With the islands' :math:`w_i \Delta_i` and weights :math:`w_i`, in the order of the islands' names, and a weight :math:`a`
+    of those that are absent, which count as not having moved:
 
-    .. math:: g = \frac{\sum_i w_i \Delta_i}{\sum_i w_i}, \quad m \leftarrow g + \mu m, \quad
+    .. math:: g = \frac{\sum_i w_i \Delta_i}{a + \sum_i w_i}, \quad m \leftarrow g + \mu m, \quad
         c \leftarrow c - \eta\, (g + \mu m) \text{ (Nesterov) or } c - \eta\, m.
     """
 
@@ -60,13 +61,13 @@ class OuterStep:
         """Returns the state before the first step."""
         return OuterState(centre, np.zeros(centre.size if self.momentum else 0, np.float32))
 
-    def __call__(self, state: OuterState, payloads: Iterable[tuple[float, Vector]]) -> OuterState:
+    def __call__(self, state: OuterState, payloads: Iterable[tuple[float, Vector]], absent: float = 0.0) -> OuterState:
         """Returns the state after a step along weights and weighted outer gradients."""
-        total, weight = np.zeros_like(state.centre), np.float32(0)
+        total, weight = np.zeros_like(state.centre), np.float32(absent)
         for w, outer_gradient in payloads:
             weight = weight + np.float32(w)
             np.add(total, outer_gradient, out=total)
-        if not weight > 0:
+        if not weight > absent:
             return state
         # The sum is nobody else's: the new centre takes its place.
         new, momentum = total, state.momentum.copy()

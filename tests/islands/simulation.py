@@ -387,7 +387,10 @@ class World:
         config, seen = self.configuration, set()
         for decision in self.store.decisions():
             assert decision.before == digest(c.tobytes(), m.tobytes()), f"round {decision.round}"
-            total, weight = np.zeros(SIZE, np.float32), np.float32(0)
+            # Whoever lives and is not in the round counts as not having moved.
+            weights = {entry.island: entry.weight for entry in decision.entries}
+            absent = sum(name not in weights for name in decision.members) * sum(weights.values()) / len(weights)
+            total, weight = np.zeros(SIZE, np.float32), np.float32(absent)
             for entry in decision.entries:
                 assert entry.digest not in seen, "a payload was accepted twice"
                 seen.add(entry.digest)

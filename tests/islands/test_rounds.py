@@ -146,6 +146,23 @@ class WholeCode(HalfCode):
         return vector.tobytes()
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_islands_in_different_rounds_move_the_centre_as_far_as_in_one(together):
+    settings = {"grace": 1000.0 if together else 0.0, "learning_rate": 1.0, "momentum": 0.0}
+    configuration = dataclasses.replace(CONFIGURATION, code="whole", **settings)
+    store = MemoryStore()
+    a, b = (Process(store, name, configuration, code=WholeCode()) for name in "ab")
+    for process in (a, b) * 3:
+        process.turn()
+    a.depart(0.5)
+    b.depart(-2.0)
+    for process in (a, b, a):
+        process.turn()
+    assert [[e.island for e in d.entries] for d in decisions(store)] == ([["a", "b"]] if together else [["a"], ["b"]])
+    np.testing.assert_allclose(a.island.log.now.state.centre, 0.75, rtol=1e-6)
+    assert a.island.log.now.digest == b.island.log.now.digest
+
+
 def test_islands_that_wait_for_each_round_are_diloco():
     """Nobody late, nothing lost by a code, no step while a payload is under way: then it is ``gc.diloco`` with ``dense``."""
     every, rounds, n = 5, 8, 3
