@@ -239,12 +239,12 @@ def run(plan: Plan, options: argparse.Namespace, islands: int, on: str, alone: f
         params = MODELS[task.model].init(jax.random.key(0), vocabulary(task.text))
         codec = gc.islands.codec(compressor(), params)
         opened = gc.islands.store.open_store(store)
-        digests = ledger.replay(opened, codec)
+        centres, bits = ledger.replay(opened, codec), judge(task)
         log = ledger.decisions(opened)
         for member in members:
             for line in member.said("landed"):
                 # The centre after every round is that which follows from the store alone, bit for bit.
-                assert line["digest"] in (None, digests[line["round"]]), (member.settings.name, line)
+                assert line["digest"] in (None, centres[line["round"]].digest), (member.settings.name, line)
         number, centre = gc.islands.follow(store, params, compressor=compressor()).update()
         kept, could = map(sum, zip(*(m.goodput(alone * options.pace) for m in members), strict=True))
         ends = [m.said("end")[-1] for m in members]
@@ -257,7 +257,8 @@ def run(plan: Plan, options: argparse.Namespace, islands: int, on: str, alone: f
             "kept": max(line["kept"] for m in members for line in m.said("landed")),
             "landed": sum(line["digest"] is not None for m in members for line in m.said("landed")),
             "law": max(max(ledger.errors(opened, codec, m.settings.name, folder / m.settings.name)) for m in members),
-            "test": judge(task)(centre, "test"),
+            "test": bits(centre, "test"),
+            "validation": [round(bits(codec.tree(c.state.centre.copy()), "validation"), 3) for c in centres[::2]],
             "tokens": kept * MODELS[task.model].length,
             "goodput": kept / could,
             "written": sum(end["island/bytes_written"] for end in ends),

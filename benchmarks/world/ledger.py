@@ -8,7 +8,7 @@ import numpy as np
 
 from gradcomp_jax.islands import Codec, Store, exchanging, keys
 from gradcomp_jax.islands.account import Account, Record
-from gradcomp_jax.islands.log import Log
+from gradcomp_jax.islands.log import Centre, Log
 from gradcomp_jax.islands.objects import Decision, Payload
 
 _SUMS, _LAW = "encoded.npz", "law.npz"
@@ -77,8 +77,8 @@ def decisions(store: Store) -> list[Decision]:
     return [Decision.from_bytes(store.get(key) or b"") for key in sorted(store.names(keys.ROUNDS))]
 
 
-def replay(store: Store, codec: Codec) -> list[str]:
-    """Returns the digests of the run's centres, made again from the store alone; each decision has that of the one before."""
+def replay(store: Store, codec: Codec) -> list[Centre]:
+    """Returns the run's centres, made again from the store alone; each decision has the digest of the one before."""
     log = Log(None, codec)
     requests, answer = log.begin(), None
     try:
@@ -86,11 +86,11 @@ def replay(store: Store, codec: Codec) -> list[str]:
             answer = store.perform(requests.send(answer))
     except StopIteration:
         pass
-    found = [log.now.digest]
+    found = [log.now]
     for decision in decisions(store):
-        assert decision.before == found[-1], f"the decision of round {decision.round} follows another centre"
+        assert decision.before == found[-1].digest, f"the decision of round {decision.round} follows another centre"
         log.apply(decision, [store.get(keys.payload_key(e.island, decision.round, e.digest)) for e in decision.entries])
-        found.append(log.now.digest)
+        found.append(log.now)
     return found
 
 
