@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from gradcomp_jax._errors import SettingError
-from gradcomp_jax.islands.store import MemoryStore, StoreError, open_store
+from gradcomp_jax.islands.store import GetAll, MemoryStore, StoreError, open_store
 
 
 @pytest.fixture(params=["memory", "folder"])
@@ -29,6 +29,14 @@ def test_five_verbs(store):
     store.delete("a/b")
     store.delete("a/b")
     assert store.names("") == {"ab": 1}
+
+
+def test_several_objects_come_in_order(store):
+    for number in range(0, 40, 2):
+        store.create(f"a/{number}", bytes([number]))
+    wanted = tuple(f"a/{number}" for number in range(40))
+    assert store.perform(GetAll(wanted)) == [bytes([n]) if n % 2 == 0 else None for n in range(40)]
+    assert store.perform(GetAll(())) == []
 
 
 def test_one_writer_wins(store):
