@@ -71,8 +71,9 @@ def main() -> None:
     said = {
         options.task: f"{table.table(found, sizes, bfloat16)}\n\n*{table.measured(found)} {command}*",
         f"{options.task}-goals": goals.goals(found, fewer),
-        f"{options.task}-tuning": table.tuning(found),
     }
+    if task.tunes:
+        said[f"{options.task}-tuning"] = table.tuning(found)
     print("\n\n".join(said.values()))
     if options.write:
         for name, text in said.items():

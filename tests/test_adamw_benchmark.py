@@ -129,9 +129,9 @@ def test_the_table_and_the_pictures() -> None:
 def test_a_run_goes_on_where_it_was(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = np.random.default_rng(0).integers(0, 7, 4096).astype(np.uint8)
     monkeypatch.setitem(task.MODELS, "65k", Decoder(8, 1, 2, 8))
-    monkeypatch.setattr(train, "vocabulary", lambda: 7)
+    monkeypatch.setattr(train, "vocabulary", lambda name: 7)
     for module in (train, task):
-        monkeypatch.setattr(module, "parts", lambda: dict.fromkeys(("train", "validation", "test"), text))
+        monkeypatch.setattr(module, "parts", lambda name: dict.fromkeys(("train", "validation", "test"), text))
     monkeypatch.setattr(task, "JUDGED", 64 * 8)
     run, of = Run(name, 1e-2, 300, 0), Task("65k", 1)
     whole = train.train(of, run, ROWS[name], tmp_path / "whole", until=time.time() + 1e4)

@@ -48,7 +48,7 @@ CASES = (
     ),
     Case(
         "below 10 Gbit/s",
-        "AdamW, up to 10,000 steps",
+        "AdamW, 4,000 to 10,000 steps",
         "gc.sparse_adamw(rate, density=0.02)",
         "sparse_adamw, 0.02",
         steps=4_000,

@@ -46,8 +46,11 @@ class Results:
 def rates_left(name: str, row: Row, found: Results) -> list[float]:
     """Returns the rates to try next: the two in the middle, then the best one's neighbours, until both are worse."""
     tried = found.tried(name, row)
+    task = found.task
     if not tried:
-        return list(row.rates[found.task.first : found.task.first + 2])
+        return list(row.rates[task.first : task.first + 1 + task.tunes])
+    if not task.tunes:
+        return []
     best = row.rates.index(_least(tried))
     return [rate for rate in row.rates[max(best - 1, 0) : best + 2] if rate not in tried]
 

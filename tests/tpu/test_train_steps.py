@@ -154,8 +154,8 @@ def test_a_step_fits(method: str, topology: str) -> None:
     for hierarchical in (False, True) if topology == SLICED else (False,):
         program = train_step(method, topology, hierarchical=hierarchical)
         assert program.peak < 1e9 * tpu.TOPOLOGIES[topology].memory
-        # The v5e holds most of a small model's in its vector memory.
-        most = 6 if method in WIDE and not topology.startswith("v5e") else 3
+        # The v5e holds most of a small model's in its vector memory. What the others found is scattered from words in lanes.
+        most = (8 if method == "sparcml" else 6) if method in WIDE and not topology.startswith("v5e") else 3
         assert program.memory.temp_size_in_bytes <= most * model.gradient_bytes()
         # The parameters at least.
         assert program.memory.alias_size_in_bytes >= model.gradient_bytes()
