@@ -125,7 +125,7 @@ def sparse_adamw(
     Args:
         learning_rate: a number or a schedule; start with that of dense AdamW.
         axis_name: the axis to average over, or ``None`` for one worker.
-        density: fraction of the entries that a worker sends; at least 100 divided by the steps of the run, or it ends behind dense
+        density: fraction of the entries that a worker sends; below 100 divided by the steps of the run it ends behind dense
             AdamW (docs/results/protocol.md).
         b2: as for :func:`adamw`.
         eps: likewise.
