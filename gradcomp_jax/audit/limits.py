@@ -64,8 +64,10 @@ class Limits:
         """Makes them of one name or several, of dtypes as JAX or HLO names them.
 
         Raises:
-            ValueError: for a kind or a dtype that no collective has.
+            ValueError: for a kind or a dtype that no collective has, or a number of bytes below 0.
         """
+        if at_most is not None and not at_most >= 0:
+            raise ValueError(f"at_most must be bytes, at least 0, got {at_most!r}")
         return cls(
             axis=None if axis is None else _several(axis),
             at_most=at_most,

@@ -5,12 +5,14 @@ the file and the line in the instruction itself. JAX leaves its own frames out.
 """
 
 import functools
+import pathlib
 import re
 
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _LINE = re.compile(r'\bsource_file="((?:[^"\\]|\\.)*)"\s+source_line=(\d+)')
 _ENTRY = re.compile(r"^(\d+) (.*)$", re.MULTILINE)
-_LIBRARIES = re.compile(r"/(?:site-packages|dist-packages|gradcomp_jax)/")
+_INSTALLED = re.compile(r"/(?:site-packages|dist-packages)/")
+_PACKAGE = f"{pathlib.Path(__file__).resolve().parents[1]}/"
 
 
 class Sources:
@@ -64,7 +66,7 @@ class Sources:
 
 def own_line(lines: tuple[str, ...]) -> str:
     """Returns the innermost line outside of installed packages and of this one, or else the innermost; empty without any."""
-    own = (line for line in lines if not _LIBRARIES.search(line))
+    own = (line for line in lines if not _INSTALLED.search(line) and not line.startswith(_PACKAGE))
     return next(own, lines[0] if lines else "")
 
 

@@ -261,6 +261,9 @@ def test_names_of_dtypes_and_kinds() -> None:
     for wrong in ("i8", "f8", "half", "bfloat"):
         with pytest.raises(ValueError, match=f"unknown dtype '{wrong}': write it as JAX does"):
             assert_wire(TPU, dtypes=wrong)
+    for wrong in (-1, float("nan")):
+        with pytest.raises(ValueError, match="at_most must be bytes, at least 0"):
+            assert_wire(TPU, at_most=wrong)
     assert_wire(TPU, kinds="all_reduce")
     with pytest.raises(ValueError, match="unknown kind 'all-gathre'; did you mean 'all-gather'"):
         assert_wire(TPU, kinds="all-gathre")

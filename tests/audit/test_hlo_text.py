@@ -524,6 +524,7 @@ def test_a_collective_has_the_lines_that_led_to_it(root):
     text = with_frames(f'ROOT %r = {REDUCED}, metadata={{op_name="jit(f)/psum" stack_frame_id=3}}', root=root)
     assert only_row(text).source == LINES
     assert own_line(LINES) == "/home/me/train.py:7"
+    assert own_line((wire_bytes.__code__.co_filename + ":1", *LINES)) == "/home/me/train.py:7"
     assert own_line(LINES[:1]) == LINES[0] and own_line(()) == ""
 
 
