@@ -145,6 +145,8 @@ class Module:
         a few others, or of what it reads.
         """
         read = lambda one: map(computation.instructions.get, one.operand_names)  # noqa: E731
+        if not self.sources.known:
+            return ()
         for step in (lambda one: computation.readers.get(one.name, ()), read):
             level = [instruction]
             for _ in range(_STEPS):

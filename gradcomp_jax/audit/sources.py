@@ -25,6 +25,11 @@ class Sources:
     def __init__(self, text: str):
         self._text = text
 
+    @functools.cached_property
+    def known(self) -> bool:
+        """Returns whether any instruction of the program says where it comes from."""
+        return _FRAME.search(self._text) is not None or _LINE.search(self._text) is not None
+
     def of(self, metadata: str) -> tuple[str, ...]:
         """Returns the lines that led to an instruction, such as ``/home/me/train.py:40``, the innermost first."""
         if line := _LINE.search(metadata):
