@@ -32,6 +32,10 @@ _EXAMPLES = {
         "gradcomp plan --model resnet50 --step-time 180ms --workers 64 --link 10Gbit",
         "gradcomp plan --model llama-8b --optimizer adamw --cluster h100x8-100G",
     ),
+    "audit": (
+        "gradcomp audit step.hlo --mesh data=8 --on data --at-most 12MB",
+        "gradcomp audit my_step:compiled --expect-dtype bf16 --on data",
+    ),
     "island": (
         "gradcomp island run --name london",
         "gradcomp island run --follow",

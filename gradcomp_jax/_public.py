@@ -9,6 +9,7 @@ from gradcomp_jax import memory as memory
 from gradcomp_jax import methods as methods
 from gradcomp_jax import planning as planning
 from gradcomp_jax import replicas as replicas
+from gradcomp_jax import testing as testing
 from gradcomp_jax.audit import WireReport as WireReport
 from gradcomp_jax.audit import wire_bytes as wire_bytes
 from gradcomp_jax.core import ExchangeState as ExchangeState

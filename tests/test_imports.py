@@ -42,6 +42,7 @@ LAYERS = {
     "collectives": 3,
     "audit": 3,
     "core": 4,
+    "testing": 4,
     "transforms": 5,
     "methods": 6,
     "replicas": 6,

@@ -25,7 +25,6 @@ MOVE_NOTHING = (
 _CUTS = ("slice", "dynamic-slice", "gather")
 _ARRAY = re.compile(r"([a-z]\w*)\[([^\]]*)\](?:\{([^{}]*)\})?")
 _CYCLES = re.compile(r'"estimated_cycles"\s*:\s*"?(\d+)')
-_FRAME = re.compile(r"stack_frame_id=(\d+)")
 Size = Callable[["Placed"], int]
 _SMALL = 4096
 """Bytes up to which an operation outside of a fusion is one on scalars, which no kernel is launched for."""
@@ -126,7 +125,7 @@ def traffic(text: str) -> Traffic:
       ValueError: for a loop whose number of trips the text does not say.
     """
     module = parse_module(text)
-    return Traffic(tuple(_Reader(module, _Sources(text)).costs(module.entry, 1)))
+    return Traffic(tuple(_Reader(module).costs(module.entry, 1)))
 
 
 @functools.lru_cache(maxsize=65536)
@@ -154,7 +153,6 @@ class _Reader:
     """Reads the costs of computations."""
 
     module: Module
-    sources: "_Sources"
 
     def costs(self, computation: Computation, times: int) -> Iterator[Cost]:
         for instruction in computation.instructions.values():
@@ -211,7 +209,11 @@ class _Reader:
             touched=times * touched,
             cycles=None if cycles is None else times * int(cycles[1]),
             scalar=max((a.bytes for a in arrays), default=0) <= _SMALL and opcode not in ("fusion", "custom-call"),
-            source=self.sources.of(instruction),
+            source=tuple(
+                line.rpartition("gradcomp_jax/")[2]
+                for line in self.module.sources.of(instruction.metadata)
+                if "gradcomp_jax/" in line
+            ),
         )
 
     def _amounts(self, instruction: Instruction, computation: Computation, size: Size) -> tuple[int, int]:
@@ -291,36 +293,3 @@ def _through(instruction: Instruction, body: Computation) -> Instruction:
     while instruction.opcode in ("bitcast", "copy"):
         instruction = body.instructions[instruction.operand_names[0]]
     return instruction
-
-
-class _Sources:
-    """The tables of file names and stack frames in front of a program."""
-
-    def __init__(self, text: str):
-        self.tables: dict[str, dict[int, str]] = {}
-        current = None
-        for line in text.splitlines():
-            if line in ("FileNames", "FileLocations", "StackFrames"):
-                current = self.tables[line] = {}
-            elif current is not None and (entry := re.fullmatch(r"(\d+) (.*)", line)):
-                current[int(entry[1])] = entry[2]
-            else:
-                current = None
-
-    def of(self, instruction: Instruction) -> tuple[str, ...]:
-        """Returns the lines of the library, the innermost first."""
-        match = _FRAME.search(instruction.attributes_text)
-        frame, found, seen = int(match[1]) if match else 0, [], set()
-        while frame and frame not in seen and (said := self.tables.get("StackFrames", {}).get(frame)):
-            seen.add(frame)
-            fields = _fields(said)
-            location = _fields(self.tables["FileLocations"].get(fields.get("file_location_id", 0), ""))
-            file = self.tables["FileNames"].get(location.get("file_name_id", 0), "").strip('"')
-            if "gradcomp_jax/" in file:
-                found.append(f"{file.rpartition('gradcomp_jax/')[2]}:{location.get('line', 0)}")
-            frame = fields.get("parent_frame_id", 0)
-        return tuple(found)
-
-
-def _fields(text: str) -> dict[str, int]:
-    return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", text)}

@@ -1,5 +1,8 @@
 """Which axes of a mesh a collective runs along."""
 
+import math
+from typing import Any
+
 import jax
 import numpy as np
 
@@ -14,19 +17,20 @@ class MeshAxes:
     devices are those of the first slice, in the order of the mesh.
 
     Args:
-        mesh: the mesh that the program was written for.
+        mesh: the mesh that the program was written for; of an abstract one devices are numbered in its order.
         device_count: devices of the program.
 
     Raises:
         ValueError: if the program does not run on the devices of the mesh.
     """
 
-    def __init__(self, mesh: jax.sharding.Mesh, device_count: int):
-        self._names = tuple(mesh.axis_names)
-        self._devices = np.asarray(mesh.devices)
-        self._positions = np.arange(self._devices.size).reshape(self._devices.shape)
-        flat = list(self._devices.flat)
-        self._by_id = {device.id: position for position, device in enumerate(flat)}
+    def __init__(self, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, device_count: int):
+        self.names: tuple[str, ...] = tuple(mesh.axis_names)
+        described = isinstance(mesh, jax.sharding.AbstractMesh)
+        self._shape = mesh.axis_sizes if described else np.shape(mesh.devices)
+        self._positions = np.arange(math.prod(self._shape)).reshape(self._shape)
+        flat: list[Any] = [None] * self._positions.size if described else list(np.asarray(mesh.devices).flat)
+        self._by_id = {} if described else {device.id: position for position, device in enumerate(flat)}
         self._order = list(range(len(flat)))
         if len(flat) > device_count > 1:
             first = getattr(flat[0], "slice_index", None)
@@ -68,13 +72,20 @@ class MeshAxes:
         """Returns the axes along which the coordinates of some group differ."""
         varying: set[int] = set()
         for group in groups:
-            coordinates = np.unravel_index(group, self._devices.shape)
+            coordinates = np.unravel_index(group, self._shape)
             varying |= {axis for axis, c in enumerate(coordinates) if np.ptp(c) > 0}
-        return tuple(name for axis, name in enumerate(self._names) if axis in varying)
+        return tuple(name for axis, name in enumerate(self.names) if axis in varying)
 
     def _groups_along(self, names: tuple[str, ...]) -> Groups:
-        along = [axis for axis, name in enumerate(self._names) if name in names]
-        rest = [axis for axis in range(len(self._names)) if axis not in along]
-        size = int(np.prod([self._devices.shape[axis] for axis in along], dtype=int))
+        along = [axis for axis, name in enumerate(self.names) if name in names]
+        rest = [axis for axis in range(len(self.names)) if axis not in along]
+        size = int(np.prod([self._shape[axis] for axis in along], dtype=int))
         table = self._positions.transpose([*rest, *along]).reshape(-1, size)
         return normalised(tuple(int(p) for p in row) for row in table)
+
+
+def mesh_of(compiled: Any) -> jax.sharding.Mesh | jax.sharding.AbstractMesh | None:
+    """Returns the mesh that the arguments or the results of a compiled program lie on, or None if they do not say."""
+    placed = (getattr(compiled, "input_shardings", None), getattr(compiled, "output_shardings", None))
+    meshes = (leaf.mesh for leaf in jax.tree.leaves(placed) if isinstance(leaf, jax.sharding.NamedSharding))
+    return next((mesh for mesh in meshes if mesh.size > 1), None)

@@ -9,6 +9,7 @@ import functools
 import re
 
 from gradcomp_jax.audit.shapes import ArrayShape, parse_shape
+from gradcomp_jax.audit.sources import Sources
 from gradcomp_jax.audit.syntax import closing, parse_attributes, split_commas
 
 # The printer puts these marks into long tuples.
@@ -18,6 +19,8 @@ _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _COMPUTATION = re.compile(r"\s*(ENTRY\s+)?%?([\w.\-]+)\s*(?:\(.*)?\{\s*")
 # A computation that another core runs, a TPU's sparse core for instance, says so where it ends.
 _END = re.compile(r"\s*\}(?:, execution_thread=\"[^\"]*\")?\s*(?://.*)?")
+# So far the lines of an instruction are looked for.
+_STEPS = 5
 _OPERAND_NAME = re.compile(r"%?([\w.\-]+)$")
 
 
@@ -59,10 +62,14 @@ class Instruction:
         return parse_attributes(self.attributes.get("frontend_attributes", "{}")[1:-1])
 
     @property
+    def metadata(self) -> str:
+        """Returns what the text says of the user's program, with braces around it."""
+        return self.attributes.get("metadata", "{}")
+
+    @property
     def op_name(self) -> str:
         """Returns where the instruction comes from in the user's program, or an empty string."""
-        metadata = self.attributes.get("metadata", "{}")
-        match = re.search(r'op_name="((?:[^"\\]|\\.)*)"', metadata)
+        match = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.metadata)
         return match[1] if match else ""
 
 
@@ -81,6 +88,15 @@ class Computation:
                 return instruction
         # Hand-written text may leave ROOT out: the root is then the last instruction.
         return list(self.instructions.values())[-1]
+
+    @functools.cached_property
+    def readers(self) -> dict[str, list[Instruction]]:
+        """Returns the instructions that read each value, by its name."""
+        found: dict[str, list[Instruction]] = {}
+        for instruction in self.instructions.values():
+            for name in instruction.operand_names:
+                found.setdefault(name, []).append(instruction)
+        return found
 
     def operand_shapes(self, instruction: Instruction) -> tuple[ArrayShape, ...]:
         """Returns the arrays that an instruction of this computation reads, tuples flattened.
@@ -106,6 +122,7 @@ class Module:
     entry: Computation
     replica_count: int
     num_partitions: int
+    sources: Sources
 
     @functools.cached_property
     def by_opcode(self) -> dict[str, list[Instruction]]:
@@ -120,6 +137,24 @@ class Module:
     def device_count(self) -> int:
         """Returns the number of devices that run the program."""
         return self.replica_count * self.num_partitions
+
+    def source_of(self, instruction: Instruction, computation: Computation) -> tuple[str, ...]:
+        """Returns the source lines that led to an instruction of a computation, the innermost first.
+
+        One that the compiler put in the place of another has none of its own, so they are those of what reads it, after at most
+        a few others, or of what it reads.
+        """
+        read = lambda one: map(computation.instructions.get, one.operand_names)  # noqa: E731
+        if not self.sources.known:
+            return ()
+        for step in (lambda one: computation.readers.get(one.name, ()), read):
+            level = [instruction]
+            for _ in range(_STEPS):
+                for one in level:
+                    if found := self.sources.of(one.metadata):
+                        return found
+                level = [following for one in level for following in step(one) if following is not None]
+        return ()
 
     def computation(self, name: str) -> Computation:
         """Looks up a computation by its name.
@@ -162,7 +197,11 @@ def parse_module(text: str) -> Module:
         )
     header_text = headers[0] if headers else ""
     return Module(
-        computations, entry, _header_int(header_text, "replica_count"), _header_int(header_text, "num_partitions")
+        computations=computations,
+        entry=entry,
+        replica_count=_header_int(header_text, "replica_count"),
+        num_partitions=_header_int(header_text, "num_partitions"),
+        sources=Sources(text),
     )
 
 

@@ -1,6 +1,7 @@
 """What an audit finds: one row for each collective of a program."""
 
 import dataclasses
+from collections.abc import Container, Sequence
 from typing import Any
 
 _COLUMNS = ("kind", "dtype", "axis", "group", "count", "operand bytes", "sent", "received")
@@ -30,6 +31,8 @@ class CollectiveRow:
         groups: the groups, sorted; device numbers, or hardware ids across TPU slices.
         residuals: whether the instruction gathers per-device state, because the program pins a state replicated. HLO text does
             not show this: the value is then false.
+        source: the source lines that led to it, such as ``/home/me/train.py:40``, the innermost first; JAX's own are left out.
+            Of collectives that the compiler joined it is those of one. Empty where the text has none.
     """
 
     kind: str
@@ -44,6 +47,7 @@ class CollectiveRow:
     op_name: str
     groups: tuple[tuple[int, ...], ...]
     residuals: bool = False
+    source: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,10 +97,12 @@ class WireReport:
     Attributes:
         rows: one for each collective and element type, in the order of the program.
         conditionals: what the branches of each counted ``lax.cond`` or ``lax.switch`` would move.
+        axes: the axes of the mesh that the rows were matched with; None without one.
     """
 
     rows: tuple[CollectiveRow, ...]
     conditionals: tuple[Conditional, ...] = ()
+    axes: tuple[str, ...] | None = None
 
     @property
     def sent(self) -> int:
@@ -151,16 +157,25 @@ class WireReport:
         for choice in self.conditionals:
             branches = ", ".join(f"{sent:,}" for sent in choice.sent)
             lines.append(f"{choice.name}: branches send {branches}; counted: {choice.chosen}")
-        if crossing := self.by("residuals").get(True):
-            lines.append(
-                f"residuals cross: {crossing.sent:,} of these bytes gather what each worker keeps for itself, because the"
+        if crossing := self.crossing():
+            lines.append(crossing)
+        return "\n".join(lines)
+
+    def crossing(self) -> str:
+        """Returns a sentence on the residuals that cross, with the remedy; empty if none do."""
+        found = self.by("residuals").get(True)
+        return (
+            ""
+            if found is None
+            else (
+                f"residuals cross: {found.sent:,} of these bytes gather what each worker keeps for itself, because the"
                 " program pins a state replicated; pin it by gradcomp_jax.state_shardings(state, mesh)"
             )
-        return "\n".join(lines)
+        )
 
 
 def _table(report: WireReport) -> list[str]:
-    """Formats the sums in aligned columns, the most expensive line first."""
+    """Formats the sums, the most expensive line first."""
     sums = report.by("kind", "dtype", "axis", "group_size")
     lines: list[tuple[str, ...]] = [_COLUMNS]
     for (kind, dtype, axis, size), s in sorted(sums.items(), key=lambda item: -item[1].sent):
@@ -168,10 +183,15 @@ def _table(report: WireReport) -> list[str]:
         lines.append((*words, *(f"{n:,}" for n in (size, s.count, s.operand, s.sent, s.received))))
     numbers = (sum(row.count for row in report.rows), report.operand, report.sent, report.received)
     lines.append(("total", "", "", "", *(f"{n:,}" for n in numbers)))
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_COLUMNS))]
+    return aligned(lines, range(_LEFT))
+
+
+def aligned(lines: Sequence[Sequence[str]], words: Container[int]) -> list[str]:
+    """Formats cells in columns, of which those with words are aligned left."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
         "  ".join(
-            text.ljust(width) if column < _LEFT else text.rjust(width)
+            text.ljust(width) if column in words else text.rjust(width)
             for column, (text, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines

@@ -63,7 +63,7 @@ class Walker:
             ValueError: if an instruction or a loop cannot be counted.
         """
         found = self._computation(self._module.entry)
-        return WireReport(_merged(found.rows), found.conditionals)
+        return WireReport(_merged(found.rows), found.conditionals, None if self._axes is None else self._axes.names)
 
     def _computation(self, computation: Computation) -> Found:
         if computation.name not in self._found:
@@ -81,7 +81,7 @@ class Walker:
             return self._conditional(instruction, computation)
         transfer = transfer_of(instruction, computation, self._module)
         if transfer is not None:
-            return Found(self._rows(instruction, transfer))
+            return Found(self._rows(instruction, transfer, self._module.source_of(instruction, computation)))
         if is_later_half(instruction):
             return Found()
         found = Found()
@@ -89,7 +89,7 @@ class Walker:
             found += self._computation(self._module.computation(name))
         return found
 
-    def _rows(self, instruction: Instruction, transfer: Transfer) -> tuple[CollectiveRow, ...]:
+    def _rows(self, instruction: Instruction, transfer: Transfer, source: tuple[str, ...]) -> tuple[CollectiveRow, ...]:
         axis = None
         if self._axes is not None:
             axis = self._axes.along(
@@ -113,6 +113,7 @@ class Walker:
                     name=instruction.name,
                     op_name=instruction.op_name,
                     groups=transfer.groups,
+                    source=source,
                     residuals=instruction.name in self._residuals,
                 )
             )

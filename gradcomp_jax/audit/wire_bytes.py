@@ -18,7 +18,7 @@ def wire_bytes(
     *,
     branch: Literal["max", "min"] | int = "max",
     trip_count: int | None = None,
-    mesh: jax.sharding.Mesh | None = None,
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
 ) -> WireReport:
     r"""Counts the bytes that one device sends and receives in one run of a compiled program.
 
@@ -42,7 +42,7 @@ def wire_bytes(
             without a branch of that index counts its most expensive one. The report keeps what each branch would send. A loop
             that runs at most once, as in methods with local steps, counts as such a conditional: branch 0 does not run it.
         trip_count: how often a ``while`` loop runs if the program does not say.
-        mesh: the mesh that the program was compiled for; with it every row names its axes.
+        mesh: the mesh that the program was compiled for, or an abstract one of its axes; with it every row names its axes.
 
     Returns:
         A :class:`~gradcomp_jax.audit.WireReport`; ``print`` shows it as a table. The report says that residuals cross if a

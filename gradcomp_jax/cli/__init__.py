@@ -21,8 +21,8 @@ _NEEDED = ("typer", "rich", "matplotlib", "quantiphy")
 def main(args: Sequence[str] | None = None) -> None:
     """Runs the command line and exits.
 
-    Exit codes are 0 when done, 2 for a user error, 1 where stdout could not be written or another process was lost, 130 and 143
-    where SIGINT or SIGTERM stopped it.
+    Exit codes are 0 when done, 2 for a user error, 3 for a program that breaks an audit's limits, 1 where stdout could not be
+    written or another process was lost, 130 and 143 where SIGINT or SIGTERM stopped it.
     """
     words = list(sys.argv[1:] if args is None else args)
     # What follows takes seconds: the command is stopped cleanly from here on, and help need not wait for it.

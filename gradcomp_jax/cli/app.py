@@ -10,7 +10,7 @@ from gradcomp_jax._errors import UnknownNameError, known_name
 from gradcomp_jax.cli import help_of
 from gradcomp_jax.cli.ranges import unparsed
 
-_COMMANDS = ("compare", "train", "methods", "plan", "island")
+_COMMANDS = ("compare", "train", "methods", "plan", "audit", "island")
 """Modules of this folder; ``NAME_command`` in each is the command."""
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from gradcomp_jax.audit import wire_bytes
 from gradcomp_jax.audit.shapes import ArrayShape, parse_shape
+from gradcomp_jax.audit.sources import own_line
 
 GROUPS = "channel_id=1, replica_groups=[2,4]<=[8], use_global_device_ids=true"
 
@@ -482,3 +483,60 @@ def test_a_shape_that_cannot_be_measured_is_an_error():
 def test_text_that_is_not_one_module_is_refused(text, message):
     with pytest.raises(ValueError, match=message):
         wire_bytes(text)
+
+
+FRAMES = """
+FileNames
+1 "/home/me/train.py"
+2 "/lib/site-packages/optax/_src/base.py"
+
+FunctionNames
+1 "main"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=20 end_line=20 column=2 end_column=2}
+2 {file_name_id=1 function_name_id=1 line=7 end_line=7 column=2 end_column=2}
+3 {file_name_id=2 function_name_id=1 line=300 end_line=300 column=2 end_column=2}
+
+StackFrames
+"""
+
+
+def callers(root: int | None) -> str:
+    """Each frame but the first was called by the one before; what the first says of its caller is ``root``."""
+    first = "" if root is None else f" parent_frame_id={root}"
+    rest = (f"{i} {{file_location_id={i} parent_frame_id={i - 1 + (root or 0)}}}\n" for i in (2, 3))
+    return f"1 {{file_location_id=1{first}}}\n" + "".join(rest)
+
+
+LINES = ("/lib/site-packages/optax/_src/base.py:300", "/home/me/train.py:7", "/home/me/train.py:20")
+REDUCED = f"f32[16,8] all-reduce(%x), {GROUPS}, to_apply=%add"
+
+
+def with_frames(*lines, root=1):
+    before, _, rest = program(*lines).partition("\nFileNames")
+    return before + FRAMES + callers(root) + "\n\n" + rest[rest.index("ENTRY") :]
+
+
+@pytest.mark.parametrize("root", [1, 0, None])
+def test_a_collective_has_the_lines_that_led_to_it(root):
+    """JAX 0.10 and 0.12 count callers from 2, so that 1 is none."""
+    text = with_frames(f'ROOT %r = {REDUCED}, metadata={{op_name="jit(f)/psum" stack_frame_id=3}}', root=root)
+    assert only_row(text).source == LINES
+    assert own_line(LINES) == "/home/me/train.py:7"
+    assert own_line((wire_bytes.__code__.co_filename + ":1", *LINES)) == "/home/me/train.py:7"
+    assert own_line(LINES[:1]) == LINES[0] and own_line(()) == ""
+
+
+def test_older_text_has_the_line_in_the_instruction():
+    where = 'op_name="jit(f)/psum" source_file="/home/me/my, {train}.py" source_line=12'
+    assert only_row(program(f"ROOT %r = {REDUCED}, metadata={{{where}}}")).source == ("/home/me/my, {train}.py:12",)
+
+
+def test_a_collective_of_the_compilers_own_has_the_lines_of_what_reads_it_or_else_of_what_it_reads():
+    named = 'metadata={op_name="jit(f)/reshape" stack_frame_id=2}'
+    read = [f"%r = {REDUCED}", "%b = f32[128] bitcast(%r)", f"ROOT %d = f32[128] reshape(%b), {named}"]
+    assert only_row(with_frames(*read)).source == LINES[1:]
+    reads = [f"%y = f32[16,8] negate(%x), {named}", f"ROOT %r = {REDUCED.replace('%x', '%y')}"]
+    assert only_row(with_frames(*reads)).source == LINES[1:]
+    assert only_row(with_frames(f"ROOT %r = {REDUCED}")).source == ()

@@ -78,6 +78,7 @@ def crossing(report) -> int:
 def test_a_state_that_goes_in_and_out_as_it_is_does_not_cross() -> None:
     assert plain().sent == 1_011
     assert crossing(plain()) == 0 and "residuals cross" not in str(plain())
+    gc.testing.assert_wire(plain(), at_most=1_011)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +100,9 @@ def test_a_state_that_is_pinned_replicated_crosses_and_the_report_says_so(pins) 
     assert {(row.kind, row.dtype) for row in report.rows if row.residuals} == {("all-gather", "f32")}
     assert str(report).splitlines()[-1].startswith("residuals cross: 6,156 of these bytes")
     assert "gradcomp_jax.state_shardings" in str(report)
+    # Nothing need be said of what is expected.
+    with pytest.raises(AssertionError, match=r"^residuals cross: 6,156 of these bytes(.|\n)* residuals  "):
+        gc.testing.assert_wire(report)
 
 
 def test_a_state_that_is_pinned_by_its_own_shardings_does_not() -> None:

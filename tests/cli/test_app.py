@@ -307,4 +307,4 @@ def test_a_command_that_is_close_to_one_is_suggested(gradcomp):
         (line,) = result.stderr.strip().splitlines()
         assert line.startswith(f"gradcomp: unknown command '{typed}'; did you mean '{meant}'?")
     (line,) = gradcomp("zzz").stderr.strip().splitlines()
-    assert line.endswith("(known: compare, train, methods, plan, island)") and "did you mean" not in line
+    assert line.endswith("(known: compare, train, methods, plan, audit, island)") and "did you mean" not in line

@@ -15,7 +15,7 @@ from gradcomp_jax import _process, cli
 from gradcomp_jax.cli.app import app
 from tests.cli.standard_streams import environment
 
-NAMES = ["", "compare", "train", "methods", "plan", "island"]
+NAMES = ["", "compare", "train", "methods", "plan", "audit", "island"]
 
 
 def test_what_is_kept_is_the_help() -> None:

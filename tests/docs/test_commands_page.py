@@ -56,7 +56,23 @@ def test_the_example_trains(gradcomp, line: str) -> None:
     assert "evaluation loss" in result.stdout and "bytes/step" in result.stdout
 
 
-@pytest.mark.parametrize("command", ["compare", "train", "methods", "plan", "island"])
+def test_the_audit_of_the_example(gradcomp, tmp_path, monkeypatch) -> None:
+    """All but the source line, which programs of tests do not have."""
+    (tmp_path / "my_step.py").write_text(example("my_step.py"))
+    monkeypatch.delitem(sys.modules, "my_step", raising=False)
+    environment, line = example("audit").splitlines()
+    assert environment.endswith(f"device_count={jax.device_count()}")
+    result = gradcomp(line)
+    assert result.exit_code == 3
+    shown = re.search(r"<!-- output: audit -->\n```text\n(.*?)```", PAGE, re.DOTALL).group(1).splitlines()
+    header, rule, row, *rest = result.stdout.splitlines()
+    assert header.split() == shown[0].split() and set(rule) == {"\u2500"}
+    assert row.split()[:-1] == shown[2].split()[:-1] and rest == shown[3:]
+    (made,) = (i for i, text in enumerate(example("my_step.py").splitlines(), 1) if "pmean" in text)
+    assert shown[2].endswith(f" my_step.py:{made}")
+
+
+@pytest.mark.parametrize("command", ["compare", "train", "methods", "plan", "audit", "island"])
 def test_every_option_is_there(command: str) -> None:
     from typer.main import get_command
 

@@ -2,6 +2,7 @@
 
 import doctest
 import functools
+import operator
 from pathlib import Path
 
 import jax
@@ -14,6 +15,7 @@ from tests.docs.test_site import names_of
 from tests.marks import slow_but
 
 FUNCTIONS = sorted(name for name, value in names_of(gc).items() if callable(value) and not isinstance(value, type))
+FUNCTIONS += ["testing.assert_wire"]
 QUICK = ("topk_sgd", "dgc", "exchange", "init_state", "make_train_step", "wire_bytes", "fragments", "predict")
 
 
@@ -32,7 +34,9 @@ def test_the_example_runs(name: str, mesh8: jax.sharding.Mesh, tmp_path: Path) -
         "folder": tmp_path,
     }
     modules = {"functools": functools, "gc": gc, "jax": jax, "jnp": jnp, "optax": optax}
-    (test,) = doctest.DocTestFinder(recurse=False).find(getattr(gc, name), name, module=False, globs=modules | shared)
+    (test,) = doctest.DocTestFinder(recurse=False).find(
+        operator.attrgetter(name)(gc), name, module=False, globs=modules | shared
+    )
     assert test.examples, f"add an example to the docstring of gradcomp_jax.{name}"
     failures: list[str] = []
     doctest.DocTestRunner().run(test, out=failures.append)

@@ -57,7 +57,7 @@ def test_debugging() -> None:
     """Each check finds what it is there to find, and finds nothing where nothing is."""
     names, printed = run("debugging")
     first, finite, ratio, worse, wire, explained, reduced, *rest = printed
-    pinned, disagree, _, refused, unrolled, memory, again = rest
+    pinned, asserted, disagree, _, refused, unrolled, memory, again = rest
     assert "exchange/memory_ratio" in first
     assert "skipped: 1\nparameters unchanged: True" in finite and "bad input: [0]" in finite
     assert ratio == "rises less and less: True\n"
@@ -68,6 +68,7 @@ def test_debugging() -> None:
     # The first of two reports, and not that with the state's own shardings.
     assert (pinned.count("residuals cross"), pinned.count("total")) == (1, 2)
     assert pinned.splitlines()[-1].startswith("total")
+    assert asserted.startswith("residuals cross: ") and asserted.count("  residuals  ") == 1
     assert disagree == "parameters differ by 0.0\n"
     donated, outside = refused.splitlines()
     assert "donated to an earlier step" in donated and "gradcomp_jax.init_state" in outside

@@ -8,6 +8,7 @@ import math
 
 import pytest
 
+import gradcomp_jax as gc
 from benchmarks import gpu_programs as gpu
 from benchmarks.compiled import model, programs
 from benchmarks.compiled.programs import DATA, INNER, OUTER
@@ -36,6 +37,10 @@ def test_one_node_sends_what_was_asked_for(method: str, topology: str) -> None:
     """To the byte, by kind and element type: so nothing was widened, and no collective was turned into another."""
     program = train_step(method, topology)
     assert operands(program.made) == operands(program.asked)
+    asked = {field: {getattr(row, field) for row in program.asked.rows} for field in ("dtype", "kind")}
+    gc.testing.assert_wire(
+        program.made, axis=DATA, at_most=program.asked.sent, dtypes=asked["dtype"], kinds=asked["kind"]
+    )
 
 
 @on_one_node

@@ -36,6 +36,7 @@ def test_a_gather_stays_a_gather(topology: str, dtype: str) -> None:
         assert {row.kind for row in report.rows} == {"all-gather"}
         filled = -(-entries // LANES) * LANES
         assert report.sent == (workers - 1) * filled * jnp.dtype(dtype).itemsize
+        gc.testing.assert_wire(report, kinds="all-gather", dtypes=dtype, at_most=report.sent)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,8 @@ def test_a_plain_gather_would_not(topology: str, entries: int) -> None:
     report, workers = gathered(_compat.all_gather, topology, entries, "uint16")
     assert {row.kind for row in report.rows} == {"all-reduce"}
     assert report.sent >= 2 * (workers - 1) * entries * 2
+    with pytest.raises(AssertionError, match=r"kind all-reduce: .* expected all-gather"):
+        gc.testing.assert_wire(report, kinds="all-gather")
 
 
 @pytest.mark.slow
