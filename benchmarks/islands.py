@@ -93,7 +93,7 @@ def payloads(entries: int, rounds: int) -> list[list[str]]:
     return rows
 
 
-def training(rounds: int, every: int = 20) -> tuple[float, list[float]]:
+def training(rounds: int, every: int = 100) -> tuple[float, list[float]]:
     """Returns seconds of a step alone, and how many times as long steps take with the exchange beside them, by round.
 
     A decoder of 814 thousand parameters, alone in its run; XLA has one thread, and the exchange has what is left.
@@ -110,10 +110,10 @@ def training(rounds: int, every: int = 20) -> tuple[float, list[float]]:
     def train(after: Callable[[Any], Any]) -> float:
         now, state = jax.block_until_ready(step(params, tx.init(params)))
         start = time.perf_counter()
-        for _ in range(3 * every):
+        for _ in range(2 * every):
             now, state = jax.block_until_ready(step(now, state))
             now = after(now)
-        return (time.perf_counter() - start) / (3 * every)
+        return (time.perf_counter() - start) / (2 * every)
 
     alone, ratios = list[float](), list[float]()
     with tempfile.TemporaryDirectory() as folder:
@@ -126,12 +126,11 @@ def training(rounds: int, every: int = 20) -> tuple[float, list[float]]:
                 folder=f"{folder}/own-{i}",
                 compressor=gc.compressors.block_quantized(bits=4),
                 every=every,
-                poll=0.25,
             )
             with island:
                 island.begin(params)
                 ratios.append(train(island.step) / alone[-1])
-                assert island.diagnostics()["island/accepted"] >= 2
+                assert island.diagnostics()["island/accepted"] >= 1
     # The first round compiles the code.
     return statistics.median(alone[1:]), ratios[1:]
 
