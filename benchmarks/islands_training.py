@@ -12,6 +12,7 @@ emulated, which needs root on Linux. Without it islands share this machine's loo
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import pathlib
 import signal
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
@@ -198,27 +199,26 @@ def run(plan: Plan, options: argparse.Namespace, islands: int, on: str, alone: f
             )
             members.append(Island(settings, net, folder / f"{NAMES[i]}.txt"))
 
-        def at(share: float | None) -> Iterator[None]:
-            """Waits for a moment of the run, if it has one."""
-            if share is not None:
-                time.sleep(max(0.0, start + share * length - time.monotonic()))
-                yield
+        def cut(number: int, seconds: float) -> None:
+            if net:
+                net.cut(number)
+            time.sleep(seconds)
+            if net:
+                net.restore(number)
 
+        happens = [(plan.late if i == islands - 1 else 0.0, functools.partial(begin, i)) for i in range(islands)]
+        if plan.killed is not None:
+            happens.append((plan.killed, lambda: members[0].kill()))
+        if plan.apart is not None:
+            first, last = plan.apart
+            happens.append((first, lambda: cut(2, (last - first) * length)))
+        if plan.away is not None:
+            happens.append((plan.away, lambda: cut(0, plan.away_s)))
         try:
-            for i in range(islands - bool(plan.late)):
-                begin(i)
-            for _ in at(plan.late or None):
-                begin(islands - 1)
-            for _ in at(plan.killed):
-                members[0].kill()
-            for _ in at(plan.apart[0] if plan.apart else None):
-                net and net.cut(2)
-            for _ in at(plan.apart[1] if plan.apart else None):
-                net and net.restore(2)
-            for _ in at(plan.away):
-                net and net.cut(0)
-                time.sleep(plan.away_s)
-                net and net.restore(0)
+            for share, event in sorted(happens, key=lambda one: one[0]):
+                if share:
+                    time.sleep(max(0.0, start + share * length - time.monotonic()))
+                event()
             for member in members:
                 member.wait(start + 2 * length + CHECKED_S + options.start)
             if alone is None:
@@ -239,27 +239,22 @@ def run(plan: Plan, options: argparse.Namespace, islands: int, on: str, alone: f
         params = MODELS[task.model].init(jax.random.key(0), vocabulary(task.text))
         codec = gc.islands.codec(compressor(), params)
         opened = gc.islands.store.open_store(store)
-        centres, bits = ledger.replay(opened, codec), judge(task)
-        log = ledger.decisions(opened)
+        centres, log = ledger.replay(opened, codec), gc.islands.history(opened)
         for member in members:
             for line in member.said("landed"):
                 # The centre after every round is that which follows from the store alone, bit for bit.
                 assert line["digest"] in (None, centres[line["round"]].digest), (member.settings.name, line)
-        number, centre = gc.islands.follow(store, params, compressor=compressor()).update()
         kept, could = map(sum, zip(*(m.goodput(alone * options.pace) for m in members), strict=True))
         ends = [m.said("end")[-1] for m in members]
         return {
-            "rounds": number,
+            "rounds": len(log),
             "payloads": sum(len(decision.entries) for decision in log),
-            "took_part": [sorted(entry.island for entry in decision.entries) for decision in log],
             "late": sum(end["island/late"] for end in ends),
             "delay": statistics.median(line["since"] for m in members for line in m.said("landed")),
             "kept": max(line["kept"] for m in members for line in m.said("landed")),
             "landed": sum(line["digest"] is not None for m in members for line in m.said("landed")),
             "law": max(max(ledger.errors(opened, codec, m.settings.name, folder / m.settings.name)) for m in members),
-            "test": bits(centre, "test"),
-            "validation": [round(bits(codec.tree(c.state.centre.copy()), "validation"), 3) for c in centres[::2]],
-            "tokens": kept * MODELS[task.model].length,
+            "test": judge(task)(codec.tree(centres[-1].state.centre.copy()), "test"),
             "goodput": kept / could,
             "written": sum(end["island/bytes_written"] for end in ends),
             "read": sum(end["island/bytes_read"] for end in ends),
@@ -280,56 +275,53 @@ def baseline(options: argparse.Namespace, workers: int, every: int = 1, delay: i
         return train.train(task, one, row, pathlib.Path(folder) / "saved", until=float("inf"))["test"]
 
 
-class Report:
-    """The table of the page."""
+HEADER = (
+    "islands",
+    "over",
+    "what happens",
+    "rounds",
+    "payloads, refused",
+    "delay, steps",
+    "bits per character",
+    "against `gc.diloco`",
+    "as late",
+    "goodput",
+    "MB written, read",
+    "MB sent by interfaces",
+    "law, error",
+)
 
-    HEADER: ClassVar = (
-        "islands",
-        "over",
-        "what happens",
-        "rounds",
-        "payloads, refused",
-        "delay, steps",
-        "bits per character",
-        "against `gc.diloco`",
-        "as late",
-        "goodput",
-        "MB written, read",
-        "MB sent by interfaces",
-        "law, error",
-    )
 
-    @classmethod
-    def text(cls, results: dict[str, Any]) -> str:
-        """Returns the section of the page."""
-        lines = []
-        for cell in results["cells"]:
-            diloco = results["baselines"][str(cell["islands"])]["diloco"]
-            lines.append(
-                (
-                    cell["islands"],
-                    cell["on"],
-                    cell["plan"],
-                    cell["rounds"],
-                    f"{cell['payloads']}, {cell['late']:.0f}",
-                    f"{cell['delay']:.0f}",
-                    f"{cell['test']:.4f}",
-                    f"{cell['test'] / diloco - 1:+.2%}",
-                    f"{cell['test'] / cell['diloco'] - 1:+.2%}",
-                    f"{cell['goodput']:.1%}",
-                    f"{cell['written'] / 1e6:.1f}, {cell['read'] / 1e6:.1f}",
-                    f"{cell['interfaces'] / 1e6:.1f}" if cell["interfaces"] else "-",
-                    f"{cell['law']:.0e}",
-                )
+def report(results: dict[str, Any]) -> str:
+    """Returns the tables of the page."""
+    lines = []
+    for cell in results["cells"]:
+        diloco = results["baselines"][str(cell["islands"])]["diloco"]
+        lines.append(
+            (
+                cell["islands"],
+                cell["on"],
+                cell["plan"],
+                cell["rounds"],
+                f"{cell['payloads']}, {cell['late']:.0f}",
+                f"{cell['delay']:.0f}",
+                f"{cell['test']:.4f}",
+                f"{cell['test'] / diloco - 1:+.2%}",
+                f"{cell['test'] / cell['diloco'] - 1:+.2%}",
+                f"{cell['goodput']:.1%}",
+                f"{cell['written'] / 1e6:.1f}, {cell['read'] / 1e6:.1f}",
+                f"{cell['interfaces'] / 1e6:.1f}" if cell["interfaces"] else "-",
+                f"{cell['law']:.0e}",
             )
-        bases = [(n, f"{b['synchronous']:.4f}", f"{b['diloco']:.4f}") for n, b in results["baselines"].items()]
-        return "\n".join(
-            [
-                *_markdown.table(cls.HEADER, lines, align="rllrr"),
-                "",
-                *_markdown.table(("workers", "synchronous AdamW", "`gc.diloco`"), bases, align="r"),
-            ]
         )
+    bases = [(n, f"{b['synchronous']:.4f}", f"{b['diloco']:.4f}") for n, b in results["baselines"].items()]
+    return "\n".join(
+        [
+            *_markdown.table(HEADER, lines, align="rllrr"),
+            "",
+            *_markdown.table(("workers", "synchronous AdamW", "`gc.diloco`"), bases, align="r"),
+        ]
+    )
 
 
 def arguments() -> argparse.Namespace:
@@ -372,7 +364,7 @@ def main() -> None:
             print(json.dumps(results["cells"][-1]), flush=True)
             if options.json:
                 options.json.write_text(json.dumps(results, indent=1) + "\n")
-    text = Report.text(results)
+    text = report(results)
     print(f"\n{text}")
     if options.write is not None:
         write_between(options.write, "islands", text)

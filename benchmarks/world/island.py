@@ -29,13 +29,11 @@ class Settings:
         options: of the store.
         every: inner steps from one payload to the next.
         outer: learning rate and momentum of the outer step.
-        quorum: payloads of a round.
         grace: seconds.
         patience: seconds.
         poll: seconds.
         first: the step to begin with, of a late island.
         start: the ``time.monotonic()`` before which it does not begin, so that islands begin together.
-        law: whether to check the law, which takes time in each step.
         text: the data set's name.
     """
 
@@ -50,13 +48,11 @@ class Settings:
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     every: int = 30
     outer: tuple[float, float] = (1.0, 0.5)
-    quorum: int = 1
     grace: float = 10.0
     patience: float = 60.0
     poll: float = 0.25
     first: int = 0
     start: float = 0.0
-    law: bool = True
     text: str = "enwik8"
 
 
@@ -100,7 +96,7 @@ def main(settings: Settings) -> None:
     jax.block_until_ready(step(params, state, number))
     code = compressor()
     codec = gc.islands.codec(code, params)
-    ledger = Ledger(folder, codec.size) if settings.place and settings.law else None
+    ledger = Ledger(folder, codec.size) if settings.place else None
     island = None
     if settings.place:
         island = gc.islands.join(
@@ -112,7 +108,6 @@ def main(settings: Settings) -> None:
             every=settings.every,
             learning_rate=settings.outer[0],
             momentum=settings.outer[1],
-            quorum=settings.quorum,
             grace=settings.grace,
             patience=settings.patience,
             poll=settings.poll,

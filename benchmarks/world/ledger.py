@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from gradcomp_jax.islands import Codec, Store, exchanging, keys
+from gradcomp_jax.islands import Codec, Store, exchanging, history, keys
 from gradcomp_jax.islands.account import Account, Record
+from gradcomp_jax.islands.joining import _drive
 from gradcomp_jax.islands.log import Centre, Log
-from gradcomp_jax.islands.objects import Decision, Payload
+from gradcomp_jax.islands.objects import Payload
 
 _SUMS, _LAW = "encoded.npz", "law.npz"
 
@@ -72,22 +73,12 @@ class Ledger:
         )
 
 
-def decisions(store: Store) -> list[Decision]:
-    """Returns the decisions of a run, in order."""
-    return [Decision.from_bytes(store.get(key) or b"") for key in sorted(store.names(keys.ROUNDS))]
-
-
 def replay(store: Store, codec: Codec) -> list[Centre]:
     """Returns the run's centres, made again from the store alone; each decision has the digest of the one before."""
     log = Log(None, codec)
-    requests, answer = log.begin(), None
-    try:
-        while True:
-            answer = store.perform(requests.send(answer))
-    except StopIteration:
-        pass
+    _drive(store, log.begin())
     found = [log.now]
-    for decision in decisions(store):
+    for decision in history(store):
         assert decision.before == found[-1].digest, f"the decision of round {decision.round} follows another centre"
         log.apply(decision, [store.get(keys.payload_key(e.island, decision.round, e.digest)) for e in decision.entries])
         found.append(log.now)
@@ -102,7 +93,7 @@ def errors(store: Store, codec: Codec, name: str, folder: Path) -> tuple[float, 
     """
     with np.load(folder / _LAW) as found:
         law = dict(found)
-    accepted, log = np.zeros(codec.size), decisions(store)
+    accepted, log = np.zeros(codec.size), history(store)
     for decision in log:
         for entry in decision.entries:
             if entry.island == name:

@@ -144,16 +144,20 @@ class Module:
         One that the compiler put in the place of another has none of its own, so they are those of what reads it, after at most
         a few others, or of what it reads.
         """
-        read = lambda one: map(computation.instructions.get, one.operand_names)  # noqa: E731
         if not self.sources.known:
             return ()
-        for step in (lambda one: computation.readers.get(one.name, ()), read):
-            level = [instruction]
+        steps = (
+            lambda one: computation.readers.get(one.name, ()),
+            lambda one: filter(None, map(computation.instructions.get, one.operand_names)),
+        )
+        for step in steps:
+            level = {instruction.name: instruction}
             for _ in range(_STEPS):
-                for one in level:
+                for one in level.values():
                     if found := self.sources.of(one.metadata):
                         return found
-                level = [following for one in level for following in step(one) if following is not None]
+                # By their names: what is read along two ways is looked at once.
+                level = {following.name: following for one in level.values() for following in step(one)}
         return ()
 
     def computation(self, name: str) -> Computation:

@@ -1,6 +1,5 @@
 """gradcomp island: takes part, goes on, is followed and drawn; every mistake is one sentence with its remedy."""
 
-import builtins
 import contextlib
 import json
 import os
@@ -152,14 +151,7 @@ def _locked(folder):
 
 
 def test_without_the_extra_the_remedy_is_named(island, monkeypatch) -> None:
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.partition(".")[0] == "obstore":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "obstore", None)
     result = island("run", "--picture", "run.png")
     assert result.exit_code == 2
     assert re.fullmatch(r"gradcomp: islands .*: pip install 'gradcomp_jax\[islands\]'\n", result.stderr)

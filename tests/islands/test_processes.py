@@ -62,7 +62,7 @@ def wait_for(condition, islands, seconds=240.0):
 
 def check(place, islands, options=None):
     store, codec = open_store(place, **(options or {})), gc.islands.codec(CODE, PARAMS)
-    log = ledger.decisions(store)
+    log = gc.islands.history(store)
     assert [d.round for d in log] == list(range(1, len(log) + 1)) and len(log) >= FEWEST
     after = ledger.replay(store, codec)
     assert len(after) == len(log) + 1

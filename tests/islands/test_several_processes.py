@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import gradcomp_jax as gc
-from benchmarks.world.ledger import decisions, replay
+from benchmarks.world.ledger import replay
 from gradcomp_jax.islands.store import StoreError, open_store
 from tests.islands import program
 from tests.islands.process import CODE, PARAMS
@@ -58,7 +58,7 @@ def test_an_island_of_two_processes_and_one_of_one(tmp_path: Path, stack) -> Non
     def rounds(name=None):
         """How many there are, or how many of them have accepted an island."""
         try:
-            return sum(name is None or name in [entry.island for entry in d.entries] for d in decisions(store))
+            return sum(name is None or name in [entry.island for entry in d.entries] for d in gc.islands.history(store))
         except StoreError:
             return 0
 
