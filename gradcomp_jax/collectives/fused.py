@@ -32,7 +32,10 @@ def _fuse(arrays: Sequence[Array], lead: int, cross: Callable[[Array], Array]) -
     return [r for r in results if r is not None]
 
 
-def _as_words(arrays: Sequence[Array], lead: int, cross: Callable[[Sequence[Array]], Sequence[Array]]) -> list[Array]:
+Cross = Callable[[Sequence[Array]], Sequence[Array]]
+
+
+def _as_words(arrays: Sequence[Array], lead: int, cross: Cross) -> list[Array]:
     """Takes all arrays across as the narrowest words that any of them has: one buffer, without the latency of a second."""
     if not arrays:
         return []
@@ -49,12 +52,13 @@ def all_to_all(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Arra
     """Sends slice j of every array ``[N, ...]`` to worker j; the result's slice i came from worker i."""
     if axis_name is None:
         return list(arrays)
+    width = tpu.width(arrays)
 
     def plain(*flat: Array) -> list[Array]:
         return _fuse(flat, 1, lambda buffer: tpu.all_to_all(buffer, axis_name))
 
     def for_tpu(*flat: Array) -> list[Array]:
-        return tpu.all_to_all_in_lanes(flat, axis_name)
+        return tpu.all_to_all_in_lanes(flat, axis_name, width)
 
     def cross(flat: Sequence[Array]) -> Sequence[Array]:
         # Only the branch of the target platform stays in the program.
@@ -67,7 +71,19 @@ def all_gather(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Arra
     """Stacks every worker's arrays on a new leading dimension, replicated."""
     if axis_name is None:
         return [a[None] for a in arrays]
-    return _as_words(arrays, 0, lambda flat: _fuse(flat, 0, lambda buffer: tpu.all_gather(buffer, axis_name)))
+    width = tpu.width(arrays)
+
+    def plain(*flat: Array) -> list[Array]:
+        return _fuse(flat, 0, lambda buffer: tpu.all_gather(buffer, axis_name))
+
+    def for_tpu(*flat: Array) -> list[Array]:
+        return tpu.all_gather_in_lanes(flat, axis_name, width)
+
+    def cross(flat: Sequence[Array]) -> Sequence[Array]:
+        wide = width > tpu.LANES and any(a.size >= tpu.LONG for a in flat)
+        return lax.platform_dependent(*flat, tpu=for_tpu, default=plain) if wide else plain(*flat)
+
+    return _as_words(arrays, 0, cross)
 
 
 def psum(arrays: Sequence[Array], axis_name: AxisName | None, shapes: Sequence[tpu.Shapes] = ()) -> list[Array]:

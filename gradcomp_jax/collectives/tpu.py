@@ -22,7 +22,7 @@ longer the rows, the longer it takes. In rows of 128 lanes it takes seconds, and
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 from jax import lax
@@ -32,6 +32,9 @@ from gradcomp_jax._typing import Array, AxisName
 
 LANES = 128
 """Entries of a row of a TPU's registers; the shard is filled up to a multiple of it."""
+
+SUBLANES = 8
+"""Rows of a tile of 32-bit entries."""
 
 ROWS = 16
 """Rows of a pair of tiles of a TPU's memory."""
@@ -51,13 +54,20 @@ def all_gather(x: Array, axis_name: AxisName) -> Array:
     """
 
     def for_tpu(x: Array) -> Array:
-        first, filled = _first_group(x, axis_name), jnp.pad(x, (0, -x.size % LANES))
-        in_lanes = filled.reshape(-1, LANES)
-        gathered = in_two_steps(filled, axis_name, first) if first else _compat.all_gather(in_lanes, axis_name)
+        filled = jnp.pad(x, (0, -x.size % LANES))
+        gathered = _all_gather_of_rows(filled.reshape(-1, LANES), axis_name)
         return lax.slice_in_dim(gathered.reshape(-1, filled.size), 0, x.size, axis=1)
 
     # Only the branch of the target platform stays in the program.
     return lax.platform_dependent(x, tpu=for_tpu, default=lambda x: _compat.all_gather(x, axis_name))
+
+
+def _all_gather_of_rows(rows: Array, axis_name: AxisName) -> Array:
+    """Stacks every worker's rows of whole lanes, ``[n, width]``, as ``[N, n, width]``, replicated."""
+    first = _first_group(rows, axis_name)
+    if first:
+        return in_two_steps(rows.reshape(-1), axis_name, first).reshape(-1, *rows.shape)
+    return _compat.all_gather(rows, axis_name)
 
 
 def in_two_steps(x: Array, axis_name: AxisName, first: int) -> Array:
@@ -113,6 +123,9 @@ def reduce_scatter(x: Array, axis_name: AxisName) -> Array:
 LONG = 2**17
 """An array of at least so many words for one device has its own rows of lanes. For shorter arrays that is too many kernels."""
 
+WIDEST = 1024
+"""Most entries of a row in which an array crosses: the longer the rows, the longer it takes to compile."""
+
 MOST_BYTES = 2**30
 """Most bytes of one all-to-all on TPU. At 2^31 libtpu 0.0.42 ends the process, in any layout (seen for 256 chips of v5e)."""
 
@@ -128,22 +141,45 @@ def pays_in_lanes(arrays: Sequence[Array]) -> bool:
     return any(a.shape[1] >= LONG for a in arrays) or sum(a.size * a.dtype.itemsize for a in arrays) > MOST_BYTES
 
 
-def all_to_all_in_lanes(arrays: Sequence[Array], axis_name: AxisName) -> list[Array]:
-    """Sends row j of every array ``[N, n]`` of one dtype to worker j, in one buffer ``[N, rows, 128]``.
+def width(arrays: Sequence[Array]) -> int:
+    """Returns the entries of a row in which arrays ``[..., block]`` cross: the block of the largest where it is whole lanes.
 
-    Each long array is filled up to whole rows; the others are filled up together. A buffer of more than ``MOST_BYTES`` crosses
-    in parts.
+    Rows of another width would lie in other tiles, and be copied on both sides.
     """
-    workers = arrays[0].shape[0]
+    block = max(arrays, key=lambda a: a.size).shape[-1]
+    return block if block % LANES == 0 and block <= WIDEST else LANES
+
+
+def all_to_all_in_lanes(arrays: Sequence[Array], axis_name: AxisName, width: int = LANES) -> list[Array]:
+    """Sends row j of every array ``[N, n]`` of one dtype to worker j, in one buffer ``[N, rows, width]``.
+
+    A buffer of more than ``MOST_BYTES`` crosses in parts.
+    """
+
+    def cross(buffer: Array) -> Array:
+        parts = jnp.array_split(buffer, max(1, -(-buffer.nbytes // MOST_BYTES)), axis=1)
+        return jnp.concatenate([all_to_all(part, axis_name) for part in parts], axis=1)
+
+    return _in_lanes(arrays, width, cross)
+
+
+def all_gather_in_lanes(arrays: Sequence[Array], axis_name: AxisName, width: int) -> list[Array]:
+    """Stacks every worker's arrays ``[n]`` of one dtype as ``[N, n]``, replicated, in one buffer ``[rows, width]``."""
+    return _in_lanes([a[None] for a in arrays], width, lambda buffer: _all_gather_of_rows(buffer[0], axis_name))
+
+
+def _in_lanes(arrays: Sequence[Array], width: int, cross: Callable[[Array], Array]) -> list[Array]:
+    """Takes arrays ``[K, n]`` across as one buffer ``[K, rows, width]``, of which ``cross`` returns ``[N, rows, width]``.
+
+    Each long array is filled up to whole rows; the others are filled up together.
+    """
     long = [i for i, a in enumerate(arrays) if a.shape[1] >= LONG]
     short = [i for i in range(len(arrays)) if i not in long]
     together = [jnp.concatenate([arrays[i] for i in short], axis=1)] if short else []
-    each = [_lanes_of(a) for a in [*(arrays[i] for i in long), *together]]
-    buffer = jnp.concatenate(each, axis=1)
-    parts = jnp.array_split(buffer, max(1, -(-buffer.nbytes // MOST_BYTES)), axis=1)
-    crossed = jnp.concatenate([all_to_all(part, axis_name) for part in parts], axis=1)
+    each = [_lanes_of(a, width) for a in [*(arrays[i] for i in long), *together]]
+    crossed = cross(jnp.concatenate(each, axis=1))
     ends = list(itertools.accumulate((a.shape[1] for a in each), initial=0))
-    rows = [crossed[:, start:end].reshape(workers, -1) for start, end in itertools.pairwise(ends)]
+    rows = [crossed[:, start:end].reshape(crossed.shape[0], -1) for start, end in itertools.pairwise(ends)]
     result = {i: row[:, : arrays[i].shape[1]] for i, row in zip(long, rows, strict=False)}
     at = 0
     for i in short:
@@ -152,9 +188,9 @@ def all_to_all_in_lanes(arrays: Sequence[Array], axis_name: AxisName) -> list[Ar
     return [result[i] for i in range(len(arrays))]
 
 
-def _lanes_of(array: Array) -> Array:
-    filled = jnp.pad(array, ((0, 0), (0, -array.shape[1] % LANES)))
-    return filled.reshape(array.shape[0], -1, LANES)
+def _lanes_of(array: Array, width: int) -> Array:
+    filled = jnp.pad(array, ((0, 0), (0, -array.shape[1] % width)))
+    return filled.reshape(array.shape[0], -1, width)
 
 
 Shapes = Sequence[tuple[int, ...]]

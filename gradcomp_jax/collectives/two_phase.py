@@ -101,7 +101,11 @@ class TwoPhase(Collective):
             rows = downlink.decode(payload, info)
             return clear(rows, info) if message.compressor.pads_nonzero or downlink.pads_nonzero else rows
 
-        inbound = InboundMessage(owners.by_row(everyones), downlink, message.info.side, drops=downlink.drops)
+        rows = owners.by_row(everyones)
+        if downlink.scales:
+            # TPU would take owners' rows to those of the message after the scale made them wide.
+            rows = kernels.held_on_tpu(rows)
+        inbound = InboundMessage(rows, downlink, message.info.side, drops=downlink.drops)
         if message.remainder == "server":
             return dataclasses.replace(inbound, residual=mean - decoded())
         if message.remainder == "split":

@@ -53,6 +53,7 @@ class BlockQuantized(Compressor):
         words, scale = kernels.quantize(
             rows, self.bits, key, largest=norm, format=self.format, generator=self.generator
         )
+        words = kernels.from_words(kernels.held_on_tpu(kernels.to_words(words)), words.dtype)
         return QuantizedPayload(words, scale), state
 
     def decode(self, payload: QuantizedPayload, info: RowInfo = RowInfo()) -> Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from gradcomp_jax._typing import Array
-from gradcomp_jax.kernels.platforms import held_on_cpu, on_cpu
+from gradcomp_jax.kernels.platforms import held_on_cpu, in_rows_on_tpu, on_cpu
 
 _EXACT = 2**16  # words of 32 bits hold at most two digits of such a base, and half a word is a digit
 _WORDS = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32}
@@ -79,7 +79,9 @@ def unpack_digits(words: Array, n: int, base: int) -> Array:
     skips = [min(j * width - start, width) for j, start in enumerate(plane_starts(n, base, word_bits))]
     if word_bits == 32:
         digit = jnp.int8 if base <= 128 else jnp.int32
-        return _joined([plane.astype(digit) for plane in _digits(words, base, count)], skips).astype(jnp.int32)
+        joined = _joined([plane.astype(digit) for plane in _digits(words, base, count)], skips)
+        # TPU joins them in other tiles than the entries': it copies what is narrow.
+        return in_rows_on_tpu(joined).astype(jnp.int32)
     # Every place gets its word first, then its digit: one expression whose constants vary along the row.
     return _digit_of(_joined([words] * count, skips), width, count, base)
 

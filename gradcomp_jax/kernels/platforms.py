@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from gradcomp_jax._typing import Array, PyTree
 
@@ -24,6 +25,12 @@ def held_on_cpu(tree: PyTree) -> PyTree:
 def held_on_tpu(array: Array) -> Array:
     """Returns an array that TPU holds in memory: otherwise TPU would change the layout of each of its sources."""
     return lax.platform_dependent(array, tpu=lax.optimization_barrier, default=lambda x: x)
+
+
+def in_rows_on_tpu(array: Array) -> Array:
+    """Returns a matrix that TPU holds in memory row after row: without that a narrow one's transposition waits until it is wide."""
+    in_rows = Layout(major_to_minor=tuple(range(array.ndim)))
+    return lax.platform_dependent(array, tpu=lambda x: with_layout_constraint(x, in_rows), default=lambda x: x)
 
 
 def follows_on_tpu(ok: Array, array: Array) -> Array:
