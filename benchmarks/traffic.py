@@ -41,7 +41,7 @@ ALL_REDUCE = "dense_bf16, all_reduce"
 OF_A_LEAF = (
     "dense", "dense_bf16", ALL_REDUCE, "terngrad", "dgc", "topk_sgd", "block_quantized", "powersgd", "one_bit_adam", "demo",
 )  # fmt: skip
-OF_A_TREE = ("dense", ALL_REDUCE, "dgc")
+OF_A_TREE = ("dense", ALL_REDUCE, "terngrad", "dgc", "topk_sgd", "block_quantized")
 CASES = {**EXCHANGES, ALL_REDUCE: lambda: gc.dense(axis_name=DATA, dtype="bfloat16", collective="all_reduce")}
 WITH_KERNELS = ("dgc", "topk_sgd")
 """Methods that kernels of Pallas serve: they are compiled with them and without."""

@@ -270,7 +270,7 @@ def _cuts(name: str, users: dict[str, list[tuple[Instruction, int]]]) -> float:
     while names:
         current = names.pop()
         for user, place in users[current] if current not in seen else ():
-            if user.opcode == "bitcast":
+            if user.opcode == "bitcast" or (user.opcode == "pad" and place == 0):
                 names.append(user.name)
             elif user.opcode in _CUTS and place == 0:
                 total += placed(user.shape_text)[0].entries

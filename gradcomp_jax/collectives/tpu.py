@@ -33,9 +33,6 @@ from gradcomp_jax._typing import Array, AxisName
 LANES = 128
 """Entries of a row of a TPU's registers; the shard is filled up to a multiple of it."""
 
-SUBLANES = 8
-"""Rows of a tile of 32-bit entries."""
-
 ROWS = 16
 """Rows of a pair of tiles of a TPU's memory."""
 

@@ -28,7 +28,10 @@ def held_on_tpu(array: Array) -> Array:
 
 
 def in_rows_on_tpu(array: Array) -> Array:
-    """Returns a matrix that TPU holds in memory row after row: without that a narrow one's transposition waits until it is wide."""
+    """Returns a matrix that TPU holds in memory row after row.
+
+    Otherwise TPU makes it by columns where that is easier, and transposes what is computed from it, which may be wider.
+    """
     in_rows = Layout(major_to_minor=tuple(range(array.ndim)))
     return lax.platform_dependent(array, tpu=lambda x: with_layout_constraint(x, in_rows), default=lambda x: x)
 

@@ -46,27 +46,31 @@ def clip_bound(rows: Array, count: Array, *, clip: float | None, per_row: bool) 
 
 
 def _tensor_bound(rows: Array, count: Array, clip: float) -> Array:
-    """Returns one bound from two read passes, maximum and sums. Zeros in the padding add nothing to the sums."""
-    def apart(rows: Array) -> tuple[Array, Array, Array]:
-        return largest(rows), jnp.sum(rows), jnp.sum(rows * rows)
-
-    def at_once(rows: Array) -> tuple[Array, Array, Array]:
-        magnitude = lax.bitcast_convert_type(jnp.abs(rows), jnp.int32)
-        zero = jnp.zeros((), jnp.float32)
-
-        def both(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
-            return jnp.maximum(a[0], b[0]), a[1] + b[1], a[2] + b[2]
-
-        top, first, second = lax.reduce((magnitude, rows, rows * rows), (jnp.int32(0), zero, zero), both, (0, 1))
-        return lax.bitcast_convert_type(top, jnp.float32), first, second
-
-    top, first, second = lax.platform_dependent(rows, tpu=at_once, default=apart)
+    """Returns one bound from maximum and sums. Zeros in the padding add nothing to the sums."""
+    top, first, second = lax.platform_dependent(rows, tpu=_largest_and_sums_at_once, default=_largest_and_sums)
     n = jnp.maximum(jnp.sum(count.astype(jnp.float32)), 1.0)  # an int32 could wrap
     square = second / n
     variance = square - (first / n) ** 2
     varies = (variance > _FLAT * square) & (top > _SAFE[0]) & (top < _SAFE[1])
     sigma = jnp.sqrt(jnp.where(varies, variance, 1.0))
     return jnp.where(varies, jnp.minimum(top, clip * sigma), top)[None]
+
+
+def _largest_and_sums(rows: Array) -> tuple[Array, Array, Array]:
+    """Returns the largest magnitude, the sum and the sum of squares of a tensor."""
+    return largest(rows), jnp.sum(rows), jnp.sum(rows * rows)
+
+
+def _largest_and_sums_at_once(rows: Array) -> tuple[Array, Array, Array]:
+    """Returns the same by one reduction: XLA:TPU reads a tensor once for integers, and once more for floats."""
+    magnitude = lax.bitcast_convert_type(jnp.abs(rows), jnp.int32)
+
+    def both(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
+        return jnp.maximum(a[0], b[0]), a[1] + b[1], a[2] + b[2]
+
+    zeros = (jnp.int32(0), jnp.float32(0), jnp.float32(0))
+    top, first, second = lax.reduce((magnitude, rows, rows * rows), zeros, both, (0, 1))
+    return lax.bitcast_convert_type(top, jnp.float32), first, second
 
 
 def _row_bounds(rows: Array, count: Array, clip: float) -> Array:

@@ -125,6 +125,29 @@ def test_an_update_in_place_a_conditional_and_a_collective() -> None:
     assert traffic(UPDATE).bytes == 2 * 4096 + 4 + 2 * 64 * 4096 and traffic(UPDATE).launches == 2
 
 
+PADDED = """
+HloModule m
+cut (a: f32[16,1024], i: s32[]) -> f32[4,1024] {
+  a = f32[16,1024]{1,0} parameter(0)
+  i = s32[] parameter(1)
+  zero = s32[] constant(0)
+  none = f32[] constant(0)
+  padded = f32[64,1024]{1,0} pad(a, none), padding=24_24x0_0
+  ROOT out = f32[4,1024]{1,0} dynamic-slice(padded, i, zero), dynamic_slice_sizes={4,1024}
+}
+ENTRY main (a: f32[16,1024], i: s32[]) -> f32[4,1024] {
+  a = f32[16,1024]{1,0} parameter(0)
+  i = s32[] parameter(1)
+  ROOT out = f32[4,1024]{1,0} fusion(a, i), kind=kLoop, calls=cut
+}
+"""
+
+
+def test_a_cut_of_what_zeros_fill_up_reads_no_more_than_the_cut() -> None:
+    (cost,) = traffic(PADDED).costs
+    assert (cost.read, cost.written) == (4 * 4096 + 4, 4 * 4096)
+
+
 def test_a_loop_without_a_number_of_trips_is_refused() -> None:
     text = LOOP.replace("direction=LT", "direction=NE")
     with pytest.raises(ValueError, match="does not say how often loop runs"):

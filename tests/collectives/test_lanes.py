@@ -38,6 +38,23 @@ def test_what_crosses_in_lanes_is_what_crosses(monkeypatch, dtype: str, parts: i
     np.testing.assert_array_equal(first, given[1].reshape(N, N, -1).swapaxes(0, 1))
 
 
+@pytest.mark.slow
+def test_rows_of_whole_lanes_cross_as_they_are() -> None:
+    """All-to-all and all-gather in rows of 256, and in which rows arrays cross."""
+    mesh = jax.make_mesh((N,), ("data",), devices=jax.devices()[:N], axis_types=(AxisType.Auto,))
+
+    def both(*arrays: jax.Array) -> list[tuple[list, list]]:
+        gathered = tpu.all_gather_in_lanes([a.reshape(-1) for a in arrays], "data", 256)
+        plain = [jax.lax.all_gather(a.reshape(-1), "data") for a in arrays]
+        lanes, exchanged = tpu.all_to_all_in_lanes(arrays, "data", 256), fused.all_to_all(arrays, "data")
+        return [*zip(gathered, plain, strict=True), *zip(lanes, exchanged, strict=True)]
+
+    for one, other in jax.jit(jax.shard_map(both, mesh=mesh, in_specs=P("data"), out_specs=P("data")))(*rows("uint8")):
+        np.testing.assert_array_equal(one, other)
+    words, scales, wide = (jax.ShapeDtypeStruct((512, n), jnp.uint8) for n in (256, 1, 2048))
+    assert [tpu.width(of) for of in ([scales, words], [scales], [wide])] == [256, tpu.LANES, tpu.LANES]
+
+
 def test_a_buffer_that_tpu_could_not_compile_is_in_lanes_whatever_its_rows() -> None:
     row = jax.ShapeDtypeStruct((2**13, 2**16), jnp.uint8)
     assert not tpu.pays_in_lanes([row, row]) and tpu.pays_in_lanes([row] * 3)

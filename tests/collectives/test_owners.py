@@ -34,3 +34,13 @@ def test_only_the_rows_of_a_run_are_taken_and_put(run: tuple[int, int]) -> None:
         taken, after = both(held(table, worker), np.int32(worker))
         np.testing.assert_array_equal(taken, held(np.where(inside, table, 0), worker)[first:end])
         np.testing.assert_array_equal(after, held(np.where(inside, -table, table), worker))
+
+
+def test_rows_are_placed_among_zeros_in_both_ways() -> None:
+    rows = 1 + np.arange(3 * BLOCK, dtype=np.float32).reshape(3, BLOCK)
+    ways = jax.jit(lambda i: (owners._written_among_zeros(rows, i, N), owners._cut_of_zeros(rows, i, N)))
+    for worker in range(N):
+        wanted = np.zeros((N, *rows.shape), np.float32)
+        wanted[worker] = rows
+        for found in ways(np.int32(worker)):
+            np.testing.assert_array_equal(found, wanted.reshape(-1, BLOCK))

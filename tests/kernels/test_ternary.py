@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from gradcomp_jax.kernels import ternary
 from tests.programs import kernels
 
 BLOCK = 7
@@ -174,3 +175,14 @@ def test_a_bad_entry_shows_in_the_bound(bad: float, clip: float | None, per_row:
     count = jnp.full((5,), 256, jnp.int32)
     bound = jax.jit(lambda r: kernels.clip_bound(r, count, clip=clip, per_row=per_row))(rows)
     assert np.isfinite(bound).tolist() == ([True, True, False, True, True] if per_row else [False])
+
+
+@pytest.mark.parametrize("bad", [0.0, np.nan, -np.inf])
+def test_one_reduction_finds_the_largest_and_both_sums(bad: float) -> None:
+    """What XLA:TPU is given: the same maximum, bit by bit, and sums as good."""
+    rows = np.random.default_rng(0).standard_normal((7, 300)).astype(np.float32)
+    rows[3, 5] = bad
+    both = jax.jit(lambda x: (ternary._largest_and_sums(x), ternary._largest_and_sums_at_once(x)))(rows)
+    (top, *sums), (other_top, *others) = both
+    assert np.float32(top).tobytes() == np.float32(other_top).tobytes()
+    np.testing.assert_allclose(sums, others, rtol=1e-5)
