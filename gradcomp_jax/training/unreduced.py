@@ -26,7 +26,12 @@ from gradcomp_jax.training.state import check_axis
 
 @_arguments.checked
 def unreduced(
-    tx: optax.GradientTransformation, mesh: Mesh, *, axis_name: AxisName = "data", check_vma: bool = True
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    axis_name: AxisName = "data",
+    param_specs: PyTree | None = None,
+    check_vma: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     """Runs a chain with an exchange on gradients that the workers have not added up, outside of the axis.
 
@@ -44,7 +49,8 @@ def unreduced(
 
     With ``weight=`` (see :func:`gradcomp_jax.weighted`) ``update`` takes the weights of all workers: ``[N]``.
 
-    State: that of ``tx``, per-device state split along the axis. Wire: that of ``tx``.
+    State: that of ``tx``, per-device state split along the axis. Adam's moments, and all else of a parameter's shape, lie as it
+    does along the other axes of the mesh. Wire: that of ``tx``.
 
     Example:
         >>> tx = gc.unreduced(optax.chain(gc.dense(axis_name="data"), optax.sgd(0.1)), mesh)
@@ -58,6 +64,9 @@ def unreduced(
         tx: an optax transformation that averages over ``axis_name``; all replicas have the same parameters.
         mesh: a mesh with this axis. Further axes are left to the compiler.
         axis_name: the axis of the workers.
+        param_specs: where the parameters lie along the other axes, as for :func:`init_state`. By default that is read from the
+            arrays that ``init`` is given. In ``jax.jit`` and ``jax.eval_shape`` it cannot be, on axes of Auto type, unless a
+            sharding constraint makes the parameters there: state is then replicated over those axes.
         check_vma: as for ``jax.shard_map``; False for a chain that only the tracking refuses, whose updates are then unchecked.
 
     Returns:
@@ -77,7 +86,8 @@ def unreduced(
             return tx.init(params)
         _refuse_inside(axis_name)
         refuse_overwritten(params)
-        return init_opt_state(params, tx, mesh, axis_name=axis_name)[0]
+        specs = _specs.lying(params, mesh, axis_name) if param_specs is None else param_specs
+        return init_opt_state(params, tx, mesh, axis_name=axis_name, param_specs=specs)[0]
 
     def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, PyTree]:
         _refuse_inside(axis_name)
