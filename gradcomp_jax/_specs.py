@@ -32,6 +32,44 @@ def mapped(
     return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, **how)
 
 
+def vmapped(
+    function: Callable[..., Any], mesh: Mesh, axis_name: AxisName, in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    """Maps a function as :func:`mapped` does, by ``vmap``: each worker is a lane, and the compiler has all axes of the mesh."""
+    workers = devices_along(mesh, axis_name)
+
+    def pinned(x: Any) -> Any:
+        # Other dimensions lie where the compiler, or a constraint in the function, has them.
+        spec = PartitionSpec(axis_name, *[PartitionSpec.UNCONSTRAINED] * (x.ndim - 1))
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+    def split(x: Any) -> Any:
+        if x.shape[0] % workers:
+            raise ValueError(
+                f"the {workers} workers along {axis_name!r} do not divide a batch of {x.shape[0]} examples"
+            )
+        return pinned(x.reshape(workers, -1, *x.shape[1:]))
+
+    def joined(x: Any) -> Any:
+        return pinned(x.reshape(-1, *x.shape[2:]))
+
+    def where_split(change: Callable[[Any], Any], specs: Any, tree: Any) -> Any:
+        return jax.tree.map(
+            lambda spec, part: jax.tree.map(change, part) if any(spec) else part, specs, tree, is_leaf=_is_spec
+        )
+
+    def call(*args: Any) -> Any:
+        in_axes, out_axes = (
+            jax.tree.map(lambda spec: 0 if any(spec) else None, specs, is_leaf=_is_spec)
+            for specs in (in_specs, out_specs)
+        )
+        how: dict[str, Any] = {"axis_name": axis_name, "spmd_axis_name": axis_name, "axis_size": workers}
+        lanes = jax.vmap(function, in_axes=in_axes, out_axes=out_axes, **how)
+        return where_split(joined, out_specs, lanes(*where_split(split, in_specs, args)))
+
+    return jax.jit(call, inline=True)
+
+
 def by_leaf(specs: PyTree, tree: PyTree) -> list[PartitionSpec]:
     """Returns the spec of every leaf of ``tree``; ``specs`` may be a prefix of it, and ``None`` stands for ``P()``.
 

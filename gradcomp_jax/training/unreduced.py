@@ -45,7 +45,9 @@ def unreduced(
     ``TrainState.create`` and the like. Gradients come from :func:`gradcomp_jax.local_value_and_grad` with
     ``mesh=``. On a mesh whose axis is of Explicit type they may also come from ``jax.grad`` of the mean loss over the whole
     batch, with respect to ``jax.reshard(params, jax.P(reduced={"data"}))``: they are then arrays of type
-    ``unreduced={"data"}``. Gradients of several micro-batches may be added up before one update.
+    ``unreduced={"data"}``. Gradients of several micro-batches may be added up before one update. An array ``[N, ...]`` of
+    one gradient for each of N workers, from a ``jax.vmap`` of your own for instance, is marked by
+    ``gc.PerDevice(array, rows=1, lifted=True)``.
 
     With ``weight=`` (see :func:`gradcomp_jax.weighted`) ``update`` takes the weights of all workers: ``[N]``.
 
@@ -73,8 +75,9 @@ def unreduced(
         A transformation for use outside of the axis. Its updates are equal on every worker.
 
     Raises:
-        ValueError: if the mesh has no such axis; when traced, inside the axis, for gradients that are already added up,
-            weights that are not ``[N]``, and as :func:`make_train_step` does for a chain without an exchange.
+        ValueError: if the mesh has no such axis; when traced, inside the axis, for gradients that are already added up
+            or not one for each worker, weights that are not ``[N]``, and as :func:`make_train_step` does for a chain without an
+            exchange.
     """
     check_axis(mesh, axis_name)
     workers = _specs.devices_along(mesh, axis_name)
@@ -103,7 +106,7 @@ def unreduced(
             raise ValueError(f"weight must be one number for each worker, [{workers}], got {list(jnp.shape(weight))}")
         weights = {} if weight is None else {"weight": weight}
         by_worker = jax.tree_util.tree_map_with_path(
-            lambda path, leaf: _spec(path, leaf, axis_name), updates, is_leaf=is_per_device
+            lambda path, leaf: _spec(path, leaf, axis_name, workers), updates, is_leaf=is_per_device
         )
         specs = per_device.state_specs(state, axis_name=axis_name)
 
@@ -137,9 +140,15 @@ def _refuse_inside(axis_name: AxisName) -> None:
         )
 
 
-def _spec(path: Any, leaf: Any, axis_name: AxisName) -> Any:
+def _spec(path: Any, leaf: Any, axis_name: AxisName, workers: int) -> Any:
     """Returns the spec by which one gradient lies over the workers."""
     if per_device.is_lifted(leaf):
+        if jnp.shape(leaf.value)[:1] != (workers,):
+            raise ValueError(
+                f"the gradient{f' of {path_name(path)!r}' if path else ''} is marked as each worker's own, and its shape is"
+                f" {list(jnp.shape(leaf.value))}: {workers} workers have [{workers}, ...], one gradient each; add up those of"
+                " several micro-batches before"
+            )
         return per_device.state_specs(leaf, axis_name=axis_name)
     if _compat.is_unreduced(leaf, axis_name):
         return PartitionSpec(unreduced=set(_specs.names_of(axis_name)))

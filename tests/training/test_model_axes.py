@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import gradcomp_jax as gc
 from gradcomp_jax import _specs
+from tests.marks import slow_but
 
 pytestmark = pytest.mark.standard_promotion
 
@@ -95,7 +96,7 @@ def test_shardings_of_a_state_are_where_init_puts_it(mesh: jax.sharding.Mesh) ->
         assert value.sharding.is_equivalent_to(place, value.ndim)
 
 
-@pytest.mark.parametrize("known", ("specs", "constraint"))
+@pytest.mark.parametrize("known", slow_but(("specs",), ("specs", "constraint")))
 def test_init_in_a_program(known: str, mesh: jax.sharding.Mesh) -> None:
     tx = gc.unreduced(optax.adam(1e-3), mesh, param_specs=SPECS if known == "specs" else None)
 
@@ -149,6 +150,7 @@ def test_specs_of_other_names_or_no_specs_are_refused(mesh: jax.sharding.Mesh) -
             _specs.by_leaf(specs, tree)
 
 
+@pytest.mark.slow
 def test_nnx_state_is_trained(mesh: jax.sharding.Mesh) -> None:
     tree = variables(params(mesh))
     shardings = jax.tree.map(lambda x: x.sharding, tree)
@@ -167,3 +169,126 @@ def test_nnx_state_is_trained(mesh: jax.sharding.Mesh) -> None:
     assert losses[2] < losses[0]
     found = state.params["up"]["kernel"][...].sharding
     assert found.is_equivalent_to(places(mesh)["up"], 2)
+
+
+def pinned_loss(mesh: Any) -> Any:
+    """As trainers write it: activations lie along the model axis, by constraints on the mesh."""
+
+    def at(x: Any, *spec: Any) -> Any:
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*spec)))
+
+    @jax.checkpoint
+    def forward(params: Any, x: Any) -> Any:
+        hidden = at(jnp.tanh(x @ params["up"]), None, "tensor")
+        return at(hidden @ params["down"] + params["bias"], None, None)
+
+    return lambda params, batch: jnp.mean((forward(params, batch[0]) - batch[1]) ** 2)
+
+
+def test_a_loss_with_constraints_on_the_mesh(mesh: jax.sharding.Mesh) -> None:
+    """``shard_map`` refuses it. By ``vmap`` its gradients are those of a loss without, and no byte crosses before."""
+    tx = gc.unreduced(optax.chain(method(), optax.sgd(0.1)), mesh)
+    opt_state, arguments = tx.init(params(mesh)), (params(mesh), batch(mesh))
+    by_vmap = gc.local_value_and_grad(pinned_loss(mesh), axis_name="data", mesh=mesh, by="vmap")
+    plain = jax.jit(gc.local_value_and_grad(loss, axis_name="data", mesh=mesh))
+    with pytest.raises(ValueError, match=r"whose axis 'data' is mapped here: take .*by='vmap'"):
+        jax.eval_shape(gc.local_value_and_grad(pinned_loss(mesh), axis_name="data", mesh=mesh), *arguments)
+
+    gradient = jax.jit(lambda params, batch: by_vmap(params, batch)[1]).lower(*arguments).compile()
+    assert ("data",) not in gc.wire_bytes(gradient, mesh=mesh).by("axis")
+    expected_value, expected = plain(*arguments)
+    found = gradient(*arguments)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert ours.sharding.spec[0] == "data"
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+    def step(value_and_grad: Any) -> Any:
+        def of(params: Any, opt_state: Any, batch: Any) -> Any:
+            value, gradient = value_and_grad(params, batch)
+            updates, opt_state = tx.update(gradient, opt_state, params)
+            return optax.apply_updates(params, updates), opt_state, value
+
+        return jax.jit(of).lower(arguments[0], opt_state, arguments[1]).compile()
+
+    ours, theirs = step(by_vmap), step(plain)
+    sent, wanted = (gc.wire_bytes(program, mesh=mesh).by("axis") for program in (ours, theirs))
+    assert sent[("data",)].sent == wanted[("data",)].sent
+    assert sent[("tensor",)].sent <= wanted[("tensor",)].sent
+    np.testing.assert_allclose(ours(arguments[0], opt_state, arguments[1])[2], expected_value, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_vmap_finds_what_shard_map_finds(mesh: jax.sharding.Mesh) -> None:
+    """Auxiliary output of each kind, keys, micro-batches, weights, and a parameter without a gradient."""
+
+    def noisy(params: Any, batch: Any, key: Any, *, scale: Any) -> Any:
+        x, y = batch
+        x = x + scale * jax.random.normal(key, x.shape)
+        aux = {"rows": x[:, 0], "count": jnp.int32(len(x)), "most": x.max()}
+        return loss(params, (x, y)), aux
+
+    tree = {**params(mesh), "steps": np.int32(3)}
+    found = {}
+    for by in ("shard_map", "vmap"):
+        value_and_grad = gc.local_value_and_grad(
+            noisy,
+            axis_name="data",
+            mesh=mesh,
+            by=by,
+            has_aux=True,
+            aux={"rows": "examples", "count": "sum", "most": "max"},
+            accumulate=2,
+            weight=lambda batch, key: (batch[0][:, 0] > 0).sum(),
+        )
+        found[by] = jax.jit(value_and_grad)(tree, batch(mesh), jax.random.key(5), scale=np.float32(0.1))
+    assert jax.tree.structure(found["vmap"]) == jax.tree.structure(found["shard_map"])
+    for ours, theirs in zip(jax.tree.leaves(found["vmap"]), jax.tree.leaves(found["shard_map"]), strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    (_, aux), gradient = found["vmap"]
+    assert aux["rows"].shape == (16,) and int(aux["count"]) == 16 and gradient["up"].value.shape == (2, 16, 64)
+
+
+def test_what_vmap_does_not_take(mesh: jax.sharding.Mesh) -> None:
+    def traced(loss: Any, mesh: Any = mesh, axis: Any = "data", size: int = 16, **options: Any) -> Any:
+        rows = jax.ShapeDtypeStruct((size, 16), jnp.float32)
+        shapes = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in SHAPES.items()}
+        value_and_grad = gc.local_value_and_grad(loss, axis_name=axis, mesh=mesh, by="vmap", **options)
+        return jax.eval_shape(value_and_grad, shapes, (rows, rows))
+
+    def along_data(params: Any, batch: Any) -> Any:
+        return loss(params, jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, P("data"))))
+
+    with pytest.raises(ValueError, match=r"a constraint in the loss names 'data'.*leave that axis out"):
+        traced(along_data)
+    with pytest.raises(ValueError, match="same on all workers"):
+        traced(lambda params, batch: jax.lax.pmean(loss(params, batch), "data"))
+    with pytest.raises(ValueError, match=r"2 devices along 'data' do not divide the batch '0' of 15"):
+        traced(loss, size=15)
+    with pytest.raises(ValueError, match=r"along one axis of a mesh of Auto type, got \('data', 'tensor'\)"):
+        traced(loss, axis=("data", "tensor"))
+    explicit = jax.make_mesh((2, 4), ("data", "tensor"), axis_types=(AxisType.Explicit,) * 2)
+    with pytest.raises(ValueError, match=r"along one axis of a mesh of Auto type"):
+        traced(loss, mesh=explicit)
+    with pytest.raises(ValueError, match=r"by='vmap' is for use outside of the axis: give the mesh"):
+        traced(loss, mesh=None)
+    with pytest.raises(ValueError, match=r"by must be one of"):
+        gc.local_value_and_grad(loss, axis_name="data", mesh=mesh, by="pmap")
+
+
+def test_gradients_marked_by_hand(mesh: jax.sharding.Mesh) -> None:
+    tx = gc.unreduced(optax.chain(gc.dense(axis_name="data"), optax.sgd(1.0)), mesh)
+    rng = np.random.default_rng(3)
+    gradients = {name: rng.normal(size=(2, *shape)).astype(np.float32) for name, shape in SHAPES.items()}
+    marked = jax.tree.map(lambda g: gc.PerDevice(g, rows=1, lifted=True), gradients)
+    opt_state = tx.init(params(mesh))
+    updates, _ = jax.jit(tx.update)(marked, opt_state, params(mesh))
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(updates[name], -gradient.mean(0), rtol=1e-6)
+    # Only the first of a worker's two would count.
+    four = {**marked, "up": gc.PerDevice(np.ones((4, 16, 64), np.float32), rows=1, lifted=True)}
+    with pytest.raises(
+        ValueError, match=r"gradient of 'up' is marked .* shape is \[4, 16, 64\]: 2 workers have \[2, \.\.\.\]"
+    ):
+        jax.eval_shape(tx.update, four, opt_state, params(mesh))
