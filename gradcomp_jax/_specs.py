@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from gradcomp_jax import _compat
 from gradcomp_jax._compat import names_of as names_of
@@ -111,19 +111,21 @@ def _names(path: tuple) -> tuple[str, ...]:
 
 
 def lying(tree: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTree | None:
-    """Returns the specs by which arrays lie along the axes of a mesh other than ``axis_name``; ``None`` if along none.
+    """Returns the specs by which arrays lie along the Auto axes of a mesh other than ``axis_name``; ``None`` if along none.
 
-    Of a traced array only what its type says, or the constraint that made it, is known.
+    Of a traced array only the constraint that made it is known.
     """
-    others = tuple(name for name in mesh.axis_names if name not in names_of(axis_name))
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    others = tuple(name for name in types if name not in names_of(axis_name) and types[name] == AxisType.Auto)
 
     def spec(x: Any) -> PartitionSpec:
-        places = [_compat.pinned_to(x), jax.typeof(x).sharding, None if _compat.is_traced(x) else x.sharding]
-        on = [place for place in places if isinstance(place, NamedSharding) and place.mesh.shape == mesh.shape]
-        return next(filter(any, (only(place.spec, others) for place in on)), PartitionSpec())
+        place = _compat.pinned_to(x) if _compat.is_traced(x) else getattr(x, "sharding", None)
+        if isinstance(place, NamedSharding) and place.mesh.shape == mesh.shape:
+            return only(place.spec, others)
+        return PartitionSpec()
 
-    found = jax.tree.map(lambda x: spec(x) if isinstance(x, jax.Array) else PartitionSpec(), tree)
-    return found if others and any(map(any, jax.tree.leaves(found))) else None
+    found = jax.tree.map(spec, tree)
+    return found if any(map(any, jax.tree.leaves(found))) else None
 
 
 def like(specs: PyTree, tree: PyTree) -> PyTree:

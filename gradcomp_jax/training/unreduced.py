@@ -66,9 +66,9 @@ def unreduced(
         tx: an optax transformation that averages over ``axis_name``; all replicas have the same parameters.
         mesh: a mesh with this axis. Further axes are left to the compiler.
         axis_name: the axis of the workers.
-        param_specs: where the parameters lie along the other axes, as for :func:`init_state`. By default that is read from the
-            arrays that ``init`` is given. In ``jax.jit`` and ``jax.eval_shape`` it cannot be, on axes of Auto type, unless a
-            sharding constraint makes the parameters there: state is then replicated over those axes.
+        param_specs: where the parameters lie along the other axes, as for :func:`init_state`. By default that is read, for axes
+            of Auto type, from the arrays that ``init`` is given. In ``jax.jit`` and ``jax.eval_shape`` only a sharding
+            constraint that makes a parameter is seen: without it and without ``param_specs``, state is replicated over them.
         check_vma: as for ``jax.shard_map``; False for a chain that only the tracking refuses, whose updates are then unchecked.
 
     Returns:
