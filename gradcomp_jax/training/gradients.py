@@ -65,7 +65,8 @@ def local_value_and_grad(
             scalars, typed keys and ``kwargs`` go to all of them. The value is the workers' mean.
         by: how ``mesh`` maps the loss. ``"vmap"`` is for a loss with constraints on the mesh, such as
             ``jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, "tensor")))``, which JAX refuses in ``shard_map``.
-            Arrays in the loss are one worker's, so constraints do not name its axis. All axes are of Auto type.
+            Arrays in the loss are one worker's, so constraints do not name its axis. All axes are of Auto type. The compiler
+            gathers activations of convolutions under ``vmap``.
 
     The gradient of Flax's collection ``_overwrite_with_gradient``, the scales and histories of fp8, is its new values: the
     maximum over micro-batches and workers, equal on all workers, or the old value of a leaf if the maximum is not finite. If
