@@ -42,6 +42,9 @@ class PerDevice:
     ``shard_map``, the devices' rows lie one after the other on the leading dimension, with the partition
     spec ``P(axis)``; under ``pmap`` and ``vmap`` they are stacked on a new leading dimension.
 
+    ``PerDevice(x, rows=1, lifted=True)`` marks an array ``[N, ...]`` as one value for each of N workers, such as gradients for
+    :func:`gradcomp_jax.unreduced`.
+
     Attributes:
         value: the array; shape ``[rows, ...]`` on one device.
         rows: for kind ``worker`` and ``replica`` the rows that each device holds; for ``shard`` the rows that all

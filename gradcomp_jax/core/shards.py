@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -18,10 +19,12 @@ class Shards:
         dim: the dimension that the user's sharding divides. ``None`` cuts the entries in their order: the first dimension
             where ``count`` divides it, else as many leading dimensions joined as that takes, so that a shard of a matrix is a
             matrix. Where ``count`` divides no such join, the last shards end with zeros.
+        axes: the axes of these devices, where they are not all axes within a worker.
     """
 
     count: int
     dim: int | None = None
+    axes: Any = None
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of one shard of a tensor."""

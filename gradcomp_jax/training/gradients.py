@@ -1,7 +1,7 @@
 """Gradients of each worker's own loss, inside a mapped axis or outside of it, of one batch or of several."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ def local_value_and_grad(
     accumulate: int = 1,
     weight: Callable[..., Any] | None = None,
     mesh: Mesh | None = None,
+    by: Literal["shard_map", "vmap"] = "shard_map",
 ) -> Callable[..., tuple[Any, Any]]:
     """Returns a function like that of ``jax.value_and_grad``, for the gradient of this worker's loss alone.
 
@@ -62,6 +63,10 @@ def local_value_and_grad(
             weight 0, ``"examples"`` leaves out nothing.
         mesh: the mesh of the workers, for use outside of the axis. Arrays in ``args``, the batch, are split over the workers;
             scalars, typed keys and ``kwargs`` go to all of them. The value is the workers' mean.
+        by: how ``mesh`` maps the loss. ``"vmap"`` is for a loss with constraints on the mesh, such as
+            ``jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, "tensor")))``, which JAX refuses in ``shard_map``.
+            Arrays in the loss are one worker's, so constraints do not name its axis. All axes are of Auto type. The compiler
+            gathers activations of convolutions under ``vmap``.
 
     The gradient of Flax's collection ``_overwrite_with_gradient``, the scales and histories of fp8, is its new values: the
     maximum over micro-batches and workers, equal on all workers, or the old value of a leaf if the maximum is not finite. If
@@ -75,13 +80,17 @@ def local_value_and_grad(
 
     Raises:
         ValueError: if ``accumulate`` is below 1, or the mesh has no such axis; when traced, if a batch cannot be divided, its
-            arrays differ in length, the loss itself averages over the axis, or the meaning of a leaf of ``aux`` is not clear:
-            booleans, unsigned integers and keys, and arrays that grow along another dimension than the first.
+            arrays differ in length, the loss itself averages over the axis, a constraint names it, or the meaning of a leaf of
+            ``aux`` is not clear: booleans, unsigned integers and keys, and arrays that grow along another dimension than the
+            first.
     """
     found = worker_value_and_grad(
         loss, axis_name=axis_name, has_aux=has_aux, aux=aux, accumulate=accumulate, weight=weight
     )
+    _checks.one_of("by", by, ("shard_map", "vmap"))
     if mesh is None:
+        if by != "shard_map":
+            raise ValueError(f"by={by!r} is for use outside of the axis: give the mesh too")
 
         def value_and_grad(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
             own = found(params, *args, **kwargs)
@@ -91,7 +100,7 @@ def local_value_and_grad(
         return value_and_grad
     if axis_name is None:
         raise ValueError("mesh= is for workers along an axis of it: give its axis_name too")
-    return _outside(found, mesh, axis_name, has_aux)
+    return _outside(found, mesh, axis_name, has_aux, by)
 
 
 class Found(NamedTuple):
@@ -266,10 +275,12 @@ def _fold_keys(tree: PyTree, number: Array) -> PyTree:
 
 
 def _outside(
-    value_and_grad: Callable[..., Found], mesh: Mesh, axis_name: AxisName, has_aux: bool
+    value_and_grad: Callable[..., Found], mesh: Mesh, axis_name: AxisName, has_aux: bool, by: str
 ) -> Callable[..., tuple[Any, Any]]:
     """Maps a worker's function over the workers, for use outside of the axis."""
     check_axis(mesh, axis_name)
+    if by == "vmap":
+        refusals.refuse_no_lanes(mesh, axis_name)
     everywhere, by_worker = PartitionSpec(), PartitionSpec(axis_name)
 
     def spec(path: Any, _: Any) -> PartitionSpec:
@@ -292,6 +303,8 @@ def _outside(
         def one_worker(params: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
             args, kwargs = _fold_keys((args, kwargs), lax.axis_index(axis_name))
             found = value_and_grad(params, *args, **kwargs)
+            if by == "vmap":
+                refusals.refuse_averaged(found.value, axis_name, lanes=True)
             kinds = found.kinds() if has_aux else []
             share = None if found.weight is None else participation.share_of(found.weight, axis_name)
             value, other = seen.over_workers(["mean", *kinds], (found.value, found.aux), axis_name, share=share)
@@ -300,8 +313,10 @@ def _outside(
             return (value, numbers), examples, jax.tree_util.tree_map_with_path(own_of_each, gradient)
 
         out_specs = (everywhere, by_worker, jax.tree_util.tree_map_with_path(spec, params))
-        step = _specs.mapped(one_worker, mesh, axis_name, (everywhere, batch_specs, everywhere), out_specs)
-        (value, numbers), examples, gradient = step(params, args, kwargs)
+        mapping = _specs.vmapped if by == "vmap" else _specs.mapped
+        step = mapping(one_worker, mesh, axis_name, (everywhere, batch_specs, everywhere), out_specs)
+        with refusals.constraints_explained(axis_name):
+            (value, numbers), examples, gradient = step(params, args, kwargs)
         return ((value, seen.together(numbers, examples)) if has_aux else value), gradient
 
     return mapped

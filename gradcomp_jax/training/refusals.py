@@ -194,13 +194,43 @@ def _differing(new: Any, old: Any, axis_name: AxisName) -> str:
     return ", ".join(repr(name) for name in _compat.varying_along(new, axis_name) if name not in before)
 
 
-def refuse_averaged(loss: Any, axis_name: AxisName | None) -> None:
+def refuse_averaged(loss: Any, axis_name: AxisName | None, *, lanes: bool = False) -> None:
     """Refuses a loss that the workers have averaged or added up: each worker's gradient would be 1/N of its own."""
-    if _compat.tracks_varying(axis_name) and not _compat.is_varying(loss, axis_name):
+    same = _compat.tracks_varying(axis_name) and not _compat.is_varying(loss, axis_name)
+    if same or (lanes and _compat.is_mapped(loss, axis_name) is False):
         raise ValueError(
             f"the loss is the same on all workers: it is averaged or added up over {axis_name!r} inside, and its gradient"
             " would be divided by their number twice. Return each worker's own mean, without jax.lax.pmean"
         )
+
+
+def refuse_no_lanes(mesh: Mesh, axis_name: AxisName) -> None:
+    """Refuses a mesh over which ``vmap`` cannot map the workers."""
+    if len(_specs.names_of(axis_name)) > 1 or any(kind != AxisType.Auto for kind in mesh.axis_types):
+        raise ValueError(
+            f"by='vmap' takes workers along one axis of a mesh of Auto type, got {axis_name!r} of {mesh.axis_types}: leave by="
+            " out"
+        )
+
+
+@contextlib.contextmanager
+def constraints_explained(axis_name: AxisName) -> Iterator[None]:
+    """Adds a remedy to errors of JAX about sharding constraints in a loss."""
+    try:
+        yield
+    except ValueError as error:
+        said = str(error)
+        if "spmd_axis_name" in said and "with_sharding_constraint" in said:
+            raise ValueError(
+                f"a constraint in the loss names {axis_name!r}, and arrays there are one worker's own: leave that axis out of"
+                f" the loss's constraints, or out of the trainer's logical axis rules. {said}"
+            ) from error
+        if "should be of type `Manual`" in said:
+            raise ValueError(
+                f"a sharding in the loss is of the whole mesh, whose axis {axis_name!r} is mapped here: take"
+                f" gradcomp_jax.local_value_and_grad(..., mesh=mesh, by='vmap'). {said}"
+            ) from error
+        raise
 
 
 def refuse_no_batch(args: tuple[PyTree, ...], is_batch: Callable[[Any], bool]) -> None:

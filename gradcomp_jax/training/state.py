@@ -12,6 +12,7 @@ from gradcomp_jax.core import ExchangeState
 from gradcomp_jax.core.overwritten import COLLECTION, has_overwritten, trained
 from gradcomp_jax.per_device import is_per_device
 from gradcomp_jax.replicas import MARKED
+from gradcomp_jax.transforms.worker_shards import ShardState
 
 
 class TrainState(NamedTuple):
@@ -87,7 +88,7 @@ def state_specs(state: PyTree, *, axis_name: AxisName = "data", param_specs: PyT
     def mirror(path: tuple, leaf: Any, spec: Any) -> Any:
         if is_per_device(leaf):
             return spec
-        for start in range(len(path)):
+        for start in range(len(path) + 1):
             shape, found = by_path.get(path[start:], (None, None))
             if shape == leaf.shape:
                 return found
@@ -122,6 +123,8 @@ def state_shardings(
 ) -> PyTree:
     """Returns :func:`state_specs` as shardings on a mesh.
 
+    Per-device state of :func:`gradcomp_jax.model_parallel` is split along its model axes too.
+
     Example:
         >>> state = gc.init_state(params, optax.chain(gc.topk_sgd(axis_name="data"), optax.sgd(0.1)), mesh)
         >>> gc.state_shardings(state, mesh).params["kernel"].spec == jax.P()  # equal on every worker
@@ -133,11 +136,16 @@ def state_shardings(
         axis_name: as for :func:`state_specs`.
         param_specs: as for :func:`state_specs`.
     """
-    return jax.tree.map(
-        lambda s: NamedSharding(mesh, s),
-        state_specs(state, axis_name=axis_name, param_specs=param_specs),
-        is_leaf=lambda x: isinstance(x, PartitionSpec),
-    )
+
+    def of_shards(node: Any, spec: Any) -> Any:
+        if not isinstance(node, ShardState):
+            return spec
+        # A worker's devices have rows of their own. in_specs over ``axis_name`` do not name the axes of these devices.
+        return per_device.state_specs(node, axis_name=tuple(name for name in node.axes if name in mesh.axis_names))
+
+    specs = state_specs(state, axis_name=axis_name, param_specs=param_specs)
+    specs = jax.tree.map(of_shards, state, specs, is_leaf=lambda x: isinstance(x, ShardState) or is_per_device(x))
+    return jax.tree.map(lambda s: NamedSharding(mesh, s), specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
 
 
 @_arguments.checked

@@ -26,7 +26,12 @@ from gradcomp_jax.training.state import check_axis
 
 @_arguments.checked
 def unreduced(
-    tx: optax.GradientTransformation, mesh: Mesh, *, axis_name: AxisName = "data", check_vma: bool = True
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    axis_name: AxisName = "data",
+    param_specs: PyTree | None = None,
+    check_vma: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     """Runs a chain with an exchange on gradients that the workers have not added up, outside of the axis.
 
@@ -40,11 +45,14 @@ def unreduced(
     ``TrainState.create`` and the like. Gradients come from :func:`gradcomp_jax.local_value_and_grad` with
     ``mesh=``. On a mesh whose axis is of Explicit type they may also come from ``jax.grad`` of the mean loss over the whole
     batch, with respect to ``jax.reshard(params, jax.P(reduced={"data"}))``: they are then arrays of type
-    ``unreduced={"data"}``. Gradients of several micro-batches may be added up before one update.
+    ``unreduced={"data"}``. Gradients of several micro-batches may be added up before one update. An array ``[N, ...]`` of
+    one gradient for each of N workers, from a ``jax.vmap`` of your own for instance, is marked by
+    ``gc.PerDevice(array, rows=1, lifted=True)``.
 
     With ``weight=`` (see :func:`gradcomp_jax.weighted`) ``update`` takes the weights of all workers: ``[N]``.
 
-    State: that of ``tx``, per-device state split along the axis. Wire: that of ``tx``.
+    State: that of ``tx``, per-device state split along the axis. Adam's moments, and all else of a parameter's shape, lie as it
+    does along the other axes of the mesh. Wire: that of ``tx``.
 
     Example:
         >>> tx = gc.unreduced(optax.chain(gc.dense(axis_name="data"), optax.sgd(0.1)), mesh)
@@ -58,14 +66,18 @@ def unreduced(
         tx: an optax transformation that averages over ``axis_name``; all replicas have the same parameters.
         mesh: a mesh with this axis. Further axes are left to the compiler.
         axis_name: the axis of the workers.
+        param_specs: where the parameters lie along the other axes, as for :func:`init_state`. By default that is read, for axes
+            of Auto type, from the arrays that ``init`` is given. In ``jax.jit`` and ``jax.eval_shape`` only a sharding
+            constraint that makes a parameter is seen: without it and without ``param_specs``, state is replicated over them.
         check_vma: as for ``jax.shard_map``; False for a chain that only the tracking refuses, whose updates are then unchecked.
 
     Returns:
         A transformation for use outside of the axis. Its updates are equal on every worker.
 
     Raises:
-        ValueError: if the mesh has no such axis; when traced, inside the axis, for gradients that are already added up,
-            weights that are not ``[N]``, and as :func:`make_train_step` does for a chain without an exchange.
+        ValueError: if the mesh has no such axis; when traced, inside the axis, for gradients that are already added up
+            or not one for each worker, weights that are not ``[N]``, and as :func:`make_train_step` does for a chain without an
+            exchange.
     """
     check_axis(mesh, axis_name)
     workers = _specs.devices_along(mesh, axis_name)
@@ -77,7 +89,8 @@ def unreduced(
             return tx.init(params)
         _refuse_inside(axis_name)
         refuse_overwritten(params)
-        return init_opt_state(params, tx, mesh, axis_name=axis_name)[0]
+        specs = _specs.lying(params, mesh, axis_name) if param_specs is None else param_specs
+        return init_opt_state(params, tx, mesh, axis_name=axis_name, param_specs=specs)[0]
 
     def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, PyTree]:
         _refuse_inside(axis_name)
@@ -93,7 +106,7 @@ def unreduced(
             raise ValueError(f"weight must be one number for each worker, [{workers}], got {list(jnp.shape(weight))}")
         weights = {} if weight is None else {"weight": weight}
         by_worker = jax.tree_util.tree_map_with_path(
-            lambda path, leaf: _spec(path, leaf, axis_name), updates, is_leaf=is_per_device
+            lambda path, leaf: _spec(path, leaf, axis_name, workers), updates, is_leaf=is_per_device
         )
         specs = per_device.state_specs(state, axis_name=axis_name)
 
@@ -127,9 +140,15 @@ def _refuse_inside(axis_name: AxisName) -> None:
         )
 
 
-def _spec(path: Any, leaf: Any, axis_name: AxisName) -> Any:
+def _spec(path: Any, leaf: Any, axis_name: AxisName, workers: int) -> Any:
     """Returns the spec by which one gradient lies over the workers."""
     if per_device.is_lifted(leaf):
+        if jnp.shape(leaf.value)[:1] != (workers,):
+            raise ValueError(
+                f"the gradient{f' of {path_name(path)!r}' if path else ''} is marked as each worker's own, and its shape is"
+                f" {list(jnp.shape(leaf.value))}: {workers} workers have [{workers}, ...], one gradient each; add up those of"
+                " several micro-batches before"
+            )
         return per_device.state_specs(leaf, axis_name=axis_name)
     if _compat.is_unreduced(leaf, axis_name):
         return PartitionSpec(unreduced=set(_specs.names_of(axis_name)))

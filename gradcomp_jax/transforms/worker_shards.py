@@ -55,14 +55,18 @@ def init(
     every: Sequence[Shards],
     axis_name: AxisName,
     inner_axis_name: AxisName,
+    division: Mapping[str, Any] | None = None,
 ) -> ShardState:
-    """Returns the state of an exchange of shards. Parameters that the user shards are given as shards already."""
+    """Returns the state of an exchange of shards. Parameters that the user shards are given as shards already.
+
+    ``division`` says how each leaf is divided, for checkpoints, where ``every`` does not say it.
+    """
     leaves, treedef = jax.tree.flatten(params)
     shapes = [jnp.shape(p) if s.dim is not None else s.shape(jnp.shape(p)) for p, s in zip(leaves, every, strict=True)]
     zeros = jax.tree.unflatten(treedef, [jnp.zeros(shape, jnp.float32) for shape in shapes])
     devices = devices_along(inner_axis_name)
     state = jax.tree.map(lambda leaf: _mark(leaf, devices), inside.init(zeros), is_leaf=is_per_device)
-    divided = made_by(DIVISION, {"devices": devices, "sharded_dims": [shards.dim for shards in every]})
+    divided = made_by(DIVISION, division or {"devices": devices, "sharded_dims": [shards.dim for shards in every]})
     axes = (*_specs.names_of(axis_name), *_specs.names_of(inner_axis_name))
     return ShardState(_varying(state, axis_name, inner_axis_name), divided, axes)
 
@@ -85,26 +89,33 @@ def update(
     ``params`` are whole, or shards where they are sharded. The exchange is told that it sees a part of a worker's gradient.
     """
     leaves, treedef = jax.tree.flatten(like)
-    index = _compat.axis_index(inner_axis_name)
     devices = devices_along(inner_axis_name)
     before = jax.tree.map(lambda leaf: _unmark(leaf, devices, axis_name), state.shard, is_leaf=is_per_device)
     own_params = None
     if params is not None:
-        own_params = jax.tree.unflatten(
-            treedef, [s.own(p, index) for p, s in zip(jax.tree.leaves(params), every, strict=True)]
-        )
+        own_params = jax.tree.unflatten(treedef, own(params, every, inner_axis_name))
     tree, context = jax.tree.unflatten(treedef, mine), context_of(extra)
     # A shard may be divided again: all axes within the worker count.
     within = (*_specs.names_of(context.inner_axis_name or ()), *_specs.names_of(inner_axis_name))
     moved, after = inside.update(tree, before, own_params, **with_context(extra, inner_axis_name=within))
     parts = jax.tree.leaves(moved)
-    whole = in_buckets(fused.all_gather, parts, inner_axis_name, context, where=[s.dim is None for s in every])
+    whole: list[Any] = [None] * len(parts)
+    cut = [None if s.dim is not None else s.axes or inner_axis_name for s in every]
+    for axes in dict.fromkeys(filter(None, cut)):
+        came = in_buckets(fused.all_gather, parts, axes, context, where=[at == axes for at in cut])
+        whole = [one if other is None else other for one, other in zip(came, whole, strict=True)]
     result = [
         kernels.narrowed(m if w is None else _join(w, g), g.dtype) for m, w, g in zip(parts, whole, leaves, strict=True)
     ]
     marked = jax.tree.map(_mark_again, state.shard, after, is_leaf=is_per_device)
     shard = _varying(marked, axis_name, inner_axis_name)
     return jax.tree.unflatten(treedef, result), dataclasses.replace(state, shard=shard)
+
+
+def own(tree: PyTree, every: Sequence[Shards], inner_axis_name: AxisName) -> list[Array]:
+    """Returns this device's shards of the leaves of a tree."""
+    leaves = zip(jax.tree.leaves(tree), every, strict=True)
+    return [s.own(x, _compat.axis_index(s.axes or inner_axis_name)) for x, s in leaves]
 
 
 def in_buckets(

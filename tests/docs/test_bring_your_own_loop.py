@@ -203,6 +203,28 @@ def test_all_of_them_trained_alike_before(loop: str) -> None:
     audit(space, loop, "before", "dgc")
 
 
+@pytest.mark.slow
+def test_model_axes() -> None:
+    """Only the exchange of shards and the mean of the loss cross the workers' axis, though the loss has constraints."""
+    space = setup("dgc")
+    exec(section("model-axes")["model-axes"], space)
+    assert space["losses"][-1] < space["losses"][0]
+    params, jax, mesh = space["params"], space["jax"], space["mesh"]
+    state = gc.training.TrainState(0, params, space["opt_state"])
+    places = gc.state_shardings(state, mesh, param_specs=space["specs"])
+    pinned = jax.jit(space["step"], out_shardings=(places.params, places.opt_state, None))
+    program = pinned.lower(params, space["opt_state"], space["placed"]).compile()
+    sent = gc.wire_bytes(program, mesh=mesh).by("axis")
+    # A device's shard of ``w1`` is of 8 blocks of 16, of which half go out and come back; ``w2`` is dense.
+    w1, w2 = 8 * (16 + 4), 16 // 2 * 4
+    assert sent[("data",)].sent <= w1 + w2 + LOSS + 16
+    tensor, fsdp = sent[("tensor",)].sent, sent[("fsdp",)].sent
+    loose = gc.wire_bytes(space["step"].lower(params, space["opt_state"], space["placed"]).compile(), mesh=mesh).by(
+        "axis"
+    )
+    assert (tensor, fsdp) == (loose[("tensor",)].sent, loose[("fsdp",)].sent)
+
+
 def test_plain_jit_sends_less_than_before() -> None:
     sent = {}
     for form, block in section("plain-jit").items():
