@@ -119,7 +119,7 @@ def block_quantized(
     _checks.one_of("format", format, (*FORMATS, *MICROSCALED))
     _checks.one_of("norm", norm, NORMS)
     _checks.one_of("generator", generator, GENERATORS)
-    if format in MICROSCALED:
+    if format != "int" and format != "e3m0":
         return microscaled(format, bits=bits, block=block, stochastic=stochastic, norm=norm)
     bits = (8 if format == "int" else 4) if bits is None else bits
     _checks.one_of("bits", bits, kernels.WIDTHS)

@@ -1,7 +1,8 @@
 """Floating point of four bits: a sign and three bits of exponent (E3M0), or two of exponent and one of mantissa (E2M1).
 
 E3M0: exponent 0 is zero and exponent e is 2**(e - 1) here, up to 64. With the usual bias these are 0, 1/4, 1/2, ..., 16; the
-scale makes up for the difference. E2M1 is ``float4_e2m1fn`` of JAX and ml_dtypes: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and their negatives.
+scale makes up for the difference. E2M1 is ``float4_e2m1fn`` of JAX and ml_dtypes: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and their
+negatives.
 """
 
 import jax.numpy as jnp
@@ -51,8 +52,9 @@ def to_e2m1(scaled: Array) -> Array:
     """
     magnitude = jnp.abs(scaled)
     # Counts the middles that lie below. A middle itself goes to the even code, so every second one counts when reached.
-    code = sum((magnitude > middle).astype(jnp.int32) for middle in (0.25, 1.25, 2.5, 5.0))
-    code += sum((magnitude >= middle).astype(jnp.int32) for middle in (0.75, 1.75, 3.5))
+    below = [magnitude > middle for middle in (0.25, 1.25, 2.5, 5.0)]
+    below += [magnitude >= middle for middle in (0.75, 1.75, 3.5)]
+    code = sum((one.astype(jnp.int32) for one in below), jnp.int32(0))
     return code | ((lax.bitcast_convert_type(scaled, jnp.int32) >> 28) & 8)
 
 

@@ -289,7 +289,11 @@ REFUSED = [
         ValueError,
         "format='e3m0' is of 4 bits: pass bits=4, got 8",
     ),
-    (lambda: compressors.block_quantized(format="e2m1"), ValueError, "format must be one of 'int', .* 'nvfp4', got 'e2m1'"),
+    (
+        lambda: compressors.block_quantized(format="e2m1"),
+        ValueError,
+        "format must be one of 'int', .* 'nvfp4', got 'e2m1'",
+    ),
     (
         lambda: compressors.block_quantized(format="mxfp8", bits=4),
         ValueError,

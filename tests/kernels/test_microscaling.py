@@ -172,7 +172,9 @@ def test_bytes_and_rows(name: str) -> None:
     spec, decoded = jax.eval_shape(lambda rows: both(rows, name), jax.ShapeDtypeStruct((0, 256), jnp.float32))
     assert (spec.words.shape, spec.scale.shape) == ((0, 256 if name == "mxfp8" else 128), (0, 256 // BLOCK[name]))
     assert {a.dtype for a in spec[:2]} == {np.dtype(np.uint8)} and decoded.shape == (0, 256)
-    with pytest.raises(ValueError, match=rf"rows of {name} are whole blocks of {BLOCK[name]} entries, got 40: pad them"):
+    with pytest.raises(
+        ValueError, match=rf"rows of {name} are whole blocks of {BLOCK[name]} entries, got 40: pad them"
+    ):
         kernels.to_microscaled(np.zeros((1, 40), np.float32), name)
 
 
