@@ -48,7 +48,8 @@ def round_trip(rows, name):
 
 
 def divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.divide(a, b, out=np.zeros(np.broadcast_shapes(a.shape, b.shape), np.float32), where=b != 0)
+    """Zero, with the sign of what is divided, where the scale is zero."""
+    return np.divide(a, b, out=np.copysign(np.zeros_like(a), a), where=b != 0)
 
 
 def normal(x: np.ndarray) -> np.ndarray:
