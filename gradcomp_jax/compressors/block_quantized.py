@@ -91,10 +91,11 @@ def block_quantized(
     ``nvfp4`` float4_e2m1fn 16    float8_e4m3fn, a sixth of the largest, and float32 for each 256 entries 4.625
     ========= ============= ===== ====================================================================== ============
 
-    Their payload holds the bits that ``jax.nn.scaled_matmul`` takes: rows of 256 entries with blocks along the last dimension,
-    two elements of 4 bits to a byte, the first in the low half, as ``jax.lax.bitcast_convert_type`` reads them. The float32 of
-    ``nvfp4`` is the largest magnitude over 6 * 448, as NVIDIA has it of a whole tensor. Here it is of a row, because each row
-    is encoded by itself: an owner of some rows does not know the others' largest.
+    Their payload has the layout of ``jax.nn.scaled_matmul`` and ``jax.nn.scaled_dot_general``: rows of 256 entries with blocks
+    along the last dimension, two elements of 4 bits to a byte, the first in the low half, as ``jax.lax.bitcast_convert_type``
+    reads them. The float32 of ``nvfp4`` is the largest magnitude over 6 * 448, as NVIDIA has it of a whole tensor. Here it is
+    that of a row, because each row is encoded by itself: an owner of some rows does not know the others' largest. A product
+    with a row is multiplied by it.
 
     Args:
         bits: 8, 4 or 2; the format's own, or 8. Two bits hold {-1, 0, 1}; :func:`~gradcomp_jax.compressors.ternary` packs that

@@ -69,7 +69,7 @@ def largest_of_blocks(rows: Array, format: Microscaling) -> Array:
 
 
 def to_microscaled(rows: Array, format: Microscaling, largest: Array | None = None) -> Microscaled:
-    """Rounds the elements of each block to the nearest multiple of its scale, ties to even; what is too large saturates.
+    """Rounds each block's entries to the format's numbers times its scale, ties to even; what is too large saturates.
 
     MX: the scale is the power of two below the block's largest magnitude, over the one below the element's largest number.
     NVFP4: the scale is a sixth of the block's largest in units of ``row_scale``, which is the row's largest over 6 * 448.
@@ -88,19 +88,14 @@ def to_microscaled(rows: Array, format: Microscaling, largest: Array | None = No
     largest = largest_of_blocks(rows, format) if largest is None else largest
     row_scale = None
     if format == "nvfp4":
-        # Without a row it has no largest entry.
-        top = largest_of_rows(largest)[:, None]
-        row_scale = top * jnp.float32(1 / (6 * 448))
-        usable = ~(row_scale < _TINY)
-        shares = largest * jnp.float32(1 / 6) / jnp.where(usable, row_scale, 1.0)
-        scale = to_float8(jnp.where(usable, shares, 0.0), "e4m3")[0]
-        row_scale = jnp.where(usable, row_scale, 0.0)
+        top = largest_of_rows(largest)[:, None] * jnp.float32(1 / (6 * 448))
+        scale = to_float8(largest * jnp.float32(1 / 6) / _divisor(top), "e4m3")[0]
+        row_scale = jnp.where(top < _TINY, 0.0, top)
         unit = from_float8(scale, "e4m3") * row_scale
     else:
         scale = _to_e8m0(largest, FORMATS[format].exponent)
         unit = _from_e8m0(scale)
-    # A NaN is not below the smallest normal number: it stays in the scale, where it is detected.
-    scaled = rows / spread(jnp.where(unit < _TINY, jnp.inf, unit), rows.shape)
+    scaled = rows / spread(_divisor(unit), rows.shape)
     if FORMATS[format].bits == 8:
         return Microscaled(to_float8(scaled, "e4m3")[0], scale)
     return Microscaled(_paired(to_e2m1(scaled)), scale, row_scale)
@@ -117,6 +112,11 @@ def from_microscaled(coded: Microscaled, format: Microscaling) -> Array:
 def scales_of(scale: Array, format: Microscaling) -> Array:
     """Returns the numbers that the bytes of scales stand for, float32 of the same shape."""
     return from_float8(scale, "e4m3") if format == "nvfp4" else _from_e8m0(scale)
+
+
+def _divisor(scale: Array) -> Array:
+    """Returns scales to divide by: of what is too small zeros remain. A NaN stays, and shows in what is divided."""
+    return jnp.where(scale < _TINY, jnp.inf, scale)
 
 
 def _to_e8m0(largest: Array, exponent: int) -> Array:
