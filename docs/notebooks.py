@@ -1,7 +1,7 @@
 """A Sphinx extension: the directive ``notebooks``, a gallery with a picture of each notebook of ``colabs``.
 
-Each line of the directive is ``name: caption``, or ``name number: caption`` for another picture than the first. Pictures are taken
-from the outputs that the notebooks store, at each build; none is kept beside them.
+Each line of the directive is ``name: caption``, or ``name number: caption`` for another picture than the first. Pictures are
+taken from the outputs that the notebooks store, at each build; none is kept beside them.
 """
 
 import base64
