@@ -44,6 +44,26 @@ def test_a_source_distribution_has_all_that_the_tests_read(tmp_path: Path) -> No
     assert sorted(wanted - found - runs) == []
 
 
+def test_every_link_that_pypi_shows_leads_to_a_file_of_the_tag() -> None:
+    pytest.importorskip("hatchling", reason="hatchling is not installed: pip install -e '.[test]'")
+    command = [sys.executable, "-m", "hatchling", "metadata"]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    readme = json.loads(done.stdout)["readme"]
+    assert readme["content-type"] == "text/markdown"
+    own = (ROOT / "README.md").read_text(encoding="utf-8")
+    repository = PROJECT["urls"]["Repository"]
+    links = re.findall(r"\]\(([^)]+)\)", readme["text"])
+    assert len(links) == len(re.findall(r"\]\(([^)]+)\)", own)) > 50
+    assert all(re.match("https?://|#", link) for link in links)
+    ours = [re.fullmatch(rf"{repository}/(blob|raw)/v{gc.__version__}/([^#]+)(#.*)?", link) for link in links]
+    assert sum(map(bool, ours)) > 30
+    assert all(
+        (ROOT / found[2]).exists() and (found[1] == "raw") == found[2].endswith(".png") for found in ours if found
+    )
+    # Nothing else is changed.
+    assert re.sub(rf"{repository}/(blob|raw)/v{gc.__version__}/", "", readme["text"]) == own
+
+
 def test_the_page_on_citing_says_what_the_table_says() -> None:
     table = PYPROJECT["tool"]["gradcomp"]["citation"]
     page = (ROOT / "docs" / "citing.md").read_text(encoding="utf-8")
