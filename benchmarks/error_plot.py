@@ -25,6 +25,7 @@ _STYLES: dict[str, tuple[str, str, bool]] = {
     "integers, l2, stochastic": (_SKY, "v", False),
     "powers of two, nearest": (_PURPLE, ">", True),
     "powers of two, stochastic": (_PURPLE, ">", False),
+    "matrix units": (_ORANGE, "s", True),
     "ternary": (_ORANGE, "^", False),
     "rotated, unbiased": (_RED, "D", False),
     "rotated, biased": (_RED, "D", True),

@@ -115,10 +115,14 @@ CODES: list[Code] = [
         fixed(
             f"powers of two, {how}",
             f"block_quantized, e3m0, {how}",
-            compressors.block_quantized(bits=4, format="e3m0", stochastic=how == "stochastic"),
+            compressors.block_quantized(format="e3m0", stochastic=how == "stochastic"),
             ordered=False,
         )
         for how in ("nearest", "stochastic")
+    ),
+    *(
+        fixed("matrix units", f"block_quantized, {f}", compressors.block_quantized(format=f), ordered=False)
+        for f in ("mxfp8", "mxfp4", "nvfp4")
     ),
     *ternaries(),
     *(fixed("sign", f"sign, {s}", compressors.sign(s), ordered=False) for s in ("l1", "means")),

@@ -141,6 +141,7 @@ def conclusions(table: Table) -> list[str]:
     one, two, four = (f"rotated, {b} bits, unbiased" for b in (1, 2, 4))
     top, integers = "topk, 0.01, bfloat16", "block_quantized, 4 bits, {}, stochastic"
     nearest, e3m0 = "block_quantized, 4 bits, max, nearest", "block_quantized, e3m0, nearest"
+    int8, eight, mx, nv = (f"block_quantized, {f}" for f in ("8 bits, max, nearest", "mxfp8", "mxfp4", "nvfp4"))
     return [
         f"**For few bits, rotate.** On Gaussian input TernGrad's code (`{ternary}`) has an error of {error(ternary)} at "
         f"{bits(ternary)} bits, where `rotated` has {error(one)} at {bits(one)} and {error(two)} at {bits(two)}. The error of "
@@ -158,6 +159,13 @@ def conclusions(table: Table) -> list[str]:
         f"**Powers of two for heavy tails.** Of the same 4 bits, `{e3m0}` has an error of {error(e3m0)} on Gaussian and "
         f"{error(e3m0, 'Student t')} on heavy-tailed input, integers {error(nearest)} and {error(nearest, 'Student t')}: their "
         "steps are right for what is near the largest, those of the powers for what is far below it.",
+        f"**Formats of matrix units.** Of those with elements of 4 bits `{nv}` has an error of {error(nv)} on Gaussian and "
+        f"{error(nv, 'Student t')} on heavy-tailed input, at {bits(nv)} bits: blocks of 16 entries are more alike than those "
+        f"of 256. `{mx}` has {error(mx)} and {error(mx, 'Student t')}: its scales are powers of two, so the largest entry of a "
+        "block is 4 to 8 of them, where the largest number is 6. "
+        f"`{eight}` has the elements of `float8, e4m3` and, for the same reason, more error, {error(eight)} and "
+        f"{error(eight, 'Student t')} against {error('float8, e4m3')} and {error('float8, e4m3', 'Student t')}; int8 has "
+        f"{error(int8)} and {error(int8, 'Student t')}.",
         f"**Selections are poor in one step.** The largest hundredth (`{top}`) leaves {error(top)} of Gaussian, "
         f"{error(top, 'Student t')} of heavy-tailed and {error(top, 'gradients')} of the gradients' squared length behind. "
         "They live from error feedback, which sends the rest in later steps. What it makes of any code here is no part "

@@ -4,24 +4,37 @@ Build with: pip install -e ".[docs]" && sphinx-build -W -b html docs docs/_build
 """
 
 import html
-from importlib import metadata
+import sys
+from pathlib import Path
 
 import latex2mathml.converter
 from docutils import nodes
 
+import gradcomp_jax
+
+sys.path.insert(0, str(Path(__file__).parent))
+
 project = "gradcomp_jax"
+repository = "https://github.com/gradcomp-jax/gradcomp_jax/"
 author = "The gradcomp_jax authors"
 copyright = f"2026, {author}"
-release = metadata.version("gradcomp-jax")
+release = version = gradcomp_jax.__version__
 
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "notebooks",
 ]
 exclude_patterns = ["_build"]
 html_theme = "furo"
-html_title = "gradcomp_jax"
+html_title = f"gradcomp_jax {release}"
+html_theme_options = {
+    "source_repository": repository,
+    "source_branch": "main",
+    "source_directory": "docs/",
+}
+notebooks_url = f"{repository}blob/main/colabs"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 

@@ -8,7 +8,7 @@ import typing as _typing
 if _typing.TYPE_CHECKING:
     from gradcomp_jax._public import *  # noqa: F403
 
-__version__ = "0.1.0"
+__version__ = "0.1.0rc1"
 
 
 def __getattr__(name: str) -> _typing.Any:

@@ -41,7 +41,8 @@ def on_gaussian(errors: ModuleType):
 def test_every_compressor_is_measured(errors: ModuleType) -> None:
     kinds = {type(code.make((SIDE, SIDE))).__name__ for code in errors.CODES}
     public = {name for name, made in vars(compressors).items() if inspect.isfunction(made)} - {"nbytes"}
-    assert kinds == {name.title().replace("_", "").replace("Topk", "TopK") for name in public}
+    # One function makes codes of two kinds.
+    assert kinds - {"MicroscaledFloat"} == {name.title().replace("_", "").replace("Topk", "TopK") for name in public}
     assert len({code.name for code in errors.CODES}) == len(errors.CODES)
 
 

@@ -30,7 +30,9 @@ from gradcomp_jax.kernels.elias_fano import from_elias_fano as from_elias_fano
 from gradcomp_jax.kernels.elias_fano import to_elias_fano as to_elias_fano
 from gradcomp_jax.kernels.fixed_point import from_fixed as from_fixed
 from gradcomp_jax.kernels.fixed_point import to_fixed as to_fixed
+from gradcomp_jax.kernels.float4 import from_e2m1 as from_e2m1
 from gradcomp_jax.kernels.float4 import from_e3m0 as from_e3m0
+from gradcomp_jax.kernels.float4 import to_e2m1 as to_e2m1
 from gradcomp_jax.kernels.float4 import to_e3m0 as to_e3m0
 from gradcomp_jax.kernels.float8 import from_float8 as from_float8
 from gradcomp_jax.kernels.float8 import to_float8 as to_float8
@@ -41,6 +43,11 @@ from gradcomp_jax.kernels.low_rank import orthogonalize as orthogonalize
 from gradcomp_jax.kernels.low_rank import outer as outer
 from gradcomp_jax.kernels.low_rank import times as times
 from gradcomp_jax.kernels.low_rank import unit_columns as unit_columns
+from gradcomp_jax.kernels.microscaling import Microscaled as Microscaled
+from gradcomp_jax.kernels.microscaling import from_microscaled as from_microscaled
+from gradcomp_jax.kernels.microscaling import largest_of_blocks as largest_of_blocks
+from gradcomp_jax.kernels.microscaling import scales_of as scales_of
+from gradcomp_jax.kernels.microscaling import to_microscaled as to_microscaled
 from gradcomp_jax.kernels.narrow import NARROW as NARROW
 from gradcomp_jax.kernels.narrow import chosen as chosen
 from gradcomp_jax.kernels.narrow import from_narrow as from_narrow

@@ -12,6 +12,7 @@ from gradcomp_jax._typing import Array
 from gradcomp_jax.kernels.casting import from_words, to_words
 from gradcomp_jax.kernels.random import hash_bits, rounded, uniform
 from gradcomp_jax.kernels.reductions import LARGEST, largest_of_rows
+from gradcomp_jax.kernels.rows import spread
 
 NARROW = ("bfloat16", "int8", "float8_e4m3fn")
 """Dtypes that :func:`to_narrow` takes."""
@@ -75,8 +76,8 @@ def to_narrow(rows: Array, dtype: str, scale: Array | None, key: Array) -> Array
         top = float(jnp.finfo(jnp.bfloat16).max)
         bits = lax.bitcast_convert_type(jnp.clip(rows, -top, top), jnp.uint32) + (hash_bits(key, rows.shape) >> 16)
         return lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
-    divisor = _spread(jnp.where(scale > 0, scale, 1.0), rows.shape)
-    scaled = jnp.where(_spread(scale, rows.shape) > 0, rows / divisor, 0.0)
+    divisor = spread(jnp.where(scale > 0, scale, 1.0), rows.shape)
+    scaled = jnp.where(spread(scale, rows.shape) > 0, rows / divisor, 0.0)
     if dtype == "int8":
         return jnp.clip(rounded(scaled, uniform(key, rows.shape)), -127, 127).astype(jnp.int8)
     return lax.bitcast_convert_type(_to_e4m3(scaled, hash_bits(key, rows.shape)), jnp.float8_e4m3fn)
@@ -109,7 +110,7 @@ def _from_e4m3(words: Array) -> Array:
 def from_narrow(values: Array, scale: Array | None = None) -> Array:
     """Returns float32 ``[rows, block]`` of what :func:`to_narrow` returned."""
     wide = _from_e4m3(to_words(values)) if values.dtype == jnp.float8_e4m3fn else values.astype(jnp.float32)
-    return wide if scale is None else wide * _spread(scale, values.shape)
+    return wide if scale is None else wide * spread(scale, values.shape)
 
 
 def chosen(condition: Array, new: Array, old: Array) -> Array:
@@ -117,10 +118,3 @@ def chosen(condition: Array, new: Array, old: Array) -> Array:
     if str(jnp.result_type(new)) not in NARROW or jnp.issubdtype(new.dtype, jnp.integer):
         return jnp.where(condition, new, old)
     return from_words(jnp.where(condition, to_words(new), to_words(old)), new.dtype)
-
-
-def _spread(scale: Array, shape: tuple[int, ...]) -> Array:
-    """Returns the scale of each entry, that of its stretch."""
-    n, block = shape
-    parts = scale.shape[-1]
-    return jnp.broadcast_to(scale[:, :, None], (n, parts, block // parts)).reshape(n, block)

@@ -54,3 +54,10 @@ def valid_counts(size: int, block: int) -> Array:
 def valid_mask(count: Array, block: int) -> Array:
     """Returns boolean ``[rows, block]``, true where an entry is not padding."""
     return jax.lax.broadcasted_iota(jnp.int32, (count.shape[0], block), 1) < count[:, None]
+
+
+def spread(scale: Array, shape: tuple[int, ...]) -> Array:
+    """Returns the scale of each entry, that of its stretch: ``[rows, parts]`` to ``[rows, block]``."""
+    n, block = shape
+    parts = scale.shape[-1]
+    return jnp.broadcast_to(scale[:, :, None], (n, parts, block // parts)).reshape(n, block)

@@ -14,9 +14,9 @@ from gradcomp_jax.methods.registry import GATHERS, averaged, feedback, register
 def block_quantized(
     *,
     axis_name: AxisName | None,
-    bits: int = 8,
-    block: int = 256,
-    format: Literal["int", "e3m0"] = "int",
+    bits: int | None = None,
+    block: int | None = None,
+    format: Literal["int", "e3m0", "mxfp8", "mxfp4", "nvfp4"] = "int",
     error_feedback: bool = True,
     collective: collectives.Collective | str = "two_phase",
     memory_dtype: Any = "float32",
@@ -37,9 +37,10 @@ def block_quantized(
 
     Args:
         axis_name: the axis to average over, or ``None`` for one worker.
-        bits: 8, 4 or 2.
-        block: entries that share a float32 scale.
-        format: ``int``; with 4 bits also ``e3m0``: a sign and zero or one of seven powers of two.
+        bits: 8, 4 or 2; the format's own, or 8.
+        block: entries that share a scale; the format's own, or 256.
+        format: ``int``; ``e3m0``, of 4 bits: a sign and zero or one of seven powers of two; ``mxfp8``, ``mxfp4`` or ``nvfp4``,
+            what matrix units read, with their own bits and blocks, see :func:`gradcomp_jax.compressors.block_quantized`.
         error_feedback: keeps rounding errors; otherwise there is no memory.
         collective: see :func:`gradcomp_jax.exchange`.
         memory_dtype: what the residual is kept in, see :func:`gradcomp_jax.memory.residual`.
@@ -50,7 +51,8 @@ def block_quantized(
         every worker.
 
     Raises:
-        ValueError: for values out of range, and for a ``memory_dtype`` without error feedback.
+        ValueError: for values out of range, for bits or a block that a format does not have, and for a ``memory_dtype`` without
+            error feedback.
 
     References:
         Wang et al., 2023, ZeRO++, https://arxiv.org/abs/2306.10209, section 3.3 (qgZ).

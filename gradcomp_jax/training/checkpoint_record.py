@@ -147,7 +147,7 @@ def compare_makers(path: pathlib.Path, record: Mapping[str, Any] | None, like: P
         differing = [
             option
             for option in dict.fromkeys([*options, *wanted_options])
-            if _said(options, option) != _said(wanted_options, option)
+            if _said(name, options, option) != _said(wanted_name, wanted_options, option)
         ]
         strict = [option for option in differing if not _may_change(name, option)]
         if name != wanted_name:
@@ -180,6 +180,9 @@ def refuse_damaged(tree: PyTree, record: Mapping[str, Any] | None) -> None:
 _LATER = {"memory_dtype": "float32", "memory.dtype": "float32", "compressor.pack_positions": "False", "delay": "0"}
 """Options that earlier versions did not have, with the value that means what those versions did."""
 
+_LEFT_OUT = {("block_quantized", "bits"): "8", ("block_quantized", "block"): "256"}
+"""What ``None`` stands for in an option of a method, where earlier versions had the number as its default."""
+
 
 def _may_change(maker: str, option: str) -> bool:
     """Returns whether stored state means the same with another value of an option; with another memory dtype it does not."""
@@ -187,9 +190,10 @@ def _may_change(maker: str, option: str) -> bool:
     return option != "memory.dtype" and option.rpartition(".")[2] in known
 
 
-def _said(options: Mapping[str, str], option: str) -> str | None:
-    """Returns an option's value; a checkpoint older than the option has the default."""
-    return options.get(option, _LATER.get(option))
+def _said(maker: str, options: Mapping[str, str], option: str) -> str | None:
+    """Returns an option's value, or what it stands for; a checkpoint older than the option has the default."""
+    said = options.get(option, _LATER.get(option))
+    return _LEFT_OUT.get((maker, option), said) if said == "None" else said
 
 
 def _makers(state: PyTree) -> list[tuple[str, dict[str, str]]]:

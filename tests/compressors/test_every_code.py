@@ -37,12 +37,19 @@ NEW = {
     "union": Case(Union(13, 3), 3 * (1 + 4)),
     "union-whole": Case(Union(13, 11), 13 * 4),
     "e3m0": Case(quantized(bits=4, block=13, format="e3m0"), 7 + 4),
+    # Rows of 256, whose blocks have a byte for a scale.
+    "mxfp8": Case(quantized(format="mxfp8"), 256 + 8),
+    "mxfp4": Case(quantized(format="mxfp4"), 128 + 8),
+    "nvfp4": Case(quantized(format="nvfp4"), 128 + 16 + 4),
     "l2-4": Case(quantized(bits=4, block=13, norm="l2", stochastic=True), 7 + 4),
 }
 # A matrix is one row; all others have several.
 ROWS = 4
 ALL = {**CASES, **NEW}
-SLOW = ("topk-wide", "ternary-bucket", "int2-stochastic", "rotated-3", "frequencies-int8", "union-whole", "e3m0")
+SLOW = (
+    *("topk-wide", "ternary-bucket", "int2-stochastic", "rotated-3", "frequencies-int8", "union-whole", "e3m0"),
+    *("mxfp8", "mxfp4"),
+)
 EACH, EACH_NEW = (pytest.mark.parametrize("name", slow_but(set(names) - set(SLOW), names)) for names in (ALL, NEW))
 
 
@@ -147,6 +154,7 @@ def test_a_constant_comes_back(name: str, value: float) -> None:
 CONTRACTIONS = (
     *("sign-means", "sign-l1", "random-k", "random-k-f32", "rotated-2", "rotated-4", "e3m0", "e4m3", "low-rank"),
     *("frequencies", "frequencies-int8", "union", "union-whole", "int8", "int4", "topk-1", "topk-3-int8"),
+    "nvfp4",
 )
 
 
@@ -285,7 +293,7 @@ def test_a_bad_entry_is_seen_wherever_it_is(name: str, bad: float) -> None:
     for scale in (1.0, large, 1 / large):
         assert both_ways(compressor, x * np.float32(scale))[1]
     row = len(x) // 2
-    places = range(compressor.block) if compressor.block < 100 else (0, 1, 100, 255, 256)
+    places = range(compressor.block) if compressor.block < 100 else (0, 1, 100, 255, compressor.block - 1)
     for place in places:
         broken = x.copy()
         broken[row, place] = bad

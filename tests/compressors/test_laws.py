@@ -284,8 +284,36 @@ REFUSED = [
     ),
     (lambda: compressors.topk(jnp.float32(0.1)), TypeError, "density must be a Python number.*static_args"),
     (lambda: compressors.block_quantized(bits=3), ValueError, "bits must be one of 8, 4, 2, got 3"),
-    (lambda: compressors.block_quantized(format="e3m0"), ValueError, "format='e3m0' is of 4 bits: pass bits=4, got 8"),
-    (lambda: compressors.block_quantized(format="e2m1"), ValueError, "format must be one of 'int', 'e3m0', got 'e2m1'"),
+    (
+        lambda: compressors.block_quantized(format="e3m0", bits=8),
+        ValueError,
+        "format='e3m0' is of 4 bits: pass bits=4, got 8",
+    ),
+    (
+        lambda: compressors.block_quantized(format="e2m1"),
+        ValueError,
+        "format must be one of 'int', .* 'nvfp4', got 'e2m1'",
+    ),
+    (
+        lambda: compressors.block_quantized(format="mxfp8", bits=4),
+        ValueError,
+        "format='mxfp8' has bits=8, got bits=4: leave bits out, or take format='int'",
+    ),
+    (
+        lambda: compressors.block_quantized(format="nvfp4", block=32),
+        ValueError,
+        "format='nvfp4' has block=16, got block=32: leave block out",
+    ),
+    (
+        lambda: compressors.block_quantized(format="mxfp4", stochastic=True),
+        ValueError,
+        "format='mxfp4' has stochastic=False, got stochastic=True: leave stochastic out",
+    ),
+    (
+        lambda: compressors.block_quantized(format="mxfp4", norm="l2"),
+        ValueError,
+        "format='mxfp4' has norm='max', got norm='l2': leave norm out",
+    ),
     (lambda: compressors.block_quantized(block=-1), ValueError, "block must be an integer of at least 1, got -1"),
     (lambda: compressors.block_quantized(block=True), ValueError, "block must be an integer of at least 1, got True"),
     (

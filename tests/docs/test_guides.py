@@ -1,5 +1,6 @@
 """The guides run as they are written: all code of a page in one go, and what the page says of it holds."""
 
+import ast
 import contextlib
 import functools
 import inspect
@@ -143,11 +144,16 @@ def test_fsdp() -> None:
 @pytest.mark.slow
 def test_coming_from() -> None:
     names, printed = run("coming_from")
-    _, _, begun = printed
+    *_, begun = printed
     steps, dense, compressed = begun.split()
     assert int(steps) == 10 and float(compressed) < float(dense)
     assert names["loss_now"] < 1.0
     assert names["parts"](names["params"]) == {"w1": 0, "w2": 1}
+    state = gc.init_state(names["params"], names["one_bit"], names["mesh"], axis_name="data")
+    step = gc.make_train_step(names["loss"], names["one_bit"], names["mesh"], axis_name="data")
+    state, first = step(state, names["batch"])
+    _, second = step(state, names["batch"])
+    assert 0 < float(second["loss"]) < float(first["loss"])
 
 
 def table_of(name: str) -> str:
@@ -165,6 +171,19 @@ def test_diloco_has_the_arguments_and_defaults_that_its_table_says() -> None:
     assert set(said) == set(parameters)
     for name, default in said.items():
         assert default == ("" if parameters[name].default is inspect.Parameter.empty else str(parameters[name].default))
+
+
+def test_one_bit_adam_has_the_arguments_and_defaults_that_its_table_says() -> None:
+    """Each argument of ours has a row, and each name in backticks with a default is one."""
+    cells = [row.split(" | ")[1].removesuffix(" |") for row in table_of("one_bit_adam").splitlines()[2:]]
+    parameters = inspect.signature(gc.one_bit_adam).parameters
+    said = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    assert said == set(parameters)
+    defaults = {name: value for cell in cells for name, value in re.findall(r"`(\w+)` \((.*?)\)", cell)}
+    for name, parameter in parameters.items():
+        if name in defaults:
+            assert ast.literal_eval(defaults[name]) == parameter.default
+    assert {"b1", "b2", "eps", "floor", "block", "memory_dtype"} == set(defaults)
 
 
 def test_every_hook_has_a_transformation_that_is_built() -> None:

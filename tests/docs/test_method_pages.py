@@ -29,6 +29,7 @@ HEADINGS = [
 PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem not in OTHERS)
 COMMAND = "gradcomp methods --markdown"
 TABLE = re.compile(r"<!-- methods-table -->\n(.*?)<!-- /methods-table -->", re.DOTALL)
+FORMATS = re.compile(r"<!-- formats -->\n(.*?)<!-- /formats -->", re.DOTALL)
 BITS = re.compile(r"^Per value at N = 8(?: in (\w+))?: uplink ([\d.]+) bits, downlink ([\d.]+) bits\.$", re.MULTILINE)
 
 
@@ -127,6 +128,19 @@ def test_dgc_by_path_gives_every_tensor_its_momentum(form: int) -> None:
     for full in (moved["embed"], moved["head"]["kernel"], moved["layer"]["bias"]):
         assert full == pytest.approx(velocity, rel=0.02)
     assert 0 < moved["layer"]["kernel"] < velocity / 2
+
+
+def test_errors_of_formats_are_those_of_the_results() -> None:
+    table = FORMATS.findall(text_of("block_quantized"))[0].strip().splitlines()
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table]
+    results = (ROOT / "docs" / "results" / "errors.md").read_text(encoding="utf-8").splitlines()
+    measured = [[cell.strip() for cell in row.split("|")[1:-1]] for row in results if row.startswith("| ")]
+    (heads,) = (row for row in measured if row[0] == "compressor")
+    places = [heads.index(head) for head in rows[0]]
+    by_name = {row[0]: [row[place] for place in places] for row in measured if len(row) == len(heads)}
+    assert len(rows) == 2 + 7
+    for row in rows[2:]:
+        assert row == by_name[row[0]]
 
 
 @pytest.mark.parametrize("page", ["docs/methods/index.md", "README.md"])

@@ -16,7 +16,20 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md"))
 DIRECTIVE = re.compile(r"^\.\. auto(module|data):: ([\w.]+)\n((?:   :.*\n)*)", re.MULTILINE)
 TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```", re.MULTILINE | re.DOTALL)
-NEW = ("api", "when_not_to_compress", "coming_from", "debugging", "recipes", "fsdp")
+NEW = (
+    "index",
+    "api",
+    "when_not_to_compress",
+    "coming_from",
+    "debugging",
+    "recipes",
+    "fsdp",
+    "stability",
+    "SECURITY",
+    "CONTRIBUTING",
+    "release/checklist",
+    "release/upstream",
+)
 
 
 def text_of(page: str) -> str:
@@ -116,4 +129,30 @@ def test_the_first_page_names_each_public_name_once() -> None:
 
 @pytest.mark.parametrize("page", NEW)
 def test_names_and_links_lead_somewhere(page: str) -> None:
-    check_names_and_links(text_of(page), DOCS)
+    check_names_and_links(text_of(page), (DOCS / page).parent)
+
+
+def test_every_notebook_is_shown_with_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sphinx", reason="sphinx is not installed: pip install -e '.[docs]'")
+    monkeypatch.syspath_prepend(str(DOCS))
+    notebooks = importlib.import_module("notebooks")
+    (gallery,) = re.findall(r"^```\{notebooks\}\n(.*?)^```", text_of("index"), re.MULTILINE | re.DOTALL)
+    shown = re.findall(r"^(\w+)(?: (\d+))?: .", gallery, re.MULTILINE)
+    assert {name for name, _ in shown} == {path.stem for path in (DOCS.parent / "colabs").glob("*.ipynb")}
+    for name, number in shown:
+        title, pictures = notebooks.read(name)
+        assert title and pictures[int(number or 1) - 1].startswith(b"\x89PNG\r\n")
+
+
+def test_the_table_of_what_to_take_is_one() -> None:
+    """The first page includes the README's; the page on methods has the same rows."""
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    table = re.compile(r"<!-- decision-table -->\n\n(.*?)\n\n<!-- /decision-table -->", re.DOTALL)
+    rows = table.search(readme)[1]
+    assert rows.count("\n") >= 4 and rows.replace("](docs/", "](../") == table.search(text_of("methods/index"))[1]
+    included = re.search(r"^```\{include\} ../README.md\n(.*?)^```", text_of("index"), re.MULTILINE | re.DOTALL)[1]
+    assert included.splitlines() == [
+        ":start-after: <!-- decision-table -->",
+        ":end-before: <!-- /decision-table -->",
+        ":relative-docs: docs/",
+    ]

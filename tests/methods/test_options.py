@@ -48,7 +48,6 @@ OTHER = {
 """Values that are nobody's default, of what has too many to try all."""
 
 REFUSED = {
-    ("block_quantized", "format"): "format='e3m0' is of 4 bits: pass bits=4, got 8",
     ("eden", "memory_dtype"): "error_feedback=False keeps nothing: leave memory_dtype out",
     ("one_bit_sgd", "block"): "granularity='column' takes whole columns as blocks, got block=64",
     ("stochastic_rounding", "bits"): "bits must be one of 16, 8, got 2",
@@ -58,7 +57,6 @@ REFUSED = {
 """What does not go with the defaults, and what the sentence says."""
 
 TOGETHER = {
-    "block_quantized": ({"bits": 4}, {"format": "e3m0"}),
     "eden": ({"error_feedback": True}, {"memory_dtype": "int8"}),
     "one_bit_sgd": ({"granularity": "block"}, {"block": 64}),
     "stochastic_rounding": ({}, {"bits": 8}),

@@ -107,6 +107,20 @@ def test_a_checkpoint_older_than_an_option_has_its_default() -> None:
         compare_makers(pathlib.Path("saved"), {"made_by": older}, state_of(gc.sparse_loco(axis_name=None, delay=2)))
 
 
+def test_a_checkpoint_with_the_numbers_of_a_default_is_of_the_default() -> None:
+    """Earlier versions of block_quantized had 8 and 256 in place of None, and a user may write them."""
+    numbers, default = one("block_quantized", bits=8, block=256), one("block_quantized")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for saved, like in itertools.permutations((numbers, default)):
+            compare_makers(pathlib.Path("saved"), _record_of(state_of(saved)), state_of(like))
+    for other in ({"block": 128}, {"format": "mxfp8"}):
+        with pytest.raises(ValueError, match=r"block_quantized.*build the state with what wrote it"):
+            compare_makers(
+                pathlib.Path("saved"), _record_of(state_of(numbers)), state_of(one("block_quantized", **other))
+            )
+
+
 def divided(devices: int = 2, spec: PartitionSpec | None = None):
     """The state of a hierarchy, whose shapes do not say how the square matrix is divided."""
     square = {"w": np.zeros((64, 64), np.float32)}
