@@ -1,6 +1,7 @@
 """Takes many small arrays through one collective: one buffer crosses, not one for each array."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -32,10 +33,7 @@ def _fuse(arrays: Sequence[Array], lead: int, cross: Callable[[Array], Array]) -
     return [r for r in results if r is not None]
 
 
-Cross = Callable[[Sequence[Array]], Sequence[Array]]
-
-
-def _as_words(arrays: Sequence[Array], lead: int, cross: Cross) -> list[Array]:
+def _as_words(arrays: Sequence[Array], lead: int, cross: Callable[[Sequence[Array]], Sequence[Array]]) -> list[Array]:
     """Takes all arrays across as the narrowest words that any of them has: one buffer, without the latency of a second."""
     if not arrays:
         return []
@@ -50,40 +48,29 @@ def _as_words(arrays: Sequence[Array], lead: int, cross: Cross) -> list[Array]:
 
 def all_to_all(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Array]:
     """Sends slice j of every array ``[N, ...]`` to worker j; the result's slice i came from worker i."""
-    if axis_name is None:
-        return list(arrays)
-    width = tpu.width(arrays)
-
-    def plain(*flat: Array) -> list[Array]:
-        return _fuse(flat, 1, lambda buffer: tpu.all_to_all(buffer, axis_name))
-
-    def for_tpu(*flat: Array) -> list[Array]:
-        return tpu.all_to_all_in_lanes(flat, axis_name, width)
-
-    def cross(flat: Sequence[Array]) -> Sequence[Array]:
-        # Only the branch of the target platform stays in the program.
-        return lax.platform_dependent(*flat, tpu=for_tpu, default=plain) if tpu.pays_in_lanes(flat) else plain(*flat)
-
-    return _as_words(arrays, 1, cross)
+    ways = tpu.all_to_all, tpu.all_to_all_in_lanes
+    return list(arrays) if axis_name is None else _across(arrays, 1, axis_name, *ways)
 
 
 def all_gather(arrays: Sequence[Array], axis_name: AxisName | None) -> list[Array]:
     """Stacks every worker's arrays on a new leading dimension, replicated."""
-    if axis_name is None:
-        return [a[None] for a in arrays]
+    ways = tpu.all_gather, tpu.all_gather_in_lanes
+    return [a[None] for a in arrays] if axis_name is None else _across(arrays, 0, axis_name, *ways)
+
+
+def _across(arrays: Sequence[Array], lead: int, axis_name: AxisName, whole: Any, in_lanes: Any) -> list[Array]:
+    """Takes all arrays across in one buffer by ``whole``, or on TPU, where it pays, by ``in_lanes``."""
     width = tpu.width(arrays)
 
     def plain(*flat: Array) -> list[Array]:
-        return _fuse(flat, 0, lambda buffer: tpu.all_gather(buffer, axis_name))
-
-    def for_tpu(*flat: Array) -> list[Array]:
-        return tpu.all_gather_in_lanes(flat, axis_name, width)
+        return _fuse(flat, lead, lambda buffer: whole(buffer, axis_name))
 
     def cross(flat: Sequence[Array]) -> Sequence[Array]:
-        wide = width > tpu.LANES and any(a.size >= tpu.LONG for a in flat)
-        return lax.platform_dependent(*flat, tpu=for_tpu, default=plain) if wide else plain(*flat)
+        if not tpu.pays_in_lanes(flat, lead, width):
+            return plain(*flat)
+        return lax.platform_dependent(*flat, tpu=lambda *flat: in_lanes(flat, axis_name, width), default=plain)
 
-    return _as_words(arrays, 0, cross)
+    return _as_words(arrays, lead, cross)
 
 
 def psum(arrays: Sequence[Array], axis_name: AxisName | None, shapes: Sequence[tpu.Shapes] = ()) -> list[Array]:

@@ -54,33 +54,20 @@ class Owners:
         """Returns the rows that worker ``index`` owns, with zeros for all others; only for consecutive rows."""
 
         def placed(a: Array) -> Array:
-            def elsewhere(a: Array) -> Array:
-                return _written_among_zeros(a, index, self.workers)
-
-            if 2 * a.shape[0] * self.workers >= 2**31:
-                return elsewhere(a)
-            return lax.platform_dependent(a, tpu=lambda a: _cut_of_zeros(a, index, self.workers), default=elsewhere)
+            fits = 2 * a.shape[0] * self.workers < 2**31
+            return lax.platform_dependent(a, index, tpu=self._cut if fits else self._put, default=self._put)
 
         return jax.tree.map(placed, tree)
 
+    def _put(self, a: Array, index: Array) -> Array:
+        zeros = jnp.zeros((self.workers, *a.shape), a.dtype)
+        return lax.dynamic_update_index_in_dim(zeros, a, index, 0).reshape(-1, *a.shape[1:])
 
-def _written_among_zeros(a: Array, index: Array, workers: int) -> Array:
-    """Returns the rows of worker ``index`` with zeros for those of all others, in place."""
-    rows, *rest = a.shape
-    if rows * workers < 2**31:
-        # With a dimension of owners, TPU's tiles would be filled up and every row copied.
-        zeros = jnp.zeros((rows * workers, *rest), a.dtype)
-        return lax.dynamic_update_slice_in_dim(zeros, a, index * rows, 0)
-    # A row's number may be too large for an index, an owner's is not.
-    zeros = jnp.zeros((workers, *a.shape), a.dtype)
-    return lax.dynamic_update_index_in_dim(zeros, a, index, 0).reshape(-1, *rest)
-
-
-def _cut_of_zeros(a: Array, index: Array, workers: int) -> Array:
-    """Returns the same as one expression, which TPU computes where it is read: nothing is written."""
-    rows, around = a.shape[0], a.shape[0] * (workers - 1)
-    padded = lax.pad(a, jnp.zeros((), a.dtype), [(around, around, 0), *[(0, 0, 0)] * (a.ndim - 1)])
-    return lax.dynamic_slice_in_dim(padded, around - index * rows, rows * workers)
+    def _cut(self, a: Array, index: Array) -> Array:
+        """Returns the same as one expression, which TPU computes where it is read; row numbers must fit an index."""
+        rows, around = a.shape[0], a.shape[0] * (self.workers - 1)
+        padded = lax.pad(a, jnp.zeros((), a.dtype), [(around, around, 0), *[(0, 0, 0)] * (a.ndim - 1)])
+        return lax.dynamic_slice_in_dim(padded, around - index * rows, rows * self.workers)
 
 
 Run = tuple[int, int]

@@ -55,14 +55,12 @@ def all_gather(x: Array, axis_name: AxisName) -> Array:
         gathered = _all_gather_of_rows(filled.reshape(-1, LANES), axis_name)
         return lax.slice_in_dim(gathered.reshape(-1, filled.size), 0, x.size, axis=1)
 
-    # Only the branch of the target platform stays in the program.
     return lax.platform_dependent(x, tpu=for_tpu, default=lambda x: _compat.all_gather(x, axis_name))
 
 
 def _all_gather_of_rows(rows: Array, axis_name: AxisName) -> Array:
     """Stacks every worker's rows of whole lanes, ``[n, width]``, as ``[N, n, width]``, replicated."""
-    first = _first_group(rows, axis_name)
-    if first:
+    if first := _first_group(rows, axis_name):
         return in_two_steps(rows.reshape(-1), axis_name, first).reshape(-1, *rows.shape)
     return _compat.all_gather(rows, axis_name)
 
@@ -133,17 +131,15 @@ def all_to_all(buffer: Array, axis_name: AxisName) -> Array:
     return lax.all_to_all(each, axis_name, 0, 0, tiled=True)
 
 
-def pays_in_lanes(arrays: Sequence[Array]) -> bool:
-    """Returns whether arrays should cross in lanes on TPU."""
-    return any(a.shape[1] >= LONG for a in arrays) or sum(a.size * a.dtype.itemsize for a in arrays) > MOST_BYTES
+def pays_in_lanes(arrays: Sequence[Array], lead: int = 1, width: int = LANES) -> bool:
+    """Returns whether arrays ``[N, n]``, or ``[n]`` of wide rows, cross in lanes on TPU."""
+    long = any(a.shape[lead] >= LONG for a in arrays) and (lead == 1 or width > LANES)
+    return long or sum(lead * a.size * a.dtype.itemsize for a in arrays) > MOST_BYTES
 
 
 def width(arrays: Sequence[Array]) -> int:
-    """Returns the entries of a row in which arrays ``[..., block]`` cross: the block of the largest where it is whole lanes.
-
-    Rows of another width would lie in other tiles, and be copied on both sides.
-    """
-    block = max(arrays, key=lambda a: a.size).shape[-1]
+    """Returns how wide the rows are in which arrays ``[..., block]`` cross: rows of another width lie in other tiles."""
+    block = max(arrays, key=lambda a: a.size).shape[-1] if arrays else LANES
     return block if block % LANES == 0 and block <= WIDEST else LANES
 
 

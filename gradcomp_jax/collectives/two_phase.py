@@ -95,16 +95,14 @@ class TwoPhase(Collective):
         payload, _ = downlink.encode(mean, downlink.init(mean.shape), info)
         # Every payload that came in was checked by its sender; an owner's residual was not.
         bad = ~downlink.finite(payload, None, largest_of(workers.count))
-        everyones = yield Send("all_gather", payload, bad=bad)
+        everyones = owners.by_row((yield Send("all_gather", payload, bad=bad)))
 
         def decoded() -> Array:
             rows = downlink.decode(payload, info)
             return clear(rows, info) if message.compressor.pads_nonzero or downlink.pads_nonzero else rows
 
-        rows = owners.by_row(everyones)
-        if downlink.scales:
-            # TPU would take owners' rows to those of the message after the scale made them wide.
-            rows = kernels.held_on_tpu(rows)
+        # TPU would take owners' rows to those of the message after the scale made them wide.
+        rows = kernels.held_on_tpu(everyones) if downlink.scales else everyones
         inbound = InboundMessage(rows, downlink, message.info.side, drops=downlink.drops)
         if message.remainder == "server":
             return dataclasses.replace(inbound, residual=mean - decoded())

@@ -38,7 +38,8 @@ def test_only_the_rows_of_a_run_are_taken_and_put(run: tuple[int, int]) -> None:
 
 def test_rows_are_placed_among_zeros_in_both_ways() -> None:
     rows = 1 + np.arange(3 * BLOCK, dtype=np.float32).reshape(3, BLOCK)
-    ways = jax.jit(lambda i: (owners._written_among_zeros(rows, i, N), owners._cut_of_zeros(rows, i, N)))
+    of = owners.Owners(N * len(rows), N, in_turn=False)
+    ways = jax.jit(lambda i: (of.place(rows, i), of._put(rows, i), of._cut(rows, i)))
     for worker in range(N):
         wanted = np.zeros((N, *rows.shape), np.float32)
         wanted[worker] = rows
