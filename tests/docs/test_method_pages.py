@@ -30,7 +30,9 @@ PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem not in OTH
 COMMAND = "gradcomp methods --markdown"
 TABLE = re.compile(r"<!-- methods-table -->\n(.*?)<!-- /methods-table -->", re.DOTALL)
 FORMATS = re.compile(r"<!-- formats -->\n(.*?)<!-- /formats -->", re.DOTALL)
-BITS = re.compile(r"^Per value at N = 8(?: in (\w+)(?: bits)?)?: uplink ([\d.]+) bits, downlink ([\d.]+) bits\.$", re.MULTILINE)
+BITS = re.compile(
+    r"^Per value at N = 8(?: in (\w+)(?: bits)?)?: uplink ([\d.]+) bits, downlink ([\d.]+) bits\.$", re.MULTILINE
+)
 
 
 def text_of(page: str) -> str:
