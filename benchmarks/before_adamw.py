@@ -83,7 +83,9 @@ def main() -> None:
         for page in METHOD_PAGES.glob("*.md") if options.task == "65k-1" else ():
             if "<!-- before-adamw -->" in page.read_text():
                 own = {name: size for name, size in sizes.items() if page_of(ROWS[name].method) == page.stem}
-                pages.write_between(page, "before-adamw", table.table(found, own, bfloat16) if own else "")
+                pages.write_between(
+                    page, "before-adamw", table.table(found, own, bfloat16) if own else "None has run so far."
+                )
         longest, model = task.lengths[0], MODELS[task.model]
         what = f"{model.summary}, on {model.length} characters of enwik8, 8 workers"
         best = [name for name in plot.frontier(found, fewer, longest) if name != table.BASELINE]

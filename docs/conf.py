@@ -9,6 +9,7 @@ from pathlib import Path
 
 import latex2mathml.converter
 from docutils import nodes
+from sphinx.util.images import get_image_size
 
 import gradcomp_jax
 
@@ -77,6 +78,15 @@ def visit_math_block(writer, node):
     raise nodes.SkipNode
 
 
+def link_pictures(app, doctree):
+    """Gives each picture its own width as a limit. Sphinx then links it to its file, where small letters can be read."""
+    for picture in doctree.findall(nodes.image):
+        size = get_image_size(app.srcdir / picture["uri"])
+        if size is not None and not isinstance(picture.parent, nodes.reference):
+            picture["width"] = f"{size[0]}px"
+
+
 def setup(app):
-    """Registers the renderer of formulas."""
+    """Registers the renderer of formulas, and links pictures."""
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math_block, None))
+    app.connect("doctree-read", link_pictures)

@@ -1,6 +1,7 @@
 """What goes before AdamW: which runs there are, how they go on, and what the tables make of them."""
 
 import dataclasses
+import itertools
 import json
 import math
 import time
@@ -9,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from benchmarks.adamw import decision, goals, plot, runs, table, task, train
 from benchmarks.adamw.rows import ROWS
@@ -121,6 +124,17 @@ def test_the_table_and_the_pictures() -> None:
     assert plot.frontier(both, fewer, 16_000) == [DENSE, SPARSE]
     for picture in (plot.gap_by_bytes(both, fewer, (16_000, 4_000), "t"), plot.gap_by_steps(both, [SPARSE], "t")):
         assert picture.startswith(b"\x89PNG")
+
+
+def test_names_of_close_points_do_not_cover_each_other() -> None:
+    figure = Figure()
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.set(xlim=(0, 10), ylim=(0, 10))
+    plot._write_names(axes, [(f"method {x}", x, 5.0, "k") for x in (5.0, 5.1, 5.2)], [[(5.0, 5.0), (5.2, 5.0)]])
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert len(boxes) == 3
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
 @pytest.mark.slow

@@ -1,12 +1,17 @@
 """Pictures: the gap to dense AdamW against bytes, and against the steps of a run."""
 
 import io
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.transforms import Bbox
 
 from benchmarks import pareto
 from benchmarks.adamw.runs import Results
@@ -47,7 +52,9 @@ def gap_by_bytes(found: Results, fewer: Mapping[str, float], lengths: Sequence[i
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     largest = 0.0
-    for number, (steps, colour) in enumerate(zip(lengths, COLOURS, strict=False)):
+    named: list[tuple[str, float, float, str]] = []
+    drawn: list[Sequence[tuple[float, float]]] = []  # lines, of which a bar and a point are some
+    for steps, colour in zip(lengths, COLOURS, strict=False):
         best = frontier(found, fewer, steps)
         for name, ratio in fewer.items():
             values = [100 * gap for gap in gaps(name, steps, found)]
@@ -59,22 +66,21 @@ def gap_by_bytes(found: Results, fewer: Mapping[str, float], lengths: Sequence[i
             axes.errorbar(
                 ratio, mean, yerr=bars, color=colour, alpha=faint, marker="o", markersize=6, capsize=3, lw=1.2
             )
+            drawn.append([(ratio, min(values)), (ratio, max(values))])
         points = [(fewer[n], 100 * statistics.fmean(gaps(n, steps, found)), n) for n in best if n != BASELINE]
         line = ([x for x, _, _ in points], [y for _, y, _ in points])
         axes.plot(*line, color=colour, lw=1.2, label=f"after {steps:,} steps")
-        for i, (x, y, name) in enumerate(points):
-            # Names of the longest runs stand below their points, at two heights; those of the others above and to the left.
-            place = (
-                {"xytext": (-7, 4), "ha": "right"} if number else {"xytext": (0, -14 - 11 * (i % 2)), "ha": "center"}
-            )
-            axes.annotate(name, (x, y), textcoords="offset points", fontsize=8, color=colour, **place)
+        drawn.append(list(zip(*line, strict=True)))
+        named += [(name, x, y, colour) for x, y, name in points]
         largest = max([largest, *line[1]])
     axes.axhline(0, color="0.4", lw=0.8)
     axes.set(xscale="log", xlabel="times fewer bytes than dense bfloat16", ylabel="loss above dense AdamW's (%)")
     # What is far above the frontier is in the table.
     top = 1.25 * min(max(largest, 1.0), HIGHEST)
     axes.set_ylim(min(axes.get_ylim()[0], -0.12 * top), top)
-    axes.set_xlim(1.5, 1.6 * max(fewer.values()))
+    ends = (1.5, 3 * max(fewer.values()))  # names have room on the right
+    axes.set_xlim(ends)
+    drawn.append([(x, 0) for x in ends])
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}x"))
     axes.xaxis.set_minor_formatter(NullFormatter())
@@ -82,7 +88,48 @@ def gap_by_bytes(found: Results, fewer: Mapping[str, float], lengths: Sequence[i
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=9, frameon=False, loc="upper left")
     axes.set_title(title, fontsize=9)
+    _write_names(axes, named, drawn)
     return _png(figure)
+
+
+_PLACES = [(8 * x, 5 * y) for y in (1, -1, 2, -2, 3, -3, 4, -4) for x in (-1, 1)] + [(0, 10), (0, -10)]
+"""Where a name may stand beside its point, in points to the right and upwards; of equals the first."""
+
+
+def _write_names(
+    axes: Axes, named: Sequence[tuple[str, float, float, str]], drawn: Sequence[Sequence[tuple[float, float]]]
+) -> None:
+    """Writes each name where it covers least of what is drawn and of the names before it.
+
+    Args:
+        axes: with their limits.
+        named: name, place in data and colour of each.
+        drawn: lines in data that names should not cover.
+    """
+    axes.figure.draw_without_rendering()  # settles the layout, and with it where data lie
+    taken = []
+    for line in drawn:
+        ends = axes.transData.transform(line)
+        for a, b in itertools.pairwise(ends):
+            steps = np.linspace(a, b, 1 + int(np.hypot(*(b - a)) / 6))
+            taken += [Bbox([point - 5, point + 5]) for point in steps]
+    for name, x, y, colour in named:
+        text = axes.annotate(name, (x, y), (0, 0), textcoords="offset points", fontsize=8, color=colour)
+
+        def move(place: tuple[int, int], text: Annotation = text) -> Bbox:
+            right, up = place
+            text.set(position=place, ha=("right", "center", "left")[(right > 0) - (right < 0) + 1])
+            text.set_va("center" if right else "bottom" if up > 0 else "top")
+            return text.get_window_extent()
+
+        def covered(place: tuple[int, int]) -> float:
+            box = move(place)
+            inside = Bbox.intersection(box, axes.bbox)
+            outside = box.width * box.height - (inside.width * inside.height if inside else 0.0)
+            shared = [found for other in taken if (found := Bbox.intersection(box, other))]
+            return 10 * outside + sum(found.width * found.height for found in shared)
+
+        taken.append(move(min(_PLACES, key=covered)))
 
 
 def gap_by_steps(found: Results, names: list[str], title: str) -> bytes:

@@ -101,8 +101,13 @@ def table(curves: Mapping[str, Mapping[int, float]], measured: Mapping[str, Mapp
     rows = []
     for name, line in curves.items():
         beside = measured.get(name, {})
-        rows.append((name, *(f"{line[n]:.3g}" + (f" ({beside[n]:.3g})" if n in beside else "") for n in sizes)))
+        rows.append((name, *(_number(line[n]) + (f" ({_number(beside[n])})" if n in beside else "") for n in sizes)))
     return _markdown.table(("method", *map(str, sizes)), rows, align="lr")
+
+
+def _number(x: float) -> str:
+    """Returns three digits that count, without an exponent."""
+    return f"{float(f'{x:.3g}'):,g}"
 
 
 def best(curves: Mapping[str, Mapping[int, float]]) -> dict[str, int]:

@@ -85,13 +85,13 @@ def block_quantized(
     ``mxfp8``, ``mxfp4`` and ``nvfp4`` are what matrix units read: floats (E4M3; E2M1 in the other two) to the nearest, ties to
     even, and a scale of 8 bits for each block.
 
-    ========= ============= ===== ====================================================================== ============
-    format    elements      block scale                                                                  bits a value
-    ========= ============= ===== ====================================================================== ============
+    ========= ============= ===== ======================================================================= ============
+    format    elements      block scale                                                                   bits a value
+    ========= ============= ===== ======================================================================= ============
     ``mxfp8`` float8_e4m3fn 32    float8_e8m0fnu, the power of two below the largest, over 2**8           8.25
     ``mxfp4`` float4_e2m1fn 32    float8_e8m0fnu, the power of two below the largest, over 2**2           4.25
     ``nvfp4`` float4_e2m1fn 16    float8_e4m3fn, a sixth of the largest, and float32 for each 256 entries 4.625
-    ========= ============= ===== ====================================================================== ============
+    ========= ============= ===== ======================================================================= ============
 
     Their payload has the layout of ``jax.nn.scaled_matmul`` and ``jax.nn.scaled_dot_general``: rows of 256 entries with blocks
     along the last dimension, two elements of 4 bits to a byte, the first in the low half, as ``jax.lax.bitcast_convert_type``
