@@ -1,5 +1,6 @@
 """DES-LOC (2505.22549): Adam on each replica; parameters and both moments are averaged, each at a period of its own."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,13 +10,16 @@ import optax
 from jax import lax
 
 import gradcomp_jax as gc
+from benchmarks.adamw.rivals.noloco import started
+from gradcomp_jax import _compat
 from gradcomp_jax.replicas.branching import advance
+from gradcomp_jax.replicas.gossip import GossipState
 
 
 class State(NamedTuple):
     """Holds the steps taken, AdamW's state, and the parameters after the last average, which all replicas know."""
 
-    step: jax.Array
+    clock: GossipState
     inner: Any
     center: Any
 
@@ -38,11 +42,11 @@ def des_loc(
     mean = _mean(axis_name)
 
     def init(params: Any) -> State:
-        return State(jnp.zeros((), jnp.int32), adamw.init(params), params)
+        return State(started(axis_name, every), adamw.init(params), params)
 
     def update(updates: Any, state: State, params: Any, **extra: Any) -> tuple[Any, State]:
         updates, (adam, *rest) = adamw.update(updates, state.inner, params)
-        step = state.step + 1
+        step = state.clock.step + 1
         turn = step // every
         # Each average takes part in those of the next longer period; no other combination occurs.
         taken = jnp.where(step % every == 0, 1 + (turn % first == 0) + (turn % second == 0), 0)
@@ -59,7 +63,9 @@ def des_loc(
         carried = (state.center, optax.apply_updates(params, updates), adam.mu, adam.nu)
         center, own, mu, nu = advance(taken > 0, meet, carried)
         inner = (adam._replace(mu=mu, nu=nu), *rest)
-        return jax.tree.map(jnp.subtract, own, params), State(step, inner, center)
+        return jax.tree.map(jnp.subtract, own, params), State(
+            dataclasses.replace(state.clock, step=step), inner, center
+        )
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -68,6 +74,8 @@ def _mean(axis_name: str) -> Callable[[Any], Any]:
     method = gc.dense(axis_name=axis_name, dtype=jnp.bfloat16)
 
     def mean(trees: Any) -> Any:
-        return method.update(trees, method.init(trees))[0] if trees else trees
+        means = method.update(trees, method.init(trees))[0] if trees else trees
+        # Replicas that are equal now differ again in the next step.
+        return jax.tree.map(lambda x: _compat.varying(x, axis_name), means)
 
     return mean

@@ -25,9 +25,9 @@ def dion2(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Makes Muon's step on the rows of a matrix, along its shorter side, whose momentum is largest.
 
-    :math:`M_i \leftarrow M_i + g_i`; the rows with the largest :math:`\sum_i \|M_i\|_1` cross, and the update is zero elsewhere.
-    What crossed decays to :math:`\mu M_i`, so :math:`(1 - \mu) M_i` counts as sent. The paper exchanges gradients densely and
-    saves work; here each worker has a momentum, as in Dion, so that rows are all that crosses, in bfloat16 as in its code.
+    :math:`M_i \leftarrow M_i + g_i`; the rows with the largest :math:`\sum_i \|M_i\|_1` cross, and the update is zero
+    elsewhere. What crossed decays to :math:`\mu M_i`, so :math:`(1 - \mu) M_i` counts as sent. The paper exchanges gradients
+    densely and saves work; here each worker has a momentum, as in Dion, so that rows are all that crosses, in bfloat16.
     Embeddings and vectors cross dense in bfloat16 and get AdamW's update, at ``others`` times the rate.
 
     Args:
@@ -45,7 +45,9 @@ def dion2(
 
     def init(params: Any) -> State:
         hidden, rest = split(params)
-        return State(per_device.lift(jax.tree.map(jnp.zeros_like, hidden)), (adamw.init(rest), jnp.zeros((), jnp.int32)))
+        return State(
+            per_device.lift(jax.tree.map(jnp.zeros_like, hidden)), (adamw.init(rest), jnp.zeros((), jnp.int32))
+        )
 
     def update(updates: Any, state: State, params: Any, **extra: Any) -> tuple[Any, State]:
         gradients, rest = split(updates)
@@ -60,7 +62,7 @@ def dion2(
         made = {}
         for name, m in means.items():
             shape = momentum[name].shape
-            whole = jnp.zeros_like(rows[name]).at[taken[name]].set(orthonormal(m))
+            whole = jnp.zeros(rows[name].shape).at[taken[name]].set(orthonormal(m))
             made[name] = -rate(step) * math.sqrt(shape[1] / shape[0]) * whole
             rows[name] = rows[name].at[taken[name]].multiply(decay)
             if shape[0] > shape[1]:

@@ -1,5 +1,6 @@
 """NoLoCo (2506.10911): outer steps in which each replica meets one other, drawn at random, instead of all."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -9,12 +10,14 @@ from jax import lax
 
 from gradcomp_jax.collectives import permute
 from gradcomp_jax.replicas.branching import advance
+from gradcomp_jax.replicas.gossip import GossipState
+from gradcomp_jax.replicas.nonfinite import counter
 
 
 class State(NamedTuple):
     """Holds the steps taken, a replica's slow weights and their momentum."""
 
-    step: jax.Array
+    clock: GossipState
     slow: Any
     momentum: Any
 
@@ -31,7 +34,8 @@ def noloco(
     r"""Makes an outer step with the mean of a pair's moves, and a pull toward the mean of the pair's slow weights.
 
     With :math:`\phi` the slow weights, :math:`\Delta` what the inner steps moved, and bars for means over the pair:
-    :math:`\delta \leftarrow \alpha \delta + \beta \bar\Delta - \gamma (\phi - \bar\phi)`, :math:`\phi \leftarrow \phi + \delta`.
+    :math:`\delta \leftarrow \alpha \delta + \beta \bar\Delta - \gamma (\phi - \bar\phi)`, then
+    :math:`\phi \leftarrow \phi + \delta`.
     It goes after the inner optimizer. :math:`\Delta` and :math:`\phi` cross in bfloat16, the paper's in float32. Workers are
     a power of two, and partners those whose numbers differ by a random bit pattern: each other worker is as likely.
 
@@ -45,10 +49,10 @@ def noloco(
     """
 
     def init(params: Any) -> State:
-        return State(jnp.zeros((), jnp.int32), params, jax.tree.map(jnp.zeros_like, params))
+        return State(started(axis_name, every), params, jax.tree.map(jnp.zeros_like, params))
 
     def update(updates: Any, state: State, params: Any, **extra: Any) -> tuple[Any, State]:
-        step = state.step + 1
+        step = state.clock.step + 1
         workers = lax.axis_size(axis_name)
 
         def meet(own: Any, slow: Any, velocity: Any) -> tuple[Any, Any, Any]:
@@ -68,6 +72,13 @@ def noloco(
 
         carried = (optax.apply_updates(params, updates), state.slow, state.momentum)
         own, slow, velocity = advance(step % every == 0, meet, carried)
-        return jax.tree.map(jnp.subtract, own, params), State(step, slow, velocity)
+        return jax.tree.map(jnp.subtract, own, params), State(
+            dataclasses.replace(state.clock, step=step), slow, velocity
+        )
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def started(axis_name: str, every: int) -> GossipState:
+    """Returns a count of steps that is known to be equal on all replicas, unlike the rest of their states."""
+    return GossipState(jnp.zeros((), jnp.int32), counter(axis_name), every)
