@@ -12,7 +12,12 @@ OF_MUON = tuple(5 * rate for rate in RATES)
 """Of the matrices of hidden layers; embeddings and vectors have ``RATES``."""
 
 RIVALS: dict[str, Row] = {
-    "Dion2, 1/8 of the rows": Row(lambda rate, steps: dion2(rate, axis_name=AXIS, fraction=1 / 8), OF_MUON),
+    **{
+        f"Dion2, 1/{part} of the rows": Row(
+            lambda rate, steps, part=part: dion2(rate, axis_name=AXIS, fraction=1 / part), OF_MUON
+        )
+        for part in (4, 8)
+    },
     "EF21-Muon, top-k 0.029, two phases": Row(
         lambda rate, steps: ef21_muon(rate, axis_name=AXIS, density=0.029, collective="two_phase"), OF_MUON
     ),
@@ -26,4 +31,4 @@ RIVALS: dict[str, Row] = {
         lambda rate, steps: optax.chain(optax.adamw(rate), noloco(axis_name=AXIS, every=54)), replicas=True, every=54
     ),
 }
-"""Each has about the bytes of a row of the package."""
+"""Each has about the bytes of a row of the package, but for the 1/4, which is Dion2's default."""
