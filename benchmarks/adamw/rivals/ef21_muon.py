@@ -19,7 +19,8 @@ def ef21_muon(
     :math:`M_i \leftarrow \mu M_i + (1 - \mu) g_i`, :math:`c_i = C(M_i - G_i)`, :math:`G_i \leftarrow G_i + c_i`, and Muon's
     step on the mean :math:`G` without another momentum. The paper's server sends compressed differences of the model back; here
     :math:`c_i` is gathered, or owners send compressed sums, and every worker takes the step itself. Embeddings and vectors get
-    AdamW's update of :math:`G`, without a first moment, at ``others`` times the rate. Vectors cross dense in float32.
+    AdamW's update of :math:`G`, without a first moment, at ``others`` times the rate, where the paper has
+    steps in other norms. Vectors cross dense in float32.
 
     Args:
         rate: the learning rate of the matrices.

@@ -1,4 +1,7 @@
-"""NoLoCo (2506.10911): outer steps in which each replica meets one other, drawn at random, instead of all."""
+"""NoLoCo (2506.10911): outer steps in which each replica meets one other, drawn at random, instead of all.
+
+The outer step and its constants are from memory, not checked against the paper's equations.
+"""
 
 import dataclasses
 from typing import Any, NamedTuple
