@@ -20,7 +20,8 @@ os.environ.setdefault(
 )
 
 from benchmarks import pages
-from benchmarks.adamw import decision, goals, plot, runs, table, wire
+from benchmarks.adamw import decision, goals, plot, rivals, runs, table, wire
+from benchmarks.adamw.rivals import table as rivals_table
 from benchmarks.adamw.rows import ROWS
 from benchmarks.adamw.task import MODELS, TASKS
 from gradcomp_jax.methods import METHODS
@@ -57,16 +58,31 @@ def main() -> None:
         metavar="PAGE",
         help="also write the page's tables and its pictures, and the table of what to take",
     )
+    parser.add_argument(
+        "--rivals", action="store_true", help="published methods that are not in the package, and their table alone"
+    )
     options = parser.parse_args()
     task = TASKS[options.task]
     folder, saved = options.out / options.task, options.checkpoints / options.task
+    if options.rivals:
+        ROWS.update(rivals.RIVALS)
     if options.hours:
         until = time.time() + 3600 * options.hours
         runs.run_all(task, folder, saved, until=until, only=options.only, steps=options.steps or task.lengths[0])
-    found = runs.Results.read(task, folder)
+    everything = runs.Results.read(task, folder)
+    found, of_rivals = (everything.of(rows) for rows in (ROWS.keys() - rivals.RIVALS, rivals.RIVALS))
+    shown = [name for name, row in rivals.RIVALS.items() if options.rivals and of_rivals.tried(name, row)]
     tuned = [name for name, row in ROWS.items() if runs.best_rate(name, row, found) is not None]
-    sizes, bfloat16 = wire.sizes(task, tuned, options.out / f"{options.task}-bytes.json"), wire.bfloat16(task)
+    known = options.out / f"{options.task}-bytes.json"
+    sizes, bfloat16 = wire.sizes(task, [*tuned, *shown], known), wire.bfloat16(task)
     fewer = {name: bfloat16["sent"] / size["sent"] for name, size in sizes.items()}
+    if options.rivals:
+        command = f"`python benchmarks/before_adamw.py {options.task} --rivals --write PAGE`"
+        text = f"{rivals_table.table(of_rivals, found, fewer)}\n\n*{table.measured(of_rivals)} {command}*"
+        print(text)
+        if options.write:
+            pages.write_between(options.write, f"{options.task}-rivals", text)
+        return
     command = f"`python benchmarks/before_adamw.py {options.task} --write PAGE`"
     said = {
         options.task: f"{table.table(found, sizes, bfloat16)}\n\n*{table.measured(found)} {command}*",

@@ -29,6 +29,7 @@ class Row:
       replicas: whether every worker has parameters of its own.
       every: steps from one exchange to the next.
       dense: share of the steps, the first ones, that are dense in float32.
+      branches: shares of the steps by branch of the compiled update, where ``every`` does not say what they send.
       claimed: whether a claim is made for it, and it has more seeds.
       method: its name in ``gradcomp_jax.methods.METHODS``, where ``gc.adamw`` of that method is what it is. Of
         ``topk_two_bits`` it is that or less: ``gc.sparse_adamw`` compresses vectors too, which the method alone leaves dense.
@@ -40,6 +41,7 @@ class Row:
     replicas: bool = False
     every: int = 1
     dense: float = 0.0
+    branches: tuple[float, ...] = ()
     claimed: bool = False
     method: str = ""
     options: str = ""

@@ -6,7 +6,7 @@ import fnmatch
 import json
 import pathlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 from benchmarks import packed
@@ -37,6 +37,10 @@ class Results:
         """Reads a folder of runs of a task."""
         return cls(task, packed.read(folder))
 
+    def of(self, rows: Container[str]) -> "Results":
+        """Returns the results of some rows."""
+        return Results(self.task, {name: run for name, run in self.runs.items() if run["run"]["row"] in rows})
+
     def tried(self, name: str, row: Row) -> dict[float, float]:
         """Returns the losses on the validation part by rate, of the runs that a rate is chosen by."""
         runs = {rate: Run(name, rate, self.task.tuned_at, 0).name for rate in row.rates}
@@ -51,13 +55,13 @@ def rates_left(name: str, row: Row, found: Results) -> list[float]:
         return list(row.rates[task.first : task.first + 1 + task.tunes])
     if not task.tunes:
         return []
-    best = row.rates.index(_least(tried))
+    best = row.rates.index(best_of(tried))
     return [rate for rate in row.rates[max(best - 1, 0) : best + 2] if rate not in tried]
 
 
 def best_rate(name: str, row: Row, found: Results) -> float | None:
     """Returns the rate of the least loss on the validation part; ``None`` while a rate is left to try."""
-    return None if rates_left(name, row, found) else _least(found.tried(name, row))
+    return None if rates_left(name, row, found) else best_of(found.tried(name, row))
 
 
 def wanted(names: Sequence[str], found: Results) -> Iterator[Run]:
@@ -112,6 +116,6 @@ def run_all(
             print(f"{run.name}: {result['validation']:.4f} {time.time() - began:.0f} s", flush=True)
 
 
-def _least(losses: dict[float, float]) -> float:
-    # NaN is above everything.
+def best_of(losses: dict[float, float]) -> float:
+    """Returns the rate of the least loss; NaN is above everything."""
     return min(losses, key=lambda rate: (not losses[rate] < 99, losses[rate]))

@@ -49,6 +49,12 @@ def _measured(task: Task, name: str) -> dict[str, float]:
             "sent": row.dense * first.sent + (1 - row.dense) * later.sent,
             "payload": row.dense * first.operand + (1 - row.dense) * later.operand,
         }
+    if row.branches:
+        reports = [(share, gc.wire_bytes(compiled, branch=branch)) for branch, share in enumerate(row.branches)]
+        return {
+            "sent": sum(share * report.sent for share, report in reports),
+            "payload": sum(share * report.operand for share, report in reports),
+        }
     operand = gc.wire_bytes(compiled).operand
     return {"sent": gc.mean_wire_bytes(compiled, every=row.every), "payload": operand / row.every}
 
