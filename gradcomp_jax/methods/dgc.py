@@ -71,7 +71,7 @@ def dgc(
         downlink_density: fraction that the owners of a two-phase exchange send; by default half as many entries of a block
             again as a worker sends, rounded down. Where that is one entry, as with the default density, a second one would be
             1.5 times the bytes, and serve workers that choose different entries faster. Without momentum correction it is sent,
-            as by :func:`gradcomp_jax.topk_sgd`. With a warm-up ``2 * density`` trained better on CIFAR-10, with fewer bytes in all.
+            as by :func:`gradcomp_jax.topk_sgd`. On CIFAR-10 ``2 * density`` after a warm-up is better.
         dtype: dtype of values on the wire, also of the dense leaves: bfloat16 or float32.
         exact: the paper's selection, by sorting, as for :func:`gradcomp_jax.topk_sgd`.
         collective: see :func:`gradcomp_jax.exchange`. By default ``all_gather`` for two workers and ``two_phase`` for more. In
