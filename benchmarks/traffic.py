@@ -43,6 +43,12 @@ OF_A_LEAF = (
 )  # fmt: skip
 OF_A_TREE = ("dense", ALL_REDUCE, "terngrad", "dgc", "topk_sgd", "block_quantized")
 CASES = {**EXCHANGES, ALL_REDUCE: lambda: gc.dense(axis_name=DATA, dtype="bfloat16", collective="all_reduce")}
+CASES |= {
+    "int4": lambda: gc.block_quantized(axis_name=DATA, bits=4),
+    "mxfp8": lambda: gc.block_quantized(axis_name=DATA, format="mxfp8"),
+    "mxfp4": lambda: gc.block_quantized(axis_name=DATA, format="mxfp4"),
+    "nvfp4": lambda: gc.block_quantized(axis_name=DATA, format="nvfp4"),
+}
 WITH_KERNELS = ("dgc", "topk_sgd")
 """Methods that kernels of Pallas serve: they are compiled with them and without."""
 
