@@ -133,8 +133,8 @@ def all_to_all(buffer: Array, axis_name: AxisName) -> Array:
 
 def pays_in_lanes(arrays: Sequence[Array], lead: int = 1, width: int = LANES) -> bool:
     """Returns whether arrays ``[N, n]``, or ``[n]`` of wide rows, cross in lanes on TPU."""
-    long = any(a.shape[lead] >= LONG for a in arrays) and (lead == 1 or width > LANES)
-    return long or sum(lead * a.size * a.dtype.itemsize for a in arrays) > MOST_BYTES
+    long = any(a.shape[lead] >= LONG for a in arrays)
+    return long or sum(a.size * a.dtype.itemsize for a in arrays) > MOST_BYTES if lead else long and width > LANES
 
 
 def width(arrays: Sequence[Array]) -> int:

@@ -58,8 +58,6 @@ class BlockQuantized(Compressor):
         words, scale = kernels.quantize(
             rows, self.bits, key, largest=norm, format=self.format, generator=self.generator
         )
-        # TPU would write integers twice, for itself and, as words, for the others.
-        words = kernels.from_words(kernels.held_on_tpu(kernels.to_words(words)), words.dtype)
         return QuantizedPayload(words, scale), state
 
     def decode(self, payload: QuantizedPayload, info: RowInfo = RowInfo()) -> Array:

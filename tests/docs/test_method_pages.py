@@ -30,9 +30,7 @@ PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem not in OTH
 COMMAND = "gradcomp methods --markdown"
 TABLE = re.compile(r"<!-- methods-table -->\n(.*?)<!-- /methods-table -->", re.DOTALL)
 FORMATS = re.compile(r"<!-- formats -->\n(.*?)<!-- /formats -->", re.DOTALL)
-BITS = re.compile(
-    r"^Per value at N = 8(?: in (\w+)(?: bits)?)?: uplink ([\d.]+) bits, downlink ([\d.]+) bits\.$", re.MULTILINE
-)
+BITS = re.compile(r"^Per value at N = 8(?: in (\w+))?: uplink ([\d.]+) bits, downlink ([\d.]+) bits\.$", re.MULTILINE)
 
 
 def text_of(page: str) -> str:
@@ -161,7 +159,7 @@ def test_the_table_is_the_programs(page: str) -> None:
 def test_bits_for_a_value(page: str) -> None:
     stated = {dtype or None: (uplink, downlink) for dtype, uplink, downlink in BITS.findall(text_of(page))}
     rows = {row.name: row for row in method_table.table() if page_of(row.name) == page}
-    # A page of several methods says which by the width of the values: "in float32", "in two bits".
+    # A page of several methods says which by the width of the values: "in float32", "in two", of two bits.
     names = {None if len(rows) == 1 else _width(registry.METHODS[name]): name for name in rows}
     assert stated.keys() == names.keys()
     for key, (uplink, downlink) in stated.items():

@@ -133,7 +133,7 @@ CEILINGS = {
     "one_bit_sgd": (37, 500, 1.3),
     # Codes of 8 bits lie in other tiles than words, and a scale for each row is written out dense.
     "fp8": (52, 200, 2.9),
-    "block_quantized": (38, 200, 1.0),
+    "block_quantized": (38, 190, 1.0),
     # Each of the two phases is a branch that copies the state.
     "one_bit_adam": (51, 460, 3.0),
     # The chosen of a block are put in order by a sort, and bits of positions are packed in layouts that are copied.
