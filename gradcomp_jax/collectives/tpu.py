@@ -118,6 +118,9 @@ def reduce_scatter(x: Array, axis_name: AxisName) -> Array:
 LONG = 2**17
 """An array of at least so many words for one device has its own rows of lanes. For shorter arrays that is too many kernels."""
 
+LONG_SHARD = 2**22
+"""A shard of at least so many words is gathered in rows of its own width. For shorter ones that is more kernels for little."""
+
 WIDEST = 1024
 """Most entries of a row in which an array crosses: the longer the rows, the longer it takes to compile."""
 
@@ -133,7 +136,7 @@ def all_to_all(buffer: Array, axis_name: AxisName) -> Array:
 
 def pays_in_lanes(arrays: Sequence[Array], lead: int = 1, width: int = LANES) -> bool:
     """Returns whether arrays ``[N, n]``, or ``[n]`` of wide rows, cross in lanes on TPU."""
-    long = any(a.shape[lead] >= LONG for a in arrays)
+    long = any(a.shape[lead] >= (LONG if lead else LONG_SHARD) for a in arrays)
     return long or sum(a.size * a.dtype.itemsize for a in arrays) > MOST_BYTES if lead else long and width > LANES
 
 
