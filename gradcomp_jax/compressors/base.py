@@ -179,6 +179,10 @@ class Compressor(abc.ABC):
         """
         return kernels.largest_of_rows(rows) if self.measures_largest else None
 
+    def statistics(self, rows: Sequence[Array], infos: Sequence[RowInfo], states: Sequence[PyTree]) -> list[Any]:
+        """Returns the statistic of each of several tensors, which a code may find together."""
+        return [self.statistic(*of) for of in zip(rows, infos, states, strict=True)]
+
     def statistic_of(self, rows: Array, info: RowInfo) -> Any:
         """Returns the statistic that is known, or computes it now."""
         return self.statistic(rows, info) if info.statistic is None else info.statistic

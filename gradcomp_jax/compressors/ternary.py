@@ -4,6 +4,7 @@ Wen et al., 2017, TernGrad, https://arxiv.org/abs/1705.07878.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
@@ -53,6 +54,12 @@ class Ternary(Compressor):
     def statistic(self, rows: Array, info: RowInfo, state: PyTree = ()) -> Array:
         """Returns the largest magnitude after clipping."""
         return kernels.clip_bound(rows, info.need("count"), clip=self.clip, per_row=self.granularity == "bucket")
+
+    def statistics(self, rows: Sequence[Array], infos: Sequence[RowInfo], states: Sequence[PyTree]) -> list[Array]:
+        """Returns the largest magnitude after clipping of each tensor."""
+        if self.clip is None or self.granularity == "bucket":
+            return super().statistics(rows, infos, states)
+        return kernels.clip_bounds(rows, [info.need("count") for info in infos], clip=self.clip)
 
     def encode(self, rows: Array, state: PyTree, info: RowInfo) -> tuple[TernaryPayload, PyTree]:
         """Clips, scales, rounds stochastically and packs."""

@@ -54,6 +54,7 @@ class Piece:
         code: the compressor's state.
         info: what its rows are encoded with, this worker's statistic among it.
         agreed: the side information of all workers; ``None`` without one.
+        follows: what the pass that encodes waits for.
         payload: its encoded rows, leaves ``[rows, ...]``.
         next_code: the compressor's state after encoding.
     """
@@ -64,6 +65,7 @@ class Piece:
     code: Any
     info: RowInfo
     agreed: Array | None = None
+    follows: Any = ()
     payload: Any = None
     next_code: Any = None
 
@@ -153,10 +155,8 @@ def encoded(
         return turn.in_turn(rows), turn.parts(group.memory, gradient, memory)
 
     for n, group, pieces in groups:
-        for i, piece in enumerate(pieces) if crossings[n].measures else ():
-            rows = group.encoded_rows(piece.segment, target(group, piece)[0])
-            statistic = group.compressor.statistic(rows, piece.info, piece.code)
-            pieces[i] = dataclasses.replace(piece, info=piece.info._replace(statistic=statistic))
+        if crossings[n].measures:
+            pieces[:] = _measured(group, pieces, [target(group, piece)[0] for piece in pieces])
     if any(group.compressor.side_information for _, group, _ in groups):
         agree([(group, pieces) for _, group, pieces in groups], keys, step.workers)
     messages = {}
@@ -166,7 +166,7 @@ def encoded(
         for i, piece in enumerate([] if together else pieces):
             side = group.compressor.side_of(piece.agreed, step.workers.index)
             info = piece.info._replace(key=own[i], side=side)
-            with passes.after(piece.info.statistic, piece.agreed):
+            with passes.after(piece.follows):
                 rows, parts = target(group, piece)
             payload, next_code = group.encode(piece.segment, rows, piece.code, info._replace(parts=parts))
             refuse_other_rows(group, piece.segment.rows, payload)
@@ -176,6 +176,14 @@ def encoded(
         key = keys.of_downlink(number * len(step.layout.groups) + n)
         messages[n] = _joined(step, n, pieces, crossings[n], key)
     return messages
+
+
+def _measured(group: Group, pieces: Sequence[Piece], targets: Sequence[Array]) -> list[Piece]:
+    """Returns pieces with the statistics of their rows."""
+    rows = [group.encoded_rows(p.segment, target) for p, target in zip(pieces, targets, strict=True)]
+    found = group.compressor.statistics(rows, [p.info for p in pieces], [p.code for p in pieces])
+    each = zip(pieces, found, strict=True)
+    return [dataclasses.replace(p, info=p.info._replace(statistic=of), follows=of) for p, of in each]
 
 
 def _together(group: Group, pieces: Sequence[Piece], targets: Sequence[Array]) -> list[Piece]:
@@ -252,18 +260,25 @@ def agree(groups: Sequence[tuple[Group, list[Piece]]], keys: StepKeys, workers: 
     Statistics of one kind cross in one all-reduce; seeds do not cross.
     """
 
-    def of_kind(kind: str) -> list[Array]:
+    def of_kind(kind: str) -> list[list[Array]]:
         agreeing = [pieces for group, pieces in groups if group.compressor.side_information == kind]
-        return [p.info.statistic for pieces in agreeing for p in pieces if p.info.statistic is not None]
+        return [[p.info.statistic for p in pieces if p.info.statistic is not None] for pieces in agreeing]
 
-    largest = iter(co.pmax(of_kind("max"), workers.axis_name))
-    total = iter(co.psum(of_kind("mean"), workers.axis_name))
+    # All of a group's in one array: each pass that encodes cuts out its own.
+    own = [passes.in_memory(jnp.concatenate(of_group)) for of_group in of_kind("max")]
+    largest = zip(own, co.pmax(own, workers.axis_name), of_kind("max"), strict=True)
+    total = iter(co.psum(list(itertools.chain(*of_kind("mean"))), workers.axis_name))
     for group, pieces in groups:
         kind, segments = group.compressor.side_information, [p.segment for p in pieces]
         if kind is None:
             continue
         if kind == "max":
-            agreed = [next(largest) for _ in segments]
+            *follows, each = next(largest)
+            ends = list(itertools.accumulate(len(of_piece) for of_piece in each))[:-1]
+            statistics, agreed = (jnp.split(of_all, ends) for of_all in follows)
+            for i, (piece, statistic) in enumerate(zip(pieces, statistics, strict=True)):
+                info = piece.info._replace(statistic=statistic)
+                pieces[i] = dataclasses.replace(piece, info=info, follows=follows)
         elif kind == "mean":
             # All tensors of a compressor go together: what follows (an orthogonalization) is slow on small arrays.
             mean = group.compressor.from_mean(jnp.concatenate([next(total) for _ in segments]) / workers.count)
@@ -272,4 +287,7 @@ def agree(groups: Sequence[tuple[Group, list[Piece]]], keys: StepKeys, workers: 
         else:
             of_leaf = keys.of_leaves(keys.common, [s.leaves[0] for s in segments])
             agreed = [kernels.row_seeds(k, s.rows) for k, s in zip(of_leaf, segments, strict=True)]
-        pieces[:] = [dataclasses.replace(p, agreed=a) for p, a in zip(pieces, agreed, strict=True)]
+        pieces[:] = [
+            dataclasses.replace(p, agreed=a, follows=p.follows if kind == "max" else (p.info.statistic, a))
+            for p, a in zip(pieces, agreed, strict=True)
+        ]

@@ -102,6 +102,7 @@ from gradcomp_jax.kernels.selection import take_from_rows as take_from_rows
 from gradcomp_jax.kernels.selection import top_entries as top_entries
 from gradcomp_jax.kernels.selection import top_of_rows as top_of_rows
 from gradcomp_jax.kernels.ternary import clip_bound as clip_bound
+from gradcomp_jax.kernels.ternary import clip_bounds as clip_bounds
 from gradcomp_jax.kernels.ternary import ternarize as ternarize
 from gradcomp_jax.kernels.ternary import ternarize_packed as ternarize_packed
 from gradcomp_jax.kernels.two_levels import from_two_levels as from_two_levels

@@ -3,6 +3,8 @@
 Wen et al., 2017, https://arxiv.org/abs/1705.07878, sections 3.1 to 3.3.
 """
 
+from collections.abc import Sequence
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -45,15 +47,63 @@ def clip_bound(rows: Array, count: Array, *, clip: float | None, per_row: bool) 
     return _row_bounds(rows, count, clip) if per_row else _tensor_bound(rows, count, clip)
 
 
+def clip_bounds(rows: Sequence[Array], counts: Sequence[Array], *, clip: float) -> list[Array]:
+    """Returns :func:`clip_bound` of several tensors, one for each, which GPUs find together.
+
+    Args:
+        rows: of each tensor, float32 ``[rows, block]``, zeros in the padding.
+        counts: of each tensor, int32 ``[rows]``, valid entries of each row.
+        clip: c.
+
+    Returns:
+        float32 ``[1]`` of each tensor.
+    """
+
+    def apart(*rows: Array) -> list[Array]:
+        each = zip(rows, counts, strict=True)
+        return [clip_bound(of, count, clip=clip, per_row=False) for of, count in each]
+
+    def together(*rows: Array) -> list[Array]:
+        return _bounds_together(rows, counts, clip)
+
+    if not all(map(len, rows)):
+        return apart(*rows)
+    return list(lax.platform_dependent(*rows, cuda=together, rocm=together, default=apart))
+
+
+def _bounds_together(rows: Sequence[Array], counts: Sequence[Array], clip: float) -> list[Array]:
+    """Returns the bounds from sums of rows, a kernel for each tensor, and sums of those, few kernels for all."""
+    partial = [_largest_and_sums_at_once(of, (1,)) for of in rows]
+    found = _of_each([jnp.concatenate(of) for of in zip(*partial, strict=True)], [len(of) for of in rows])
+    return jnp.split(_bound(*found, jnp.stack([_entries(count) for count in counts]), clip), len(rows))
+
+
+def _of_each(partial: Sequence[Array], rows: Sequence[int]) -> tuple[Array, Array, Array]:
+    """Returns the largest and the sums of tensors, ``[tensors]``, from those of their rows, one tensor after the other."""
+    ends = np.cumsum(rows, dtype=np.int32)
+    place = (ends - np.int32(rows))[:, None] + lax.broadcasted_iota(jnp.int32, (len(rows), max(rows)), 1)
+    top, first, second = (jnp.where(place < ends[:, None], jnp.take(of, place, mode="clip"), 0.0) for of in partial)
+    return jnp.max(top, axis=1), jnp.sum(first, axis=1), jnp.sum(second, axis=1)
+
+
 def _tensor_bound(rows: Array, count: Array, clip: float) -> Array:
     """Returns one bound from maximum and sums. Zeros in the padding add nothing to the sums."""
-    top, first, second = lax.platform_dependent(rows, tpu=_largest_and_sums_at_once, default=_largest_and_sums)
-    n = jnp.maximum(jnp.sum(count.astype(jnp.float32)), 1.0)  # an int32 could wrap
+    found = lax.platform_dependent(rows, tpu=_largest_and_sums_at_once, default=_largest_and_sums)
+    return _bound(*found, _entries(count), clip)[None]
+
+
+def _entries(count: Array) -> Array:
+    """Returns how many entries a tensor has, at least 1, in float32: an int32 could wrap."""
+    return jnp.maximum(jnp.sum(count.astype(jnp.float32)), 1.0)
+
+
+def _bound(top: Array, first: Array, second: Array, n: Array, clip: float) -> Array:
+    """Returns the bound of ``n`` entries from their largest magnitude, their sum and that of their squares."""
     square = second / n
     variance = square - (first / n) ** 2
     varies = (variance > _FLAT * square) & (top > _SAFE[0]) & (top < _SAFE[1])
     sigma = jnp.sqrt(jnp.where(varies, variance, 1.0))
-    return jnp.where(varies, jnp.minimum(top, clip * sigma), top)[None]
+    return jnp.where(varies, jnp.minimum(top, clip * sigma), top)
 
 
 def _largest_and_sums(rows: Array) -> tuple[Array, Array, Array]:
@@ -61,15 +111,18 @@ def _largest_and_sums(rows: Array) -> tuple[Array, Array, Array]:
     return largest(rows), jnp.sum(rows), jnp.sum(rows * rows)
 
 
-def _largest_and_sums_at_once(rows: Array) -> tuple[Array, Array, Array]:
-    """Returns the same by one reduction: XLA:TPU reads a tensor once for integers, and once more for floats."""
+def _largest_and_sums_at_once(rows: Array, axes: Sequence[int] = (0, 1)) -> tuple[Array, Array, Array]:
+    """Returns the same by one reduction, of whole rows by default.
+
+    XLA:TPU would read a tensor once for integers, and once more for floats; GPUs would run a kernel for each.
+    """
     magnitude = lax.bitcast_convert_type(jnp.abs(rows), jnp.int32)
 
     def both(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
         return jnp.maximum(a[0], b[0]), a[1] + b[1], a[2] + b[2]
 
     zeros = (jnp.int32(0), jnp.float32(0), jnp.float32(0))
-    top, first, second = lax.reduce((magnitude, rows, rows * rows), zeros, both, (0, 1))
+    top, first, second = lax.reduce((magnitude, rows, rows * rows), zeros, both, axes)
     return lax.bitcast_convert_type(top, jnp.float32), first, second
 
 

@@ -186,3 +186,20 @@ def test_one_reduction_finds_the_largest_and_both_sums(bad: float) -> None:
     (top, *sums), (other_top, *others) = both
     assert np.float32(top).tobytes() == np.float32(other_top).tobytes()
     np.testing.assert_allclose(sums, others, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [1.0, np.nan, -np.inf])
+def test_bounds_found_together_are_those_of_each_tensor(bad: float) -> None:
+    """What GPUs are given: the same tensors are clipped, a bad entry shows in its own tensor, and sums are as good."""
+    draw = np.random.default_rng(0)
+    rows = [draw.standard_normal((n, 40)).astype(np.float32) * scale for n, scale in ((3, 1.0), (1, 1e-20), (9, 30.0))]
+    rows += [np.full((2, 40), 0.7, np.float32), np.zeros((2, 40), np.float32)]
+    rows[2][4, 7] = bad
+    rows[0][-1, 25:] = 0.0
+    counts = [jnp.full((len(of),), 40, jnp.int32) for of in rows]
+    counts[0] = counts[0].at[-1].set(25)
+    both = jax.jit(lambda *x: (kernels.clip_bounds(x, counts, clip=2.5), ternary._bounds_together(x, counts, 2.5)))
+    apart, together = both(*rows)
+    assert [bound.shape for bound in together] == [(1,)] * len(rows)
+    np.testing.assert_allclose(np.concatenate(together), np.concatenate(apart), rtol=1e-6)
+    assert np.isfinite(np.concatenate(together)).tolist() == [True, True, np.isfinite(bad), True, True]
