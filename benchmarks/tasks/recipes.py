@@ -34,11 +34,6 @@ def _dgc_gather(settings: Settings, warm_up: Stages, seed: int) -> Transformatio
     )
 
 
-def _dgc_twice_down(settings: Settings, warm_up: Stages, seed: int) -> Transformation:
-    """Makes DGC in two phases whose owners send twice as many entries as a worker."""
-    return make_dgc(settings, warm_up, seed, downlink_density=2 * settings.density)
-
-
 def _collective(name: str) -> collectives.Collective:
     return collectives.AllGather() if name == "all_gather" else collectives.TwoPhase(cast(collectives.Remainder, name))
 
@@ -71,9 +66,6 @@ OWN: dict[str, Recipe] = {
         functools.partial(make_dgc, clip_norm=None), "DGC without local clipping", stages=warm_up_stages
     ),
     "dgc-gather": Recipe(_dgc_gather, "DGC by gather, at the density that sends the same bytes", stages=warm_up_stages),
-    "dgc-twice-down": Recipe(
-        _dgc_twice_down, "DGC whose owners send twice as many entries as a worker", stages=warm_up_stages
-    ),
     "dgc-paper": Recipe(
         functools.partial(make_dgc, collective=_collective("all_gather")),
         "DGC by gather at its full density, as in the paper: whatever any worker sends is in the update",

@@ -68,10 +68,10 @@ def dgc(
             ablation).
         masking: momentum factor masking.
         block: entries among which the largest are chosen; 1024 by default, longer for densities that need it.
-        downlink_density: fraction that the owners of a two-phase exchange send; by default half as many entries of a block
-            again as a worker sends, rounded down. Where that is one entry, as with the default density, a second one would be
-            1.5 times the bytes, and serve workers that choose different entries faster. Without momentum correction it is sent,
-            as by :func:`gradcomp_jax.topk_sgd`. On CIFAR-10 ``2 * density`` after a warm-up is better.
+        downlink_density: fraction that the owners of a two-phase exchange send, and in a warm-up at least what a worker sends.
+            By default half as many entries of a block again as a worker sends at the final density, rounded down. Where a
+            worker sends one, as with the default density, a second one is 1.5 times the bytes. It is sent after a ``warm_up``,
+            and without momentum correction, as by :func:`gradcomp_jax.topk_sgd`.
         dtype: dtype of values on the wire, also of the dense leaves: bfloat16 or float32.
         exact: the paper's selection, by sorting, as for :func:`gradcomp_jax.topk_sgd`.
         collective: see :func:`gradcomp_jax.exchange`. By default ``all_gather`` for two workers and ``two_phase`` for more. In
@@ -109,6 +109,8 @@ def dgc(
     final = compressors.topk(density, block=block)
     # The final density decides in every stage: which leaves have a memory must not change between stages.
     chosen = gains(final, compressors.dense(dtype)) if mask is None else mask
+    if warm_up and downlink_density is None:
+        downlink_density = final.k_downlink / final.block
 
     def send(at: float) -> optax.GradientTransformationExtraArgs:
         # The owners keep the surplus that workers send while their density is above the owners'.

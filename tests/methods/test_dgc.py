@@ -175,3 +175,16 @@ def test_local_clip_bounds_each_worker() -> None:
 def test_bad_options_name_the_remedy(options, message) -> None:
     with pytest.raises(ValueError, match=message):
         gc.dgc(axis_name=AXIS, **options)
+
+
+def test_owners_send_one_entry_more_after_a_warm_up_and_none_in_it() -> None:
+    params = {"kernel": np.ones((64, 2048), np.float32)}
+
+    def program(**options) -> str:
+        return gc.lower_update(params, gc.dgc(axis_name=AXIS, **options), jax.make_mesh((N,), (AXIS,))).as_text()
+
+    stages = ((5, 0.25), (5, 0.0625))
+    assert program() == program(downlink_density=1 / 1024) != program(downlink_density=2 / 1024)
+    assert program(warm_up=stages) == program(warm_up=stages, downlink_density=2 / 1024)
+    ten = {"warm_up": stages, "density": 10 / 1024}
+    assert program(**ten) == program(**ten, downlink_density=15 / 1024)
