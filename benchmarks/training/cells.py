@@ -281,8 +281,8 @@ STUDIES: dict[str, Study] = {
         " 93.20 with 16, 93.10 and 93.18 with 32. The network here has a 20th of those parameters and sees the data 8 or 16"
         " times, without augmentation: accuracies are lower. `dense-bf16-clip` clips the mean gradient at a norm of 8, the"
         " threshold that DGC's local clipping is given. None was as long when it was tuned: these runs are dense's to the bit."
-        " `dgc-no-correction`, `dgc-no-masking` and `dgc-no-clip` ran with the downlink that `dgc` had before: half as many entries"
-        " of a block again as a worker sends in the warm-up, and then one. With it `dgc` had 70.23 ± 0.98.",
+        " `dgc-no-correction`, `dgc-no-masking` and `dgc-no-clip` ran with the downlink that `dgc` had before: half as many"
+        " entries of a block again as a worker sends in the warm-up, and then one. With it `dgc` had 70.23 ± 0.98.",
     ),
     "cifar10-conv": Study(
         "cifar10-conv",

@@ -265,20 +265,18 @@ def agree(groups: Sequence[tuple[Group, list[Piece]]], keys: StepKeys, workers: 
         return [[p.info.statistic for p in pieces if p.info.statistic is not None] for pieces in agreeing]
 
     # All of a group's in one array: each pass that encodes cuts out its own.
-    own = [passes.in_memory(jnp.concatenate(of_group)) for of_group in of_kind("max")]
-    largest = zip(own, co.pmax(own, workers.axis_name), of_kind("max"), strict=True)
+    held = [passes.in_memory(jnp.concatenate(of_group)) for of_group in of_kind("max")]
+    largest = zip(held, co.pmax(held, workers.axis_name), of_kind("max"), strict=True)
     total = iter(co.psum(list(itertools.chain(*of_kind("mean"))), workers.axis_name))
     for group, pieces in groups:
         kind, segments = group.compressor.side_information, [p.segment for p in pieces]
         if kind is None:
             continue
+        statistics, follows = [p.info.statistic for p in pieces], None
         if kind == "max":
             *follows, each = next(largest)
             ends = list(itertools.accumulate(len(of_piece) for of_piece in each))[:-1]
             statistics, agreed = (jnp.split(of_all, ends) for of_all in follows)
-            for i, (piece, statistic) in enumerate(zip(pieces, statistics, strict=True)):
-                info = piece.info._replace(statistic=statistic)
-                pieces[i] = dataclasses.replace(piece, info=info, follows=follows)
         elif kind == "mean":
             # All tensors of a compressor go together: what follows (an orthogonalization) is slow on small arrays.
             mean = group.compressor.from_mean(jnp.concatenate([next(total) for _ in segments]) / workers.count)
@@ -287,7 +285,6 @@ def agree(groups: Sequence[tuple[Group, list[Piece]]], keys: StepKeys, workers: 
         else:
             of_leaf = keys.of_leaves(keys.common, [s.leaves[0] for s in segments])
             agreed = [kernels.row_seeds(k, s.rows) for k, s in zip(of_leaf, segments, strict=True)]
-        pieces[:] = [
-            dataclasses.replace(p, agreed=a, follows=p.follows if kind == "max" else (p.info.statistic, a))
-            for p, a in zip(pieces, agreed, strict=True)
-        ]
+        for i, (piece, own, of_all) in enumerate(zip(pieces, statistics, agreed, strict=True)):
+            info = piece.info._replace(statistic=own)
+            pieces[i] = dataclasses.replace(piece, info=info, agreed=of_all, follows=follows or (own, of_all))

@@ -81,15 +81,15 @@ def _bounds_together(rows: Sequence[Array], counts: Sequence[Array], clip: float
 def _of_each(partial: Sequence[Array], rows: Sequence[int]) -> tuple[Array, Array, Array]:
     """Returns the largest and the sums of tensors, ``[tensors]``, from those of their rows, one tensor after the other."""
     ends = np.cumsum(rows, dtype=np.int32)
-    place = (ends - np.int32(rows))[:, None] + lax.broadcasted_iota(jnp.int32, (len(rows), max(rows)), 1)
+    place = (ends - np.asarray(rows, np.int32))[:, None] + lax.broadcasted_iota(jnp.int32, (len(rows), max(rows)), 1)
     top, first, second = (jnp.where(place < ends[:, None], jnp.take(of, place, mode="clip"), 0.0) for of in partial)
     return jnp.max(top, axis=1), jnp.sum(first, axis=1), jnp.sum(second, axis=1)
 
 
 def _tensor_bound(rows: Array, count: Array, clip: float) -> Array:
     """Returns one bound from maximum and sums. Zeros in the padding add nothing to the sums."""
-    found = lax.platform_dependent(rows, tpu=_largest_and_sums_at_once, default=_largest_and_sums)
-    return _bound(*found, _entries(count), clip)[None]
+    top, first, second = lax.platform_dependent(rows, tpu=_largest_and_sums_at_once, default=_largest_and_sums)
+    return _bound(top, first, second, _entries(count), clip)[None]
 
 
 def _entries(count: Array) -> Array:
