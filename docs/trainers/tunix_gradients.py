@@ -46,7 +46,10 @@ class CompressedTrainer(PeftTrainer):
             def loss(params, inputs, rest):
                 return self.loss_fn(nnx.merge(graph, params, rest), **inputs)
 
-            value_and_grad = gc.local_value_and_grad(loss, axis_name=AXIS, mesh=self.mesh, has_aux=self._has_aux)
+            # By vmap, because Tunix's models pin activations along other axes of the mesh.
+            value_and_grad = gc.local_value_and_grad(
+                loss, axis_name=AXIS, mesh=self.mesh, has_aux=self._has_aux, by="vmap"
+            )
             out, grads = value_and_grad(params, self.gen_model_input_fn(inputs), rest=rest)
             optimizer.update(model, grads)
             value, aux = out if self._has_aux else (out, None)

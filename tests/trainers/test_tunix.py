@@ -7,8 +7,11 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 from flax import nnx
+
+import gradcomp_jax as gc
 
 TRAINERS = Path(__file__).parents[2] / "docs" / "trainers"
 MISSING = "needs Tunix on Python 3.12: pip install --no-deps -r docs/trainers/tunix_requirements.txt"
@@ -124,3 +127,64 @@ def test_accumulation_by_tunix_is_refused() -> None:
     made = recipe().trainer("int4", mesh(), max_steps=1, gradient_accumulation_steps=2)
     with pytest.raises(ValueError, match=r"gradcomp_jax.accumulate instead of optax.MultiSteps"):
         run(made, 2)
+
+
+def llama(mesh: jax.sharding.Mesh) -> tuple[Any, Any]:
+    """Tunix's own Llama 3 with two small layers, laid along the mesh as it asks, and where its parameters lie."""
+    from tunix.models.llama3 import model as llama3
+
+    sizes = {"vocab_size": 64, "embed_dim": 64, "hidden_dim": 128, "num_heads": 4, "head_dim": 16, "num_kv_heads": 2}
+    with mesh:
+        model = llama3.Llama3(
+            llama3.ModelConfig(num_layers=2, rope_theta=10_000, norm_eps=1e-5, **sizes), rngs=nnx.Rngs(0)
+        )
+    specs = nnx.as_pure(nnx.get_partition_spec(nnx.state(model)))
+    places = jax.tree.map(lambda spec: jax.NamedSharding(mesh, spec), specs)
+    nnx.update(model, jax.device_put(nnx.as_pure(nnx.state(model)), places))
+    return model, specs
+
+
+def along_data(trainer: Any, mesh: jax.sharding.Mesh) -> int:
+    """Bytes along this axis alone, of the train step."""
+    batch = jax.device_put(next(recipe().batches(1)), jax.NamedSharding(mesh, jax.P(("data", "fsdp"))))
+    with mesh:
+        step = nnx.jit(trainer.create_train_step_fn()).lower(trainer.model, trainer.optimizer, batch).compile()
+    return gc.wire_bytes(step, mesh=mesh).by("axis")["data",].sent
+
+
+def test_tunixs_own_model_lies_along_three_axes(monkeypatch, tmp_path) -> None:
+    from tunix.models.llama3 import model as llama3
+    from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
+
+    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
+
+    def pinned(x: jax.Array, spec: Any) -> jax.Array:
+        """What Tunix does anywhere but on CPU."""
+        return jax.lax.with_sharding_constraint(x, jax.NamedSharding(mesh, jax.P(*spec)))
+
+    monkeypatch.setattr(llama3, "shard", pinned)
+
+    def made(name: str) -> Any:
+        model, specs = llama(mesh)
+        folder = str(tmp_path) if name == "int4" else None
+        rows = (("data", "fsdp"),)
+        config = TrainingConfig(eval_every_n_steps=1000, data_sharding_axis=rows, checkpoint_root_directory=folder)
+        if name == "tunix":
+            trainer = PeftTrainer(model, optax.adamw(3e-3), config)
+        else:
+            method = recipe().METHODS[name]
+            exchange = gc.model_parallel(method, axis_name="data", model_axis_name=("fsdp", "tp"), param_specs=specs)
+            trainer = recipe().CompressedTrainer(model, optax.adamw(3e-3), config, exchange=exchange, mesh=mesh)
+        return trainer.with_gen_model_input_fn(recipe().model_input)
+
+    def losses(trainer: Any) -> list[float]:
+        with mesh:
+            trainer.train(recipe().batches(4))
+        return trainer.metrics_logger.get_metric_history("", "loss", "train").tolist()
+
+    dense, int4 = made("dense"), made("int4")
+    np.testing.assert_allclose(losses(dense), losses(made("tunix")), atol=1e-3)
+    losses(int4)
+    same(state(made("int4")), state(int4))
+    whole, narrow = (along_data(trainer, mesh) for trainer in (dense, int4))
+    assert 0 < narrow * 5 < whole
