@@ -216,6 +216,7 @@ def _outer_rows(name: str, method: Any, every: int, **options: Any) -> dict[str,
 
 _OUTER = {
     **_outer_rows("outer average in int4", INT4, 9),
+    **_outer_rows("outer average in int4", INT4, 15),
     **_outer_rows("outer average in int4", INT4, 30),
     **_outer_rows("outer average in int4", INT4, 100),
 }

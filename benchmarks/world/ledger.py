@@ -8,7 +8,7 @@ import numpy as np
 
 from gradcomp_jax.islands import Codec, Store, exchanging, history, keys
 from gradcomp_jax.islands.account import Account, Record
-from gradcomp_jax.islands.joining import _drive
+from gradcomp_jax.islands.joining import drive
 from gradcomp_jax.islands.log import Centre, Log
 from gradcomp_jax.islands.objects import Payload
 
@@ -76,7 +76,7 @@ class Ledger:
 def replay(store: Store, codec: Codec) -> list[Centre]:
     """Returns the run's centres, made again from the store alone; each decision has the digest of the one before."""
     log = Log(None, codec)
-    _drive(store, log.begin())
+    drive(store, log.begin())
     found = [log.now]
     for decision in history(store):
         assert decision.before == found[-1].digest, f"the decision of round {decision.round} follows another centre"

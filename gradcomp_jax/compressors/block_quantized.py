@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from gradcomp_jax import _arguments, _checks, kernels
 from gradcomp_jax._typing import Array, PyTree
 from gradcomp_jax.compressors.base import Compressor, RowInfo
-from gradcomp_jax.compressors.microscaled import microscaled
+from gradcomp_jax.compressors.microscaled import ROW, microscaled
 from gradcomp_jax.kernels.microscaling import FORMATS as MICROSCALED
 from gradcomp_jax.kernels.quantize import FORMATS, NORMS, Format, Norm, check_format
 from gradcomp_jax.kernels.random import GENERATORS, Generator
@@ -125,5 +125,5 @@ def block_quantized(
     bits = (8 if format == "int" else 4) if bits is None else bits
     _checks.one_of("bits", bits, kernels.WIDTHS)
     check_format(format, bits)
-    block = 256 if block is None else _checks.positive_int("block", block)
+    block = ROW if block is None else _checks.positive_int("block", block)
     return BlockQuantized(block, bits, stochastic, norm, generator, format)

@@ -40,14 +40,15 @@ class Follower:
             IslandError: if the run has another code.
         """
         store = self._store = self._store or self._open()
-        if self._log.centre is None and not _drive(store, self._log.begin()):
+        if self._log.centre is None and not drive(store, self._log.begin()):
             raise StoreError("there is no run yet")
-        _drive(store, self._log.follow())
+        drive(store, self._log.follow())
         centre = self._log.now
         return centre.round, self._code.tree(centre.state.centre.copy())
 
 
-def _drive(store: Store, requests: Requests) -> Any:
+def drive(store: Store, requests: Requests) -> Any:
+    """Performs all requests, and returns what they come to."""
     answer: Any = None
     try:
         while True:
