@@ -37,6 +37,10 @@ OUTER: dict[str, list[str]] = {
 """Options of MaxText for what a step synchronizes, and where the parameters lie in a replica."""
 
 
+# In bfloat16 MaxText's own losses differ by more than 1e-3 between two layouts of its mesh.
+EVERY_STEP = ["enable_diloco=false", "dtype=float32"]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _settings_of_others():
     """Undoes what MaxText sets for its process, and that a recipe imports the other."""
@@ -86,15 +90,11 @@ def sent(run: SimpleNamespace) -> dict[str, int]:
 def gradients(name: str) -> SimpleNamespace:
     """A run with an exchange of gradients in every step, or of MaxText's own step with replicas along ``data``."""
     along_data = ["ici_diloco_parallelism=1", "ici_data_parallelism=2"] if name == "maxtext" else []
-    config, loop, exchange = recipe("gradients").setup([*options(), *NO_OUTER, *along_data], recipe().METHODS.get(name))
+    config, loop, exchange = recipe("gradients").setup([*options(), *EVERY_STEP, *along_data], recipe().METHODS.get(name))
     step = recipe("gradients").compile_step(config, loop, exchange)
     state, losses = recipe("gradients").run(config, loop, step)
     along, _ = recipe("gradients").sent(step, loop[3], "data" if along_data else "diloco")
     return SimpleNamespace(step=step, along=along, state=state, losses=losses)
-
-
-# In bfloat16 MaxText's own losses differ by as much between two layouts of its mesh as between its step and that of the recipe.
-NO_OUTER = ["enable_diloco=false", "dtype=float32"]
 
 
 def same(one: Any, other: Any) -> None:
@@ -179,7 +179,7 @@ def test_a_restored_run_is_the_unbroken_one(outer: str, tmp_path) -> None:
 
 
 def test_dense_gradients_train_as_maxtexts_own_step() -> None:
-    np.testing.assert_allclose(gradients("dense").losses, gradients("maxtext").losses, atol=1e-3)
+    np.testing.assert_allclose(gradients("dense").losses, gradients("maxtext").losses, atol=1e-4)
 
 
 def test_gradients_send_fewer_bytes_between_replicas() -> None:
@@ -194,10 +194,10 @@ def test_the_loss_falls_with_compressed_gradients() -> None:
 
 def test_a_restored_run_with_compressed_gradients_is_the_unbroken_one(tmp_path) -> None:
     method, whole = recipe().METHODS["int4"], gradients("int4")
-    config, loop, _ = recipe("gradients").setup([*options(BREAK, tmp_path), *NO_OUTER], method)
+    config, loop, _ = recipe("gradients").setup([*options(BREAK, tmp_path), *EVERY_STEP], method)
     saved, first = recipe("gradients").run(config, loop, whole.step)
 
-    config, loop, _ = recipe("gradients").setup([*options(STEPS, tmp_path), *NO_OUTER], method)
+    config, loop, _ = recipe("gradients").setup([*options(STEPS, tmp_path), *EVERY_STEP], method)
     *_, restored, kept = loop
     assert int(restored.optimizer.step[...]) == BREAK
     assert nonzero(kept), "no residual was kept"
