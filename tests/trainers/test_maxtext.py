@@ -90,7 +90,9 @@ def sent(run: SimpleNamespace) -> dict[str, int]:
 def gradients(name: str) -> SimpleNamespace:
     """A run with an exchange of gradients in every step, or of MaxText's own step with replicas along ``data``."""
     along_data = ["ici_diloco_parallelism=1", "ici_data_parallelism=2"] if name == "maxtext" else []
-    config, loop, exchange = recipe("gradients").setup([*options(), *EVERY_STEP, *along_data], recipe().METHODS.get(name))
+    config, loop, exchange = recipe("gradients").setup(
+        [*options(), *EVERY_STEP, *along_data], recipe().METHODS.get(name)
+    )
     step = recipe("gradients").compile_step(config, loop, exchange)
     state, losses = recipe("gradients").run(config, loop, step)
     along, _ = recipe("gradients").sent(step, loop[3], "data" if along_data else "diloco")
@@ -158,6 +160,10 @@ def test_parameters_along_two_axes_of_a_replica_are_sent_by_their_shards() -> No
     np.testing.assert_allclose(ours.losses, own.losses, rtol=0.01)
     assert 0 < sent(ours)["all"] * 7 < sent(own)["all"]
     assert sent(ours)["all"] < 1.01 * sent(trained("int4"))["all"]
+    # Inside a replica a step that synchronizes moves the updates of what no axis divides, and gathers no movement.
+    nothing, every = (gc.wire_bytes(ours.step, mesh=ours.mesh, branch=branch).sent for branch in (0, 1))
+    added = (every - sent(ours)["all"]) - (nothing - sent(ours)["nothing"])
+    assert 0 <= added < 0.01 * sent(own)["all"]
 
 
 @pytest.mark.parametrize("outer", ["whole", "streaming"])
