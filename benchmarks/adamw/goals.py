@@ -36,6 +36,7 @@ GOALS = (
     Goal(100, 0.01, outer=True),
     Goal(40, 0.015, steps=4_000),
     Goal(50, 0.01, steps=2_100),
+    Goal(50, 0.01, steps=2_100, outer=True),
 )
 """Each for the tasks that have runs of its length."""
 
