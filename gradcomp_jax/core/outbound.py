@@ -266,7 +266,7 @@ def agree(groups: Sequence[tuple[Group, list[Piece]]], keys: StepKeys, workers: 
 
     # All of a group's in one array: each pass that encodes cuts out its own.
     held = [passes.in_memory(jnp.concatenate(of_group)) for of_group in of_kind("max")]
-    largest = zip(held, co.pmax(held, workers.axis_name), of_kind("max"), strict=True)
+    largest = zip(held, co.pmax(held, workers.axis_name), strict=True)
     total = iter(co.psum(list(itertools.chain(*of_kind("mean"))), workers.axis_name))
     for group, pieces in groups:
         kind, segments = group.compressor.side_information, [p.segment for p in pieces]
@@ -274,8 +274,8 @@ def agree(groups: Sequence[tuple[Group, list[Piece]]], keys: StepKeys, workers: 
             continue
         statistics, follows = [p.info.statistic for p in pieces], None
         if kind == "max":
-            *follows, each = next(largest)
-            ends = list(itertools.accumulate(len(of_piece) for of_piece in each))[:-1]
+            follows = next(largest)
+            ends = list(itertools.accumulate(map(len, statistics)))[:-1]
             statistics, agreed = (jnp.split(of_all, ends) for of_all in follows)
         elif kind == "mean":
             # All tensors of a compressor go together: what follows (an orthogonalization) is slow on small arrays.
