@@ -48,7 +48,7 @@ hypothesis.settings.register_profile("ci", deadline=None, max_examples=25, deran
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
-MOST_COMPILED = 3_320
+MOST_COMPILED = 3_250
 """Programs that the README's line may compile."""
 
 _compiled = 0
@@ -90,6 +90,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Prints how many programs were compiled."""
     limit = f", the budget is {MOST_COMPILED:,}" if _is_readme_line(config) else ""
+    if limit and _compiled > MOST_COMPILED:
+        limit += ": FAILED, though every test may have passed"
     terminalreporter.write_line(f"{_compiled:,} programs compiled{limit}")
     late = sum(_TOO_LATE in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
     if late:

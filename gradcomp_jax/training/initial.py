@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -93,7 +94,7 @@ def init_state(
         )
         more = {field: inside.model_state} if field else {}
         fields = {"step": inside.step, "params": inside.params, "opt_state": inside.opt_state, **more}
-        return placed(params, fields, lambda x: jnp.array(x) if _is_on(x, mesh) else _placed_copy(x, mesh))
+        return placed(params, fields, lambda x: jnp.array(x) if _is_on(x, mesh) else _on(mesh, jnp.array(x)))
     check_axis(mesh, axis_name)
     if replicas and param_specs is not None:
         raise ValueError("replicas=True gives every worker whole parameters: leave param_specs out")
@@ -108,10 +109,9 @@ def init_state(
         )
     places = _specs.by_leaf(param_specs, params)
     copies = _copies(params, places, mesh, axis_name, param_copy)
-    # Copied, because the train step donates its state and must not take the caller's parameters.
-    leaves = [_placed_copy(p, mesh, spec) for p, spec in zip(jax.tree.leaves(params), places, strict=True)]
+    leaves = [_on(mesh, p, spec) for p, spec in zip(jax.tree.leaves(params), places, strict=True)]
     params = jax.tree.unflatten(jax.tree.structure(params), leaves)
-    model_state = jax.tree.map(lambda x: _placed_copy(x, mesh), model_state)
+    model_state = jax.tree.map(lambda x: _on(mesh, x), model_state)
 
     def start(params: PyTree, model_state: PyTree, copies: PyTree) -> Any:
         if replicas:
@@ -145,7 +145,8 @@ def init_state(
             is_leaf=is_per_device,
         )
 
-    # It goes through the same shard_map as a train step's state, so that the first and the second step are one program.
+    # It goes through the same shard_map as a train step's state, so that the first and the second step are one program. The
+    # program copies what it is given: the train step donates its state and must not take the caller's parameters.
     state = jax.jit(place)(*args)
     check_order(state.opt_state, tx, replicas=replicas)
     refuse_lookahead(state.opt_state, params)
@@ -214,13 +215,18 @@ def _copies(params: PyTree, places: Any, mesh: Mesh, axis_name: AxisName, dtype:
 
     def copy(leaf: Any) -> Any:
         kind = jnp.result_type(leaf)
-        return _placed_copy(leaf, mesh, dtype=dtype if jnp.issubdtype(kind, jnp.floating) else kind)
+        return _on(mesh, leaf, dtype=dtype if jnp.issubdtype(kind, jnp.floating) else kind)
 
     return jax.tree.unflatten(treedef, [copy(p) if is_along else () for p, is_along in zip(leaves, along, strict=True)])
 
 
-def _placed_copy(x: Any, mesh: Mesh, spec: PartitionSpec | None = None, dtype: Any = None) -> jax.Array:
-    return jax.device_put(jnp.array(x, dtype), NamedSharding(mesh, spec or PartitionSpec()))
+def _on(mesh: Mesh, x: Any, spec: PartitionSpec | None = None, dtype: Any = None) -> jax.Array:
+    if not isinstance(x, jax.Array | np.ndarray) or dtype not in (None, x.dtype):
+        x = jnp.array(x, dtype)
+    elif isinstance(x, np.ndarray):
+        # JAX may read the caller's memory after this, when the caller has changed it.
+        x = np.array(x)
+    return jax.device_put(x, NamedSharding(mesh, spec or PartitionSpec()))
 
 
 def _is_on(x: Any, mesh: Mesh) -> bool:
