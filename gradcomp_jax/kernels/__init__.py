@@ -9,6 +9,7 @@ from gradcomp_jax.kernels.casting import to_words as to_words
 from gradcomp_jax.kernels.casting import widened as widened
 from gradcomp_jax.kernels.codebook import decode_normal as decode_normal
 from gradcomp_jax.kernels.codebook import encode_normal as encode_normal
+from gradcomp_jax.kernels.codebook import factor_for_bfloat16 as factor_for_bfloat16
 from gradcomp_jax.kernels.codebook import normal_codebook as normal_codebook
 from gradcomp_jax.kernels.dct import are_few as are_few
 from gradcomp_jax.kernels.dct import dct as dct

@@ -50,6 +50,26 @@ def normal_codebook(bits: int) -> np.ndarray:
     return book
 
 
+@functools.cache
+def factor_for_bfloat16(bits: int) -> float:
+    r"""Returns a factor in [1, 2) at which rounding the levels to bfloat16 makes no bias.
+
+    Without it :math:`E[y\,Q(y)]` of a standard normal y, by which an unbiased scale divides, changes by up to 1.3 thousandths.
+    With it that and the mean square of the change are below 3e-6 of :math:`E[Q(y)^2]`.
+
+    Args:
+        bits: 1 to 4.
+    """
+    book = normal_codebook(bits)
+    inner = [math.erfc(-edge / math.sqrt(2)) / 2 for edge in (book[1:] + book[:-1]) / 2]
+    weight = np.diff([0.0, *inner, 1.0])
+    factors = 1 + np.arange(4096)[:, None] / 4096
+    change = (factors * book).astype(jnp.bfloat16).astype(np.float64) / factors - book
+    # Each level is the mean of what it stands for, so E[y Q(y)] = E[Q(y) ** 2].
+    bias, error = abs(change @ (weight * book)), change**2 @ weight
+    return float(factors[np.argmin(bias + error), 0])
+
+
 def encode_normal(rows: Array, bits: int) -> Array:
     """Returns the nearest level of each entry, packed.
 

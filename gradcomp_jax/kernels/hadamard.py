@@ -8,18 +8,24 @@ import numpy as np
 from jax import lax
 
 from gradcomp_jax._typing import Array
+from gradcomp_jax.kernels.platforms import on_cpu
 from gradcomp_jax.kernels.random import fold_seeds, seeded_bits
 from gradcomp_jax.kernels.separable import on_both_sides
 
 _SIGN = 0x80000000  # the sign bit of a float32
 _ANGLES = 2**31 - 2  # no worker has this number
+_WHOLE = 2048
+"""The longest block whose whole matrix is multiplied by: an entry takes as many multiplications."""
 
 
 def hadamard(rows: Array) -> Array:
     r"""Returns the Walsh-Hadamard transform of each row, orthonormal and its own inverse.
 
-    It is two products with small matrices, :math:`H_{ab} = H_a \otimes H_b`: 2 sqrt(block) multiplications an entry, in a
-    shape that suits matrix units. The butterfly's log2(block) stages would each be a pass over memory.
+    On CPU it is two products with small matrices, :math:`H_{ab} = H_a \otimes H_b`: 2 sqrt(block) multiplications an entry. The
+    butterfly's log2(block) stages would each be a pass over memory.
+
+    Elsewhere each product would be a pass as well, so up to a block of 2048 it is one, with all of H. Matrix units multiply in
+    bfloat16: signs are exact in it, and entries are rounded, by 2**-9 of themselves at most. Sums are in float32.
 
     Args:
         rows: float32 ``[rows, block]``, the block a power of two.
@@ -31,7 +37,21 @@ def hadamard(rows: Array) -> Array:
     if block < 1 or block & (block - 1):
         raise ValueError(f"a Hadamard rotation needs a block that is a power of two, got {block}")
     outer = 1 << ((block.bit_length() - 1) // 2)
-    return on_both_sides(rows, _matrix(outer), _matrix(block // outer))
+
+    def by_two(rows: Array) -> Array:
+        return on_both_sides(rows, _matrix(outer), _matrix(block // outer))
+
+    return on_cpu(by_two, by_one if block <= _WHOLE else by_two, rows)
+
+
+def by_one(rows: Array) -> Array:
+    """Returns :func:`hadamard` by one product with the whole matrix, of entries rounded to bfloat16."""
+    block = rows.shape[1]
+    # Made where it is used: as a constant it would be in the program once for each tensor.
+    numbers = lax.iota(jnp.int32, block)
+    signs = 1 - 2 * (lax.population_count(numbers[:, None] & numbers) & 1)
+    product = jnp.dot(rows.astype(jnp.bfloat16), signs.astype(jnp.bfloat16), preferred_element_type=jnp.float32)
+    return product * jnp.float32(block**-0.5)
 
 
 def rotate(rows: Array, seeds: Array, *, planes: bool = False) -> Array:

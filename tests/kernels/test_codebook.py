@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -69,6 +70,22 @@ def test_error_of_a_normal_sample(bits: int) -> None:
     mean = (square * DENSITY).sum()
     sigma = np.sqrt((square**2 * DENSITY).sum() - mean**2)
     assert abs(loss.mean() - mean) < 5 * sigma / np.sqrt(loss.size)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_rounding_the_levels_makes_no_bias(bits: int) -> None:
+    """What the levels of a normal sample are worth along the sample is what it was, unlike without the factor."""
+    levels = nearest(GRID, bits)
+    square = (levels**2 * DENSITY).sum()
+
+    def change(factor: float) -> tuple[float, float]:
+        rounded = (levels * factor).astype(ml_dtypes.bfloat16).astype(np.float64) / factor - levels
+        return abs((rounded * GRID * DENSITY).sum()) / square, (rounded**2 * DENSITY).sum() / square
+
+    factor = kernels.factor_for_bfloat16(bits)
+    assert 1 <= factor < 2
+    assert max(change(factor)) < 3e-6
+    assert change(1.0)[0] > 5e-4
 
 
 def check(rows: np.ndarray, bits: int) -> None:

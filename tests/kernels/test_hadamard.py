@@ -2,10 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 import scipy.linalg
 
+from gradcomp_jax.kernels.hadamard import by_one
 from tests.programs import kernels
 
 
@@ -16,6 +18,14 @@ def test_is_the_orthonormal_transform_and_its_own_inverse(block: int) -> None:
     want = rows.astype(np.float64) @ scipy.linalg.hadamard(block).T / np.sqrt(block)
     np.testing.assert_allclose(got, want, atol=2e-5)
     np.testing.assert_allclose(kernels.hadamard(jnp.asarray(got)), rows, atol=2e-5)
+
+
+@pytest.mark.parametrize("block", (1, 32, 2048))
+def test_accelerators_round_entries_to_bfloat16_and_nothing_else(block: int) -> None:
+    rows = np.random.default_rng(block).normal(size=(3, block)).astype(np.float32)
+    rounded = rows.astype(ml_dtypes.bfloat16).astype(np.float64)
+    want = rounded @ scipy.linalg.hadamard(block).T / np.sqrt(block)
+    np.testing.assert_allclose(jax.jit(by_one)(rows), want, atol=2e-5)
 
 
 def test_a_rotation_spreads_an_outlier_and_comes_back() -> None:
