@@ -11,6 +11,7 @@ from jax import lax
 
 from gradcomp_jax._typing import Array
 from gradcomp_jax.kernels import dealt_on_tpu
+from gradcomp_jax.kernels.best import best_at_once
 from gradcomp_jax.kernels.dealing import Deal
 from gradcomp_jax.kernels.selection import (
     COMPARED,
@@ -152,10 +153,8 @@ def _best_of_all(found: list[Array], k: int) -> Array:
     parts = parts_of(sum(len(f) for f in found), k, 2 * ROUNDS) or 1
     if parts > 1:
         found = [jnp.concatenate(found).reshape(parts, -1, rows).swapaxes(0, 1)]
-    if k // parts <= ROUNDS:
-        return _in_turn(*found, k=k, each=k // parts)
-    on_gpu, in_turn = (functools.partial(of, k=k, each=k // parts) for of in (_sorted_once, _in_turn))
-    return lax.platform_dependent(*found, cuda=on_gpu, default=in_turn)
+    on_gpu, in_turn = (functools.partial(of, k=k, each=k // parts) for of in (_together, _in_turn))
+    return in_turn(*found) if k == 1 else lax.platform_dependent(*found, cuda=on_gpu, default=in_turn)
 
 
 def _in_turn(*found: Array, k: int, each: int) -> Array:
@@ -167,11 +166,11 @@ def _in_turn(*found: Array, k: int, each: int) -> Array:
     return jnp.stack(best).reshape(k, -1).T
 
 
-def _sorted_once(*found: Array, k: int, each: int) -> Array:
-    # So many rounds would be a kernel each. Negative keys rise as magnitudes fall.
-    keys = jnp.concatenate(found)
-    keys = -keys.reshape(len(keys), -1).T
-    return -lax.sort(keys, dimension=1, is_stable=False)[:, :each].T.reshape(k, -1).T
+def _together(*found: Array, k: int, each: int) -> Array:
+    # Rounds would be a kernel each. Rows lie as a payload does.
+    best = best_at_once(jnp.concatenate(found), each, axis=0)
+    rows = best[0].shape[-1]
+    return jnp.stack([b.reshape(-1, rows).T for b in best], axis=1).reshape(rows, k)
 
 
 def _apart(block: int, k: int, run: int) -> int:

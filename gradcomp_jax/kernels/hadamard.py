@@ -50,8 +50,16 @@ def by_one(rows: Array) -> Array:
     # Made where it is used: as a constant it would be in the program once for each tensor.
     numbers = lax.iota(jnp.int32, block)
     signs = 1 - 2 * (lax.population_count(numbers[:, None] & numbers) & 1)
-    product = jnp.dot(rows.astype(jnp.bfloat16), signs.astype(jnp.bfloat16), preferred_element_type=jnp.float32)
-    return product * jnp.float32(block**-0.5)
+
+    def product(*operands: Array) -> Array:
+        return jnp.dot(*operands, preferred_element_type=jnp.float32)
+
+    def alone(*operands: Array) -> Array:
+        # GPU would work on many tensors at a time, each with its temporaries.
+        return product(*lax.optimization_barrier(operands))
+
+    operands = rows.astype(jnp.bfloat16), signs.astype(jnp.bfloat16)
+    return lax.platform_dependent(*operands, cuda=alone, default=product) * jnp.float32(block**-0.5)
 
 
 def rotate(rows: Array, seeds: Array, *, planes: bool = False) -> Array:

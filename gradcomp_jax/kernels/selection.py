@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from gradcomp_jax._typing import Array
+from gradcomp_jax.kernels.best import best_at_once
 from gradcomp_jax.kernels.platforms import on_cpu
 from gradcomp_jax.kernels.reductions import max_of_lanes, max_of_rows
 
@@ -49,6 +50,7 @@ def _best_keys(rows: Array, k: int) -> Array:
     return lax.platform_dependent(
         keys,
         tpu=functools.partial(approximate_best, k=k, low_bits=low_bits),
+        cuda=functools.partial(_best_on_gpu, k=k),
         default=functools.partial(_best_in_parts, k=k),
     )
 
@@ -68,6 +70,11 @@ def approximate_best(keys: Array, *, k: int, low_bits: int) -> Array:
     best = lax.approx_max_k(lax.bitcast_convert_type(ordered, jnp.float32), k)[0]
     found = lax.bitcast_convert_type(best, jnp.int32) - jnp.int32(_ONE_EXPONENT)
     return ((found & jnp.int32(~position_and_sign)) << 1) | (found & jnp.int32(position_and_sign))
+
+
+def _best_on_gpu(keys: Array, *, k: int) -> Array:
+    # Exact, in one pass.
+    return jnp.stack(best_at_once(keys, k, axis=1), axis=1) if k <= ROUNDS else _best_in_parts(keys, k=k)
 
 
 def _best_in_parts(keys: Array, *, k: int) -> Array:

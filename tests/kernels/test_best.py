@@ -1,0 +1,46 @@
+"""The largest few by one reduction, against a sort."""
+
+import jax
+import numpy as np
+import pytest
+
+from gradcomp_jax.kernels.best import best_at_once
+from gradcomp_jax.kernels.dealt_selection import _in_turn, _together
+from gradcomp_jax.kernels.selection import _best_on_gpu, _keys, parts_of
+
+
+@pytest.mark.parametrize(("k", "axis"), [(1, 0), (3, 1), (8, 0), (10, 1)])
+def test_the_largest_in_order(k: int, axis: int) -> None:
+    # With repetitions, and with fewer than ten along the axis.
+    least = np.iinfo(np.int32).min
+    for length in (6, 77):
+        shape = (length, 5) if axis == 0 else (5, length)
+        keys = np.random.default_rng(k).integers(-20, 20, size=shape).astype(np.int32)
+        padded = np.concatenate([keys, np.full_like(keys, least), np.full_like(keys, least)], axis)
+        want = np.flip(np.sort(padded, axis), axis).take(range(k), axis)
+        got = jax.jit(best_at_once, static_argnums=(1, 2))(keys, k, axis)
+        np.testing.assert_array_equal(np.stack(got, axis), want)
+
+
+def test_over_a_mesh_as_alone(mesh8: jax.sharding.Mesh) -> None:
+    keys, spec = np.random.default_rng(0).integers(0, 1 << 30, size=(8, 40), dtype=np.int32), jax.P("data")
+    mapped = jax.shard_map(lambda x: tuple(best_at_once(x, 2, 1)), mesh=mesh8, in_specs=spec, out_specs=spec)
+    np.testing.assert_array_equal(np.stack(jax.jit(mapped)(keys), 1), np.flip(np.sort(keys, 1), 1)[:, :2])
+
+
+@pytest.mark.parametrize(("runs", "k"), [(64, 4), (96, 24)])
+def test_what_gpu_takes_of_runs_is_what_is_found_in_turn(runs: int, k: int) -> None:
+    """Of several parts each gives as many; the order within a row is theirs."""
+    keys = np.random.default_rng(k).permutation(runs * 7).astype(np.int32).reshape(runs, 7)
+    each = k // (parts_of(runs, k, 16) or 1)
+    split = keys.reshape(k // each, -1, 7).swapaxes(0, 1) if each < k else keys
+    gpu, in_turn = (jax.jit(lambda x, of=of: of(x, k=k, each=each))(split) for of in (_together, _in_turn))
+    assert gpu.shape == (7, k)
+    np.testing.assert_array_equal(np.sort(gpu, axis=1), np.sort(in_turn, axis=1))
+
+
+def test_gpu_misses_none_of_a_few() -> None:
+    rows = np.random.default_rng(0).normal(size=(50, 1024)).astype(np.float32)
+    keys = jax.jit(lambda x: _best_on_gpu(_keys(x, 11), k=4))(rows)
+    index = (np.asarray(keys) & 0x7FF) >> 1
+    np.testing.assert_array_equal(np.sort(index, 1), np.sort(np.argsort(-np.abs(rows), axis=1)[:, :4], 1))
