@@ -41,6 +41,7 @@ class Rotated(Compressor):
     measures_largest = True  # in units of the largest no square over- or underflows
     pads_nonzero = True  # a rotation mixes entries into the padding
     multiplies = True
+    scales = True
 
     @property
     def unbiased(self) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from gradcomp_jax._typing import Array
-from gradcomp_jax.kernels.platforms import on_cpu
+from gradcomp_jax.kernels.platforms import in_rows_on_tpu, on_cpu
 from gradcomp_jax.kernels.random import fold_seeds, seeded_bits
 from gradcomp_jax.kernels.separable import on_both_sides
 
@@ -58,7 +58,7 @@ def by_one(rows: Array) -> Array:
         # GPU would work on many tensors at a time, each with its temporaries.
         return product(*lax.optimization_barrier(operands))
 
-    operands = rows.astype(jnp.bfloat16), signs.astype(jnp.bfloat16)
+    operands = in_rows_on_tpu(rows.astype(jnp.bfloat16)), signs.astype(jnp.bfloat16)
     return lax.platform_dependent(*operands, cuda=alone, default=product) * jnp.float32(block**-0.5)
 
 
