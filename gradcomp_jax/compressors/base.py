@@ -131,7 +131,7 @@ class Compressor(abc.ABC):
         decodes_anew: passes that need a dealt payload decoded should each decode it and not share an array.
         zeroes: :meth:`decode_dealt` heeds ``info.ok``: it places zeros, where others write a dense array once more.
         multiplies: decoding is matrix products.
-        scales: an entry decodes from its own digits and what is known of its row: TPU should not do so in another layout.
+        scales: a row decodes from its own digits and what is known of it: TPU should not do so in another layout.
         measures_largest: the statistic is the largest magnitude of each row, in which an entry that is not finite shows.
         by_entry: an entry is encoded by itself, whatever its place.
         by_row: a row is encoded by itself, without draws, a state or side information: rows of several tensors may go together.

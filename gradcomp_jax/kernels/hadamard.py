@@ -55,7 +55,7 @@ def by_one(rows: Array) -> Array:
         return jnp.dot(*operands, preferred_element_type=jnp.float32)
 
     def alone(*operands: Array) -> Array:
-        # GPU would work on many tensors at a time, each with its temporaries.
+        # GPU would join products with one matrix, and copy what goes in and comes out.
         return product(*lax.optimization_barrier(operands))
 
     operands = in_rows_on_tpu(rows.astype(jnp.bfloat16)), signs.astype(jnp.bfloat16)
