@@ -66,6 +66,11 @@ OWN: dict[str, Recipe] = {
         functools.partial(make_dgc, clip_norm=None), "DGC without local clipping", stages=warm_up_stages
     ),
     "dgc-gather": Recipe(_dgc_gather, "DGC by gather, at the density that sends the same bytes", stages=warm_up_stages),
+    "dgc-two-bits": Recipe(
+        functools.partial(make_dgc, bits=2, pack_positions=True, block=4096, view="tree"),
+        "DGC with values of two bits and packed positions, all leaves together",
+        stages=warm_up_stages,
+    ),
     "dgc-paper": Recipe(
         functools.partial(make_dgc, collective=_collective("all_gather")),
         "DGC by gather at its full density, as in the paper: whatever any worker sends is in the update",

@@ -266,7 +266,7 @@ STUDIES: dict[str, Study] = {
         {
             8: (
                 _BASE,
-                *(Row(name) for name in ("dgc", "dgc-paper", "terngrad", "topk-sgd")),
+                *(Row(name) for name in ("dgc", "dgc-two-bits", "dgc-paper", "terngrad", "topk-sgd")),
                 *(Row(name) for name in ("block-quantized", "block-quantized-4-bit", "powersgd", "one-bit-sgd")),
                 *_PARTS_OF_DGC,
                 Row("dense-bf16-clip"),

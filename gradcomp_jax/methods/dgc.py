@@ -1,7 +1,7 @@
 """Deep Gradient Compression (Lin et al., 2018)."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import optax
 
@@ -37,6 +37,9 @@ def dgc(
     block: int | None = None,
     downlink_density: float | None = None,
     dtype: Any = "bfloat16",
+    bits: int | None = None,
+    pack_positions: bool = False,
+    view: Literal["tree"] | None = None,
     exact: bool = False,
     collective: collectives.Collective | str = "auto",
     memory_dtype: Any = "float32",
@@ -73,6 +76,9 @@ def dgc(
             worker sends one, as with the default density, a second one is 1.5 times the bytes. It is sent after a ``warm_up``,
             and without momentum correction, as by :func:`gradcomp_jax.topk_sgd`.
         dtype: dtype of values on the wire, also of the dense leaves: bfloat16 or float32.
+        bits: 2 for a sign and one of two magnitudes for each value, see :func:`gradcomp_jax.compressors.topk`.
+        pack_positions: sends positions in about two bits each and the logarithm of their distance.
+        view: ``"tree"`` for blocks of all compressed leaves together, each a sample of the whole gradient.
         exact: the paper's selection, by sorting, as for :func:`gradcomp_jax.topk_sgd`.
         collective: see :func:`gradcomp_jax.exchange`. By default ``all_gather`` for two workers and ``two_phase`` for more. In
             two phases, a worker takes back, of an entry that its owner does not send, at most the smallest magnitude that the
@@ -107,8 +113,10 @@ def dgc(
     if downlink_density is not None:
         refuse_without_downlink("downlink_density", collectives.as_collective(collective))
     final = compressors.topk(density, block=block)
-    # The final density decides in every stage: which leaves have a memory must not change between stages.
-    chosen = gains(final, compressors.dense(dtype)) if mask is None else mask
+    # The final density decides in every stage: which leaves have a memory must not change between stages. Leaves that are
+    # together need not fill a block each.
+    judge = final if view is None else compressors.topk(density)
+    chosen = gains(judge, compressors.dense(dtype)) if mask is None else mask
     if warm_up and downlink_density is None:
         downlink_density = final.k_downlink / final.block
 
@@ -117,7 +125,15 @@ def dgc(
         downlink = None if downlink_density is None else max(at, downlink_density)
 
         def largest(block: int) -> compressors.Compressor:
-            code = compressors.topk(at, block=block, downlink_density=downlink, dtype=dtype, exact=exact)
+            code = compressors.topk(
+                at,
+                block=block,
+                downlink_density=downlink,
+                dtype=dtype,
+                bits=bits,
+                exact=exact,
+                pack_positions=pack_positions,
+            )
             # Owners send one entry where a worker does: accumulated entries come in turn, and a second adds half the bytes.
             one_for_one = momentum_correction and downlink is None and code.k == 1
             return dataclasses.replace(code, k_downlink=1) if one_for_one else code
@@ -129,6 +145,7 @@ def dgc(
             collective=collectives.as_collective(collective, lossy_downlink=True),
             mask=chosen,
             dense_compressor=compressors.dense(dtype),
+            view=view,
         )
 
     before = [] if isinstance(weight_decay, (int, float)) and not weight_decay else [decay(weight_decay)]
