@@ -42,8 +42,8 @@ CASES = (
     Case(
         "below 10 Gbit/s",
         "SGD, momentum in the method",
-        'gc.dgc(collective="all_gather", warm_up=..., clip_norm=...)',
-        "dgc-paper-epochs-16",
+        'gc.dgc(bits=2, pack_positions=True, block=4096, view="tree", warm_up=..., clip_norm=...)',
+        "dgc-two-bits",
         "cifar10.md",
     ),
     Case(

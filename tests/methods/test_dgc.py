@@ -106,6 +106,26 @@ def test_warm_up_moves_the_density_in_one_program() -> None:
     assert update._cache_size() == 1
 
 
+def test_two_bits_of_all_leaves_together_lose_nothing() -> None:
+    """In a warm-up and after it; a leaf that is shorter than a block is compressed too."""
+    options = {"density": 1 / 64, "block": 128, "bits": 2, "pack_positions": True, "view": "tree", "mask": True}
+    state, update = mapped(
+        gc.dgc(axis_name=AXIS, warm_up=((2, 0.25),), momentum=0.0, collective="all_gather", **options)
+    )
+    rng, seen, arrived = np.random.default_rng(5), np.float64(0), np.float64(0)
+    for _ in range(5):
+        gradients = draw(rng)
+        updates, state = update(gradients, state, None)
+        seen = seen + np.concatenate([g.mean(axis=0, dtype=np.float64).reshape(-1) for g in gradients.values()])
+        sent = np.concatenate([np.asarray(u)[0].reshape(-1) for u in updates.values()])
+        assert 0 < np.count_nonzero(sent) < sent.size
+        arrived = arrived + sent
+    (memory,) = exchange_state(state).memory[0]
+    kept = np.asarray(memory.accumulated.value, np.float64).reshape(N, -1).mean(axis=0)
+    assert not kept[seen.size :].any()
+    np.testing.assert_allclose(arrived + kept[: seen.size], seen, atol=1e-5)
+
+
 def test_warm_up_keeps_the_leaves_of_the_final_density() -> None:
     """A leaf that gains nothing at the first, high density has its memory from the start."""
     tx = gc.dgc(axis_name=None, density=0.001, warm_up=((1, 0.25), (1, 0.06)))
