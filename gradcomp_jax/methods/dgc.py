@@ -92,8 +92,8 @@ def dgc(
         dtypes, equal on every worker.
 
     Raises:
-        ValueError: for values out of range, for a block with ``exact``, for a ``downlink_density`` without owners, and for
-            ``masking=False`` without the momentum that it would mask.
+        ValueError: for values out of range, for a block or a view with ``exact``, for a ``downlink_density`` without owners,
+            and for ``masking=False`` without the momentum that it would mask.
         TypeError: for a density that is traced.
 
     References:
@@ -108,8 +108,9 @@ def dgc(
         raise ValueError(
             "masking=False is of the momentum inside, and momentum_correction=False has none: leave masking out"
         )
-    if exact and block is not None:
-        raise ValueError(f"exact=True takes whole tensors as blocks, got block={block}; leave one of them out")
+    for name, value in (("block", block), ("view", view)):
+        if exact and value is not None:
+            raise ValueError(f"exact=True takes whole tensors as blocks, got {name}={value}; leave one of them out")
     if downlink_density is not None:
         refuse_without_downlink("downlink_density", collectives.as_collective(collective))
     final = compressors.topk(density, block=block)

@@ -189,6 +189,7 @@ def test_local_clip_bounds_each_worker() -> None:
         ),
         ({"collective": gc.collectives.TwoPhase("server")}, r"makes training diverge; use 'split'"),
         ({"dtype": "int8"}, r"dtype must be float32 or bfloat16, got int8"),
+        ({"exact": True, "view": "tree"}, r"takes whole tensors as blocks, got view=tree; leave one of them out"),
         ({"block": 0}, r"block must be an integer of at least 1, got 0"),
     ],
 )
