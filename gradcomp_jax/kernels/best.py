@@ -1,4 +1,4 @@
-"""The largest few along an axis by one reduction, for GPU, where every reduction is a kernel that reads its operand again."""
+"""The largest few of each row by one reduction, for GPU, where every reduction is a kernel that reads its operand again."""
 
 import functools
 
@@ -10,24 +10,22 @@ from gradcomp_jax._typing import Array
 _LEAST = jnp.iinfo(jnp.int32).min
 
 
-def best_at_once(keys: Array, k: int, axis: int) -> list[Array]:
-    """Returns the ``k`` largest along an axis, largest first: ``k`` arrays without it.
+def best_at_once(keys: Array, k: int) -> list[Array]:
+    """Returns the ``k`` largest of each row, largest first: ``k`` arrays int32 ``[rows]``.
 
-    Where an axis has fewer, the rest are the smallest int32.
-
-    What is reduced are sorted lists, of one key each at first. An entry costs some ``k log2 k`` comparisons, so it is for few.
+    Where a row has fewer, the rest are the smallest int32. What is reduced are sorted lists, of one key each at first. An entry
+    costs some ``k log2 k`` comparisons, so it is for few.
 
     Args:
-        keys: int32.
+        keys: int32 ``[rows, block]``. Columns would not do: XLA:GPU keeps 8 KiB of shared memory for each list of them.
         k: at least 1.
-        axis: of ``keys``.
     """
     length = 1 << (k - 1).bit_length()
     # Of the keys, so that they vary over the axes of a mesh as the keys do; compilers see a constant.
     nothing = keys * 0 + jnp.int32(_LEAST)
     lists = (keys, *(nothing for _ in range(length - 1)))
     start = tuple(jnp.int32(_LEAST) for _ in lists)
-    return list(lax.reduce(lists, start, _merged, (axis,))[:k])
+    return list(lax.reduce(lists, start, _merged, (1,))[:k])
 
 
 def _merged(ours: tuple[Array, ...], theirs: tuple[Array, ...]) -> tuple[Array, ...]:

@@ -13,6 +13,7 @@ from gradcomp_jax._typing import Array
 from gradcomp_jax.kernels import dealt_on_tpu
 from gradcomp_jax.kernels.best import best_at_once
 from gradcomp_jax.kernels.dealing import Deal
+from gradcomp_jax.kernels.platforms import in_rows
 from gradcomp_jax.kernels.selection import (
     COMPARED,
     LANES,
@@ -167,10 +168,11 @@ def _in_turn(*found: Array, k: int, each: int) -> Array:
 
 
 def _together(*found: Array, k: int, each: int) -> Array:
-    # Rounds would be a kernel each. Rows lie as a payload does.
-    best = best_at_once(jnp.concatenate(found), each, axis=0)
-    rows = best[0].shape[-1]
-    return jnp.stack([b.reshape(-1, rows).T for b in best], axis=1).reshape(rows, k)
+    # Rounds would be a kernel each.
+    keys = jnp.concatenate(found)
+    rows = in_rows(keys.reshape(len(keys), -1).T)
+    best = jnp.stack(best_at_once(rows, each), axis=1)
+    return best.reshape(k // each, -1, each).swapaxes(0, 1).reshape(-1, k)
 
 
 def _apart(block: int, k: int, run: int) -> int:

@@ -27,13 +27,17 @@ def held_on_tpu(array: Array) -> Array:
     return lax.platform_dependent(array, tpu=lax.optimization_barrier, default=lambda x: x)
 
 
+def in_rows(array: Array) -> Array:
+    """Returns a matrix that compilers lay out row after row, whatever would be easier for them."""
+    return with_layout_constraint(array, Layout(major_to_minor=tuple(range(array.ndim))))
+
+
 def in_rows_on_tpu(array: Array) -> Array:
     """Returns a matrix that TPU holds in memory row after row.
 
     Otherwise TPU makes it by columns where that is easier, and transposes what is computed from it, which may be wider.
     """
-    in_rows = Layout(major_to_minor=tuple(range(array.ndim)))
-    return lax.platform_dependent(array, tpu=lambda x: with_layout_constraint(x, in_rows), default=lambda x: x)
+    return lax.platform_dependent(array, tpu=in_rows, default=lambda x: x)
 
 
 def follows_on_tpu(ok: Array, array: Array) -> Array:

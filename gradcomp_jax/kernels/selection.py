@@ -74,7 +74,7 @@ def approximate_best(keys: Array, *, k: int, low_bits: int) -> Array:
 
 def _best_on_gpu(keys: Array, *, k: int) -> Array:
     # Exact, in one pass.
-    return jnp.stack(best_at_once(keys, k, axis=1), axis=1) if k <= ROUNDS else _best_in_parts(keys, k=k)
+    return jnp.stack(best_at_once(keys, k), axis=1) if k <= ROUNDS else _best_in_parts(keys, k=k)
 
 
 def _best_in_parts(keys: Array, *, k: int) -> Array:
