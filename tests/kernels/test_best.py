@@ -35,6 +35,9 @@ def test_what_gpu_takes_of_runs_is_what_is_found_in_turn(runs: int, k: int) -> N
     gpu, in_turn = (jax.jit(lambda x, of=of: of(x, k=k, each=each))(split) for of in (_together, _in_turn))
     assert gpu.shape == (7, k)
     np.testing.assert_array_equal(np.sort(gpu, axis=1), np.sort(in_turn, axis=1))
+    # Simulated workers are mapped over one device.
+    both = jax.jit(jax.vmap(lambda x: _together(x, k=k, each=each)))(np.stack([split, split[::-1]]))
+    np.testing.assert_array_equal(both[0], gpu)
 
 
 def test_gpu_misses_none_of_a_few() -> None:
