@@ -41,6 +41,7 @@ OTHER = {
     "rank": 2,
     "rate": lambda step: 0.1 + step.astype(jnp.float32),
     "seed": 3,
+    "view": "tree",
     "warm_up": ((3, 0.25),),
     "warm_up_steps": 7,
     "weight_decay": 0.1,
