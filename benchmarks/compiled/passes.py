@@ -56,10 +56,11 @@ class Row:
     seconds: float
 
 
-def measure(case: str, params: model.Shapes, topology: Topology) -> Row:
-    """Compiles one update of a case for a gradient tree, with its state donated."""
+def measure(case: str, params: model.Shapes, topology: Topology, **options: str) -> Row:
+    """Compiles one update of a case for a gradient tree, with its state donated; ``options`` are the compiler's."""
     began = time.process_time()
-    compiled = gc.lower_update(params, CASES[case](), topology.mesh(), axis_name=topology.axis_name).compile()
+    lowered = gc.lower_update(params, CASES[case](), topology.mesh(), axis_name=topology.axis_name)
+    compiled = lowered.compile(compiler_options=options or None)
     seconds, gradient = time.process_time() - began, model.gradient_bytes(params)
     return Row(
         passes=round(bytes_accessed(compiled) / gradient, 2),

@@ -1,7 +1,5 @@
 """The largest few of each row by one reduction, for GPU, where every reduction is a kernel that reads its operand again."""
 
-import functools
-
 import jax.numpy as jnp
 from jax import lax
 
@@ -31,7 +29,7 @@ def best_at_once(keys: Array, k: int) -> list[Array]:
 def _merged(ours: tuple[Array, ...], theirs: tuple[Array, ...]) -> tuple[Array, ...]:
     """Returns the larger half of two lists in falling order, in falling order."""
     # What is taken from each end rises and falls once, which half-cleaners sort (Batcher, 1968).
-    merged = [functools.reduce(jnp.maximum, pair) for pair in zip(ours, reversed(theirs), strict=True)]
+    merged = [jnp.maximum(a, b) for a, b in zip(ours, reversed(theirs), strict=True)]
     half = len(merged) // 2
     while half:
         for i in range(len(merged)):

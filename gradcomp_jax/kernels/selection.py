@@ -141,9 +141,9 @@ def top_of_rows(rows: Array, k: int) -> Array:
     of at least ``16 k`` interleaved lanes and of as many runs of neighbours. So a large entry is missed if larger ones share
     both its lane and its run. For more than 16 entries (32 where ``64 k`` is at most the block, 8 where ``16 k`` is not
     below the block) the row is cut into equal parts, each of which gives up to that many entries. So a part with more of the
-    largest loses some. Where block and k have no such divisor, the row is sorted instead. On TPU, for ``k > 1``, its own
-    approximate top-k is used. :func:`recall` says how many are found. A selection need not be more exact: what is not sent
-    stays behind.
+    largest loses some. Where block and k have no such divisor, the row is sorted instead. On GPU up to 8 entries are found
+    exactly. On TPU, for ``k > 1``, its own approximate top-k is used. :func:`recall` says how many are found. A selection
+    need not be more exact: what is not sent stays behind.
 
     Args:
         rows: float32 ``[rows, block]``.
