@@ -16,6 +16,9 @@ _SIGN = 0x80000000  # the sign bit of a float32
 _ANGLES = 2**31 - 2  # no worker has this number
 _WHOLE = 2048
 """The longest block whose whole matrix is multiplied by: an entry takes as many multiplications."""
+_MANY = 704
+"""Rows from which XLA does not split the sums of a product for H100."""
+_SHORTEST = 32  # entries of a piece
 
 
 def hadamard(rows: Array) -> Array:
@@ -45,21 +48,37 @@ def hadamard(rows: Array) -> Array:
 
 
 def by_one(rows: Array) -> Array:
-    """Returns :func:`hadamard` by one product with the whole matrix, of entries rounded to bfloat16."""
-    block = rows.shape[1]
+    """Returns :func:`hadamard` by one product with a whole matrix, of entries rounded to bfloat16."""
+
+    def product(rows: Array) -> Array:
+        return jnp.dot(rows, _signs(rows.shape[1]), preferred_element_type=jnp.float32)
+
+    rounded = in_rows_on_tpu(rows.astype(jnp.bfloat16))
+    return lax.platform_dependent(rounded, cuda=by_pieces, default=product) * jnp.float32(rows.shape[1] ** -0.5)
+
+
+def by_pieces(rows: Array) -> Array:
+    """Returns bfloat16 rows times all of Sylvester's matrix of signs, as GPU does it.
+
+    XLA would split the sums of few rows, and write up to 8 float32 arrays of parts. A row in pieces, each a row by itself, is
+    many rows; sums and differences of their products are the row's.
+    """
+    n, block = rows.shape
+    pieces = 1
+    while n * pieces < _MANY and _SHORTEST * pieces < block:
+        pieces *= 2
+    operands = rows.reshape(n * pieces, block // pieces), _signs(block // pieces)
+    # GPU would join products with one matrix, and copy what goes in and comes out.
+    parts = jnp.dot(*lax.optimization_barrier(operands), preferred_element_type=jnp.float32)
+    parts, signs = parts.reshape(n, pieces, block // pieces), _signs(pieces).astype(jnp.float32)
+    return sum(signs[:, j, None] * parts[:, j, None] for j in range(pieces)).reshape(n, block)
+
+
+def _signs(size: int) -> Array:
+    """Returns Sylvester's matrix in bfloat16."""
     # Made where it is used: as a constant it would be in the program once for each tensor.
-    numbers = lax.iota(jnp.int32, block)
-    signs = 1 - 2 * (lax.population_count(numbers[:, None] & numbers) & 1)
-
-    def product(*operands: Array) -> Array:
-        return jnp.dot(*operands, preferred_element_type=jnp.float32)
-
-    def alone(*operands: Array) -> Array:
-        # GPU would join products with one matrix, and copy what goes in and comes out.
-        return product(*lax.optimization_barrier(operands))
-
-    operands = in_rows_on_tpu(rows.astype(jnp.bfloat16)), signs.astype(jnp.bfloat16)
-    return lax.platform_dependent(*operands, cuda=alone, default=product) * jnp.float32(block**-0.5)
+    numbers = lax.iota(jnp.int32, size)
+    return (1 - 2 * (lax.population_count(numbers[:, None] & numbers) & 1)).astype(jnp.bfloat16)
 
 
 def rotate(rows: Array, seeds: Array, *, planes: bool = False) -> Array:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from gradcomp_jax.kernels.hadamard import by_one
+from gradcomp_jax.kernels.hadamard import by_one, by_pieces
 from tests.programs import kernels
 
 
@@ -26,6 +26,14 @@ def test_accelerators_round_entries_to_bfloat16_and_nothing_else(block: int) -> 
     rounded = rows.astype(ml_dtypes.bfloat16).astype(np.float64)
     want = rounded @ scipy.linalg.hadamard(block).T / np.sqrt(block)
     np.testing.assert_allclose(jax.jit(by_one)(rows), want, atol=2e-5)
+
+
+@pytest.mark.parametrize(("rows", "block"), ((3, 2048), (100, 1024), (326, 1024), (704, 64), (5, 8)))
+def test_gpu_joins_the_pieces_of_few_rows(rows: int, block: int) -> None:
+    x = np.random.default_rng(block).normal(size=(rows, block)).astype(ml_dtypes.bfloat16)
+    got = jax.jit(by_pieces)(x)
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, x.astype(np.float64) @ scipy.linalg.hadamard(block).T, atol=1e-3)
 
 
 def test_a_rotation_spreads_an_outlier_and_comes_back() -> None:
