@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 import gradcomp_jax as gc
 from benchmarks.compiled import model
-from benchmarks.compiled.passes import kernels
+from benchmarks.compiled.traffic import traffic
 from benchmarks.kernels import Round, machine, measure
 from benchmarks.pages import write_between
 from gradcomp_jax import _markdown
@@ -48,7 +48,7 @@ def start(method: str, tree: model.Shapes) -> tuple[Round, int]:
         updates, held[0] = update(gradients, held[0])
         return updates
 
-    return Round(step, None), kernels(update.as_text())
+    return Round(step, None), traffic(update.as_text()).launches
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
     python benchmarks/gpu.py                                     # prints all tables
     python benchmarks/gpu.py --table steps --write docs/gpu.md   # and writes them between the page's markers
     python benchmarks/gpu.py --topology '8 H100' --method dgc
-    python benchmarks/gpu.py --table passes --rows rows.json --before docs/results/gpu-passes.json
+    python benchmarks/gpu.py --table passes --rows rows.json
     python benchmarks/gpu.py --table launches --before docs/results/gpu-launches.json --write docs/gpu.md
 
 Needs the plugin (docs/gpu.md says how to install it) and no GPU: programs are compiled, not run.

@@ -3,7 +3,7 @@
     python benchmarks/tpu.py                                     # prints all tables
     python benchmarks/tpu.py --table steps --write docs/tpu.md   # and writes them between the page's markers
     python benchmarks/tpu.py --topology 'v5e 4x4' --method dgc
-    python benchmarks/tpu.py --table passes --rows rows.json --before docs/results/tpu-passes.json
+    python benchmarks/tpu.py --table passes --rows rows.json
 
 Needs libtpu (pip install '.[tpu]') and no TPU: programs are compiled, not run.
 """

@@ -1,11 +1,10 @@
 """What an exchange sends and what it costs a compiler, by method, for a model's gradient tree.
 
     python benchmarks/wire.py --model resnet50 --workers 8
-    python benchmarks/wire.py --tpu v5e:2x4
 
-No data and no training: the programs are compiled and read, not run. Printed are the bytes that one worker sends in a step;
-the seconds to trace and to compile; and, by the compiler's own count, temporaries, and bytes read and written, both over the
-bytes of the gradient. ``--tpu`` compiles for a TPU topology in place of simulated CPU workers, which needs libtpu and no TPU.
+No data and no training: the programs are compiled for simulated workers and read, not run. Printed are the bytes that one
+worker sends in a step; the seconds to trace and to compile; and, by the compiler's own count, temporaries, and bytes read and
+written, both over those of the gradient. benchmarks/tpu.py and benchmarks/gpu.py do the same for accelerators.
 """
 
 import argparse
@@ -20,7 +19,6 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--workers", type=int, default=8, help="simulated workers (default: %(default)s)")
     parser.add_argument("--density", type=float, default=1e-3, help="of DGC (default: %(default)s)")
-    parser.add_argument("--tpu", default="", help="a topology such as v5e:2x4")
     parser.add_argument("--rows", action="store_true", help="also print each program's collectives")
     return parser.parse_args()
 
@@ -30,10 +28,7 @@ def main() -> None:
     flag = f"--xla_force_host_platform_device_count={options.workers}"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}"
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     import jax
-    import numpy as np
-    from jax.experimental import topologies
 
     import gradcomp_jax as gc
     from gradcomp_jax import _markdown
@@ -42,9 +37,7 @@ def main() -> None:
     if options.model not in MODELS:
         raise SystemExit(f"model must be one of {', '.join(MODELS)}, got {options.model!r}")
     params = MODELS[options.model]()
-    topology = topologies.get_topology_desc(platform="tpu", topology_name=options.tpu) if options.tpu else None
-    devices = jax.devices() if topology is None else topology.devices
-    mesh = jax.sharding.Mesh(np.array(devices), ("data",))
+    mesh = jax.make_mesh((options.workers,), ("data",))
     methods = {
         "dense float32": gc.dense(axis_name="data"),
         "dense bfloat16": gc.dense(axis_name="data", dtype="bfloat16"),
@@ -66,7 +59,7 @@ def main() -> None:
         costs.append((name, f"{traced - start:.1f}", f"{done - traced:.1f}", f"{temporaries:.2f}", f"{passes:.1f}"))
     f32, bf16 = reports["dense float32"].sent, reports["dense bfloat16"].sent
     print(
-        f"{options.model}: {len(params)} leaves, {values:,} values; {len(devices)} x {devices[0].device_kind},"
+        f"{options.model}: {len(params)} leaves, {values:,} values; {options.workers} simulated workers,"
         f" jax {jax.__version__}, {os.cpu_count()} cores compile\n"
     )
     sent = ((name, f"{r.sent:,}", f"{f32 / r.sent:.1f}x", f"{bf16 / r.sent:.1f}x") for name, r in reports.items())

@@ -10,7 +10,7 @@ import numpy as np
 import scipy.stats
 
 from benchmarks.adamw.rows import ROWS
-from benchmarks.adamw.runs import MORE_SEEDS, SEEDS, Results, best_rate
+from benchmarks.adamw.runs import ALL_SEEDS, Results, best_rate
 from benchmarks.adamw.train import Run
 from gradcomp_jax import _markdown
 
@@ -24,7 +24,7 @@ def losses(name: str, steps: int, found: Results, part: str = "test") -> dict[in
     rate = best_rate(name, ROWS[name], found)
     if rate is None:
         return {}
-    runs = {seed: Run(name, rate, steps, seed).name for seed in (*SEEDS, *MORE_SEEDS)}
+    runs = {seed: Run(name, rate, steps, seed).name for seed in ALL_SEEDS}
     return {seed: float(found.runs[run][part]) for seed, run in runs.items() if run in found.runs}
 
 

@@ -1,29 +1,18 @@
-"""What an exchange of a large gradient tree costs a device by its compiler's count: memory passes, kernels, temporaries."""
+"""What an exchange of a large gradient tree costs a device, as compiled: memory passes, kernels, temporaries."""
 
 import dataclasses
 import json
 import pathlib
 import time
-from typing import Any
 
 import jax
 
 import gradcomp_jax as gc
 from benchmarks.compiled import model
 from benchmarks.compiled.programs import DATA, Topology
-from gradcomp_jax.audit.collectives import base_opcode, is_later_half, transfer_of
-from gradcomp_jax.audit.hlo import Computation, Module, parse_module
-from gradcomp_jax.audit.syntax import parse_names
+from benchmarks.compiled.traffic import traffic
+from gradcomp_jax.audit.hlo import parse_module
 from gradcomp_jax.methods.registry import METHODS
-
-# Instructions that launch nothing: names of values, and calls of what is counted by itself.
-SILENT = (
-    "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "opt-barrier", "partition-id",
-    "replica-id", "call", "while", "conditional", "async-start", "domain",
-)  # fmt: skip
-CALLED = (
-    "to_apply", "calls", "called_computations", "body", "branch_computations", "true_computation", "false_computation",
-)  # fmt: skip
 
 VARIANTS = {
     "terngrad, downlink='ternary'": lambda: gc.terngrad(axis_name=DATA, downlink="ternary"),
@@ -42,14 +31,16 @@ class Row:
     """What one update of a method costs.
 
     Attributes:
-        passes: bytes read and written by the compiler's count, over those of the gradient.
-        kernels: operations that a device launches, collectives left out; a loop's body and a branch once each.
+        passes: bytes read from main memory and written to it, over those of the gradient, collectives left out.
+        counted: the same by the compiler's own count (benchmarks/compiled/traffic.py says what is wrong with it).
+        kernels: what a device launches, loops as often as they run, collectives left out.
         temporaries: bytes over those of the gradient.
         sent: bytes that one worker sends.
         seconds: CPU time to trace and to compile.
     """
 
     passes: float
+    counted: float
     kernels: int
     temporaries: float
     sent: int
@@ -62,9 +53,11 @@ def measure(case: str, params: model.Shapes, topology: Topology, **options: str)
     lowered = gc.lower_update(params, CASES[case](), topology.mesh(), axis_name=topology.axis_name)
     compiled = lowered.compile(compiler_options=options or None)
     seconds, gradient = time.process_time() - began, model.gradient_bytes(params)
+    moved = traffic(compiled.as_text())
     return Row(
-        passes=round(bytes_accessed(compiled) / gradient, 2),
-        kernels=kernels(compiled.as_text()),
+        passes=round(moved.bytes / gradient, 2),
+        counted=round(bytes_accessed(compiled) / gradient, 2),
+        kernels=moved.launches,
         temporaries=round(compiled.memory_analysis().temp_size_in_bytes / gradient, 2),
         sent=gc.wire_bytes(compiled, branch=-1).sent,
         seconds=round(seconds, 1),
@@ -106,33 +99,6 @@ def bytes_of_pallas(text: str) -> int:
         if call.opcode == "custom-call" and call.attributes.get("custom_call_target") == "tpu_custom_call"
         for array in (*computation.operand_shapes(call), *call.shapes)
     )
-
-
-def kernels(text: str) -> int:
-    """Counts what a compiled program launches, collectives left out."""
-    module, seen = parse_module(text), set()
-
-    def count(computation: Computation) -> int:
-        if computation.name in seen:
-            return 0
-        seen.add(computation.name)
-        return sum(launches(instruction, computation) for instruction in computation.instructions.values())
-
-    def launches(instruction: Any, computation: Computation) -> int:
-        if is_later_half(instruction) or is_collective(instruction, computation, module):
-            return 0
-        if instruction.opcode not in SILENT:
-            return 1
-        names = [name for key in CALLED for name in parse_names(instruction.attributes.get(key, ""))]
-        return sum(count(module.computation(name)) for name in names)
-
-    return count(module.entry)
-
-
-def is_collective(instruction: Any, computation: Computation, module: Module) -> bool:
-    """Whether an instruction communicates, or starts to."""
-    inert = base_opcode(instruction) in ("while", "conditional", "call")
-    return not inert and transfer_of(instruction, computation, module) is not None
 
 
 class Rows:

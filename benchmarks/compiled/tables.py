@@ -1,18 +1,23 @@
 """The command of benchmarks/tpu.py and benchmarks/gpu.py: what train steps send and keep, and what exchanges cost a device."""
 
 import argparse
+import dataclasses
 import importlib.metadata
+import json
 import pathlib
 from collections.abc import Iterable
 from types import ModuleType
 
-from benchmarks.compiled import launches, model
+from benchmarks.compiled import model
 from benchmarks.compiled.passes import CASES, Row, Rows
 from benchmarks.compiled.programs import OUTER, Topology, across, train_step
 from benchmarks.pages import write_between
 from gradcomp_jax import _markdown
 from gradcomp_jax.experiments.machine import machine, versions
 from gradcomp_jax.methods.registry import METHODS
+
+LAUNCHED = ("dgc", "terngrad", "block_quantized", "topk_sgd")
+MANY_LEAVES = "ResNet-50, float32"
 
 
 def arguments(description: str) -> argparse.Namespace:
@@ -137,7 +142,7 @@ def passes(
         f"Command: `python benchmarks/{platform.COMMAND} --table passes`. {compiled_by(platform)} {platform.LARGE.name}.",
         "",
     ]
-    header = ("method", "passes", "kernels", "temporaries / gradient", "bytes sent", "compilation, CPU s")
+    header = ("method", "passes", "counted", "kernels", "temporaries / gradient", "bytes sent", "compilation, CPU s")
     for tree in trees:
         shapes = model.TREES[tree]
         values = model.gradient_bytes(shapes()) // next(iter(shapes().values())).dtype.itemsize
@@ -151,18 +156,32 @@ def passes(
     return "\n".join(lines)
 
 
-def launched(platform: ModuleType, before: str) -> str:
-    """The table of launches."""
+def launched(platform: ModuleType, rows: Rows, before: str) -> str:
+    """The table of launches for many leaves, with those of earlier code, from a JSON file, before figures that differ."""
+    earlier = json.loads(pathlib.Path(before).read_text()) if before else {}
+    cells = []
+    for method in LAUNCHED:
+        row = dataclasses.asdict(rows.get(method, MANY_LEAVES, platform.LARGE))
+        now = {
+            "kernels": f"{row['kernels']:,}",
+            "passes": f"{row['passes']:.1f}",
+            "temporaries": f"{row['temporaries']:.2f}",
+        }
+        then = {name: f"{value:,}" for name, value in earlier.get(method, {}).items()}
+        both = (dict.fromkeys((then.get(name, text), text)) for name, text in now.items())
+        cells.append((f"`{method}`", *map(" → ".join, both)))
+    header = ("method", "kernels", "passes", "temporaries / gradient")
     command = f"Command: `python benchmarks/{platform.COMMAND} --table launches`. {compiled_by(platform)}"
-    rows = launches.table(platform.LARGE, before)
-    return "\n".join([f"{command} {platform.LARGE.name}, {launches.TREE}.", "", *rows])
+    lines = [f"{command} {platform.LARGE.name}, {MANY_LEAVES}.", "", *_markdown.table(header, cells, align="lrrr")]
+    return "\n".join(lines)
 
 
 def compared(now: Row, then: Row | None) -> list[str]:
     """The cells of a row, with the figures of earlier code before those that differ."""
 
     def texts(row: Row) -> tuple[str, ...]:
-        return f"{row.passes:.1f}", f"{row.kernels:,}", f"{row.temporaries:.2f}", f"{row.sent:,}", f"{row.seconds:.0f}"
+        passes = f"{row.passes:.1f}", f"{row.counted:.1f}"
+        return *passes, f"{row.kernels:,}", f"{row.temporaries:.2f}", f"{row.sent:,}", f"{row.seconds:.0f}"
 
     new, old = texts(now), texts(then or now)
     return [text if text == earlier else f"{earlier} → {text}" for text, earlier in zip(new, old, strict=True)]
@@ -185,7 +204,7 @@ def main(description: str, platform: ModuleType) -> None:
         raise SystemExit("--write takes all topologies, trees and methods")
     made = {}
     if options.table == "launches":
-        made[f"{platform.NAME}-launches"] = launched(platform, options.before)
+        made[f"{platform.NAME}-launches"] = launched(platform, Rows(options.rows), options.before)
     if options.table in ("", "steps"):
         topologies = [options.topology] if options.topology else list(platform.TOPOLOGIES)
         methods = [name for name in METHODS if options.method in ("", name)]

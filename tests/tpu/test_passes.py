@@ -19,7 +19,7 @@ from .programs import needs_compiler
 
 pytestmark = needs_compiler
 
-# 2**25 entries. An array below 128 MiB may be moved through VMEM, which the compiler's count adds to the passes over HBM.
+# 2**25 entries: of a smaller array some may stay in VMEM, and crosses main memory less often than once for each reader.
 SHAPE = (2**15, 1024)
 GRADIENT = 4 * SHAPE[0] * SHAPE[1]
 
@@ -99,52 +99,53 @@ def test_several_entries_of_a_block_come_from_the_approximate_top_k(one_device) 
         .lower(rows)
         .compile()
     )
-    assert compiled.cost_analysis()["bytes accessed"] <= 2.5 * GRADIENT
+    assert traffic(compiled.as_text()).bytes <= 1.05 * GRADIENT
 
 
 # Passes, kernels and temporaries in gradients where the goal is not reached, and why. A method that comes below its line gets a
 # tighter one, or none. In all of them what is rows or lines lies in other tiles than the leaf, and each change is a read and a
-# write; arrays as small as these are moved through the vector memory in addition, which counts. Decoded rows that are held, for
-# fewer bytes of main memory (test_traffic.py), are one or two of the temporaries.
+# write. Loops count as often as they run. Decoded rows that are held, for fewer bytes of main memory (test_traffic.py), are one or
+# two of the temporaries.
 CEILINGS = {
-    # A sum is copied into the vector memory and out of it.
-    "dense": (12, 38, 0.1),
+    # A collective's operand is a copy.
+    "dense": (4, 11, 0.1),
     # Halves of words lie in other tiles than words: each cast is a copy, and leaves are joined and cut.
-    "dense_bf16": (23, 70, 1.1),
-    "stochastic_rounding": (29, 500, 0.7),
+    "dense_bf16": (8.5, 45, 1.1),
+    "stochastic_rounding": (10, 71, 0.6),
     # Each leaf has kernels that draw, encode and decode.
-    "terngrad": (27, 360, 0.9),
-    "qsgd": (30, 550, 1.4),
+    "terngrad": (9, 117, 0.3),
+    "qsgd": (8, 110, 0.2),
     # Bits are packed by shifts, a kernel for each.
-    "sign_sgd": (24, 610, 0.7),
-    "ef_sign_sgd": (34, 300, 2.7),
+    "sign_sgd": (8.5, 165, 0.7),
+    "ef_sign_sgd": (15.5, 204, 1.5),
     # What is selected is laid out as lines, and copied to the leaf; kernels of Pallas have no such copy.
-    "dgc": (52, 260, 2.0),
+    "dgc": (23, 157, 2),
     # The same, and ten columns for ten entries.
-    "topk_sgd": (71, 300, 2.1),
+    "topk_sgd": (25.5, 181, 2.1),
     # One array of all leaves: its words cross in lanes, which takes fewer passes and more memory.
-    "gradient_dropping": (86, 330, 6.0),
-    "ef21": (77, 280, 2.1),
-    # What the others found is scattered.
-    "sparcml": (494, 330, 2.7),
+    "gradient_dropping": (59, 236, 6),
+    "ef21": (27.5, 187, 2.1),
+    # What the others found is scattered into rows, which are laid out as a vector and then as the leaf.
+    "sparcml": (39, 232, 3.3),
     # Positions are drawn.
-    "random_k": (29, 350, 0.3),
-    # A code for each column: a transposition in each direction.
-    "one_bit_sgd": (37, 500, 1.3),
+    "random_k": (9.5, 181, 0.2),
+    # A code for each column: a transposition in each direction; updates and memories of all leaves are copied last.
+    "one_bit_sgd": (15, 320, 1.5),
     # Codes of 8 bits lie in other tiles than words, and a scale for each row is written out dense.
-    "fp8": (52, 200, 2.9),
-    "block_quantized": (38, 190, 1.0),
+    "fp8": (16, 109, 0.7),
+    "block_quantized": (16.5, 110, 0.6),
     # Each of the two phases is a branch that copies the state.
-    "one_bit_adam": (51, 460, 3.0),
+    "one_bit_adam": (25, 232, 3),
     # The chosen of a block are put in order by a sort, and bits of positions are packed in layouts that are copied.
-    "topk_two_bits": (72, 640, 2.2),
+    "topk_two_bits": (32, 470, 2.2),
     # Sums stand in memory before the products; factors are made orthogonal column by column.
-    "powersgd": (28, 440, 0.2),
-    "dion": (24, 390, 0.2),
+    "powersgd": (9, 229, 0.2),
+    # A loop over the columns, whose kernels are small.
+    "dion": (9.5, 839, 0.2),
     # A transform there and one back, and a sort.
-    "demo": (78, 231, 2.1),
+    "demo": (34.5, 162, 2.1),
     # A rotation there and one back, each of several products, and a scale for each row.
-    "eden": (51, 381, 0.4),
+    "eden": (22, 259, 0.4),
 }
 
 
@@ -159,10 +160,10 @@ def test_passes_kernels_and_temporaries(method: str) -> None:
 @pytest.mark.slow
 def test_few_entries_are_placed_once_before_they_are_laid_out_as_a_leaf_of_another_width() -> None:
     row = passes.measure("random_k", model.square(), tpu.LARGE)
-    assert (row.passes <= 15, row.temporaries <= 1.2) == (True, True), row
+    assert (row.passes <= 12.6, row.temporaries <= 1.2) == (True, True), row
 
 
 @pytest.mark.slow
 def test_fewer_passes_with_kernels_of_pallas(pallas: None) -> None:
     row = passes.measure("dgc", model.few_leaves(), tpu.LARGE)
-    assert passes.within(row, (25, 230, 0.6)), row
+    assert passes.within(row, (13, 138, 0.6)), row
