@@ -104,8 +104,8 @@ def test_several_entries_of_a_block_come_from_the_approximate_top_k(one_device) 
 
 # Passes, kernels and temporaries in gradients where the goal is not reached, and why. A method that comes below its line gets a
 # tighter one, or none. In all of them what is rows or lines lies in other tiles than the leaf, and each change is a read and a
-# write. Loops count as often as they run. Decoded rows that are held, for fewer bytes of main memory (test_traffic.py), are one or
-# two of the temporaries.
+# write. Loops count as often as they run. Decoded rows that are held, for fewer bytes of main memory, are one or two of the
+# temporaries.
 CEILINGS = {
     # A collective's operand is a copy.
     "dense": (4, 11, 0.1),
