@@ -3,6 +3,8 @@
 Vargaftik et al., 2021, DRIVE, https://arxiv.org/abs/2105.08339, section 4.
 """
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -71,7 +73,7 @@ def by_pieces(rows: Array) -> Array:
     # GPU would join products with one matrix, and copy what goes in and comes out.
     parts = jnp.dot(*lax.optimization_barrier(operands), preferred_element_type=jnp.float32)
     parts, signs = parts.reshape(n, pieces, block // pieces), _signs(pieces).astype(jnp.float32)
-    return sum(signs[:, j, None] * parts[:, j, None] for j in range(pieces)).reshape(n, block)
+    return functools.reduce(jnp.add, (signs[:, j, None] * parts[:, j, None] for j in range(pieces))).reshape(n, block)
 
 
 def _signs(size: int) -> Array:
